@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package balance holds the schedulers as pure functions: they turn backends
-// with weights into tables that both datapaths index in the same way, so that
-// every node and every datapath agrees on the backend of a tuple.
+// Package balance holds the schedulers as pure functions. They turn weighted backends into tables that both datapaths
+// index alike, so every node and datapath selects the same backend for a tuple.
 package balance
 
-// Member is one backend that takes new flows. Key is what identifies it across
-// reloads and nodes (its address and port, not its position); Weight is at
-// least 1.
+// Member is one backend that accepts new flows. Key identifies it across reloads and nodes (its address and port, not
+// its position). Weight is at least 1.
 type Member struct {
 	Key    string
 	Weight int
 }
 
-// Smooth returns the smooth weighted round-robin sequence of the members as
-// indices: every member appears weight/gcd times, spread as evenly as possible
-// rather than in bursts.
+// Smooth returns the smooth weighted round-robin sequence of the members as indices. Every member appears weight/gcd
+// times, spread as evenly as possible.
 func Smooth(members []Member) []int {
 	if len(members) == 0 {
 		return nil
@@ -50,9 +47,9 @@ func gcd(a, b int) int {
 	return a
 }
 
-// Moved counts the slots of the table after, or before if that is the only one, whose
-// owner differs. Tables of different TableSize are compared by groups of slots, as a hash
-// finds the same group in both; others of different lengths differ everywhere.
+// Moved counts the slots with different owners in two tables. If only one table exists, all its slots count. Tables
+// of different TableSize are compared by groups of slots, because a hash selects the same group in both. Tables of
+// other lengths differ in every slot.
 func Moved(before, after []string) int {
 	fine := max(len(before), len(after))
 	if len(before) == len(after) || len(before)*len(after) != 0 && len(before)%groups+len(after)%groups == 0 {

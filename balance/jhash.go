@@ -7,10 +7,9 @@ import "encoding/binary"
 // jhashInit is JHASH_INITVAL of the kernel's include/linux/jhash.h.
 const jhashInit = 0xdeadbeef
 
-// JHash is Bob Jenkins' lookup3 as the kernel and nftables' jhash expression
-// compute it over data, whose length must be a multiple of four bytes (nftables
-// pads every field of a concatenation to that). Words are read in the byte order
-// of a little-endian machine, as the kernel does on x86-64 and arm64.
+// JHash is Bob Jenkins' lookup3 as computed by the kernel and by nftables' jhash expression. The length of data must
+// be a multiple of four bytes; nftables pads every field of a concatenation. Words are little-endian, as in the
+// kernel on x86-64 and arm64.
 func JHash(data []byte, seed uint32) uint32 {
 	n := uint32(len(data))
 	a := jhashInit + n + seed

@@ -8,23 +8,21 @@ import (
 	"slices"
 )
 
-// Seed is the seed of every consistent hash, fixed so that nodes, datapaths and
-// reloads agree on the backend of a tuple.
+// Seed is the seed of every consistent hash. It is constant, so that nodes, datapaths and reloads select the same
+// backend for a tuple.
 const Seed uint32 = 0x51c0ffee
 
-// groups is the number of groups of slots, a prime: every table has as many, so that
-// tables of different sizes nest. With fewer, more clients than 1/n + 2 % move
-// (2,039 groups: 2.1 %).
+// groups is the number of groups of slots, a prime. It is the same in every table, so that tables of different sizes
+// nest. With fewer groups, more than 1/n + 2 % of the clients move (2,039 groups: 2.1 %).
 const groups = 4093
 
 // MaxTable is the largest table.
 const MaxTable = 16 * groups
 
-// TableSize returns the number of slots of a table for n configured backends. It
-// gives each at least 128 slots up to 511 backends, and 65 to 1,000, so that shares are
-// equal within 1 % and 2 %. The group of a hash is the same in tables of every size
-// (Slot multiplies), so a service that outgrows its table moves no more clients than
-// the new backend takes.
+// TableSize returns the number of slots of a table for n configured backends. Each backend gets at least 128 slots up
+// to 511 backends, and 65 up to 1,000, so shares are equal within 1 % and 2 %. A hash selects the same group in
+// tables of every size (Slot multiplies). So a service that outgrows its table moves only the clients of the new
+// backend.
 func TableSize(n int) int {
 	switch {
 	case n <= groups/128:
@@ -35,15 +33,17 @@ func TableSize(n int) int {
 	return MaxTable
 }
 
-// Maglev fills a table of size slots with indices of members. Like in Maglev (NSDI
-// 2016, §3.4) every member has a preference list, a permutation of the groups of slots that
-// depends on its key alone, and members take turns by weight. Unlike there a turn is one
-// look: what is taken is passed over and costs the turn, so that who is first to look at
-// a slot does not depend on how many slots others found taken. A member with its exact
-// share looks no more. Removing one of n members moves its own slots and less than 2 % of
-// the others' (TestMaglevMovesLittle), about half of what Maglev moves in tables of this
-// size. Nil when there are no members. A size that is no multiple of the number of groups
-// has groups of one slot, and must be a prime.
+// Maglev fills a table of size slots with indices of members, or returns nil without members. As in Maglev (NSDI
+// 2016, §3.4), every member has a preference list: a permutation of the groups of slots that depends on its key
+// alone. Members take turns by weight.
+//
+// Unlike in that paper, a turn inspects one group; a full group is skipped and uses up the turn. So the first member
+// to inspect a slot does not depend on the number of full groups that other members found. A member with its exact
+// share stops.
+//
+// Removing one of n members moves its own slots and less than 2 % of the others (TestMaglevMovesLittle). That is
+// about half of Maglev's moves in tables of this size. If size is not a multiple of the number of groups, it must be
+// a prime and each group has one slot.
 func Maglev(members []Member, size int) []uint16 {
 	if len(members) == 0 {
 		return nil
@@ -60,7 +60,7 @@ func Maglev(members []Member, size int) []uint16 {
 	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(members[a].Key, members[b].Key) })
 	room := shares(members, order, size)
 	table := make([]uint16, size)
-	taken := make([]int, count) // of each group
+	taken := make([]int, count) // per group
 	next := make([]int, len(members))
 	skip := make([]int, len(members))
 	looked := make([]int, len(members))
@@ -74,8 +74,8 @@ func Maglev(members []Member, size int) []uint16 {
 			heaviest = max(heaviest, members[i].Weight)
 		}
 		for _, i := range order {
-			// The fewer groups a member has not tried yet, the less credit it gets, but at least 1/16. So
-			// members get slots in proportion to their weights, and few have tried all groups before the end.
+			// A member with fewer untried groups gets less credit, but at least 1/16. So slots follow the weights,
+			// and few members have tried all groups before the end.
 			if credit[i] += members[i].Weight * max(count-looked[i], count/16); credit[i] < heaviest*count {
 				continue
 			}
@@ -95,8 +95,8 @@ func Maglev(members []Member, size int) []uint16 {
 	return table
 }
 
-// shares returns how many of size slots each member gets by its weight. What rounding
-// leaves goes to the first ones in order, one slot each.
+// shares returns the number of slots of each member by its weight. The first members in order get one more slot each
+// until no slot is left.
 func shares(members []Member, order []int, size int) []int {
 	total, left := 0, size
 	for _, m := range members {
@@ -121,8 +121,7 @@ func preference(key string, count int) (offset, skip int) {
 	return int(x % uint64(count)), int(mix(x)%uint64(count-1)) + 1
 }
 
-// mix is the finaliser of SplitMix64: FNV alone leaves keys that differ in the
-// last digit correlated.
+// mix is the finaliser of SplitMix64. FNV alone correlates keys that differ in the last digit.
 func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb

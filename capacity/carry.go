@@ -4,42 +4,42 @@ package capacity
 
 import "time"
 
-// Carry is what a host can carry: the plan read backwards.
+// Carry is the load that a host can carry: the inverse of a plan.
 type Carry struct {
 	Host       Host    `json:"host"`
 	Entries    uint64  `json:"entries"` // within a tenth of the memory, a power of two
 	Memory     Bytes   `json:"memory"`  // of that table
 	Connects   float64 `json:"connects_per_second"`
-	Clients    uint64  `json:"clients,omitempty"` // with Connections each, at half fill
+	Clients    uint64  `json:"clients,omitempty"` // with Habits.Connections each, at half fill
 	OneService uint64  `json:"one_service"`       // connections to one destination
-	Mappings   uint64  `json:"mappings"`          // endpoint-independent, of each protocol
+	Mappings   uint64  `json:"mappings"`          // endpoint-independent, per protocol
 	PPSNft     uint64  `json:"packets_nftables"`
 	PPSEBPF    uint64  `json:"packets_ebpf"`
 	BitsNft    BitRate `json:"bits_nftables"`
 	BitsEBPF   BitRate `json:"bits_ebpf"`
-	Default    uint64  `json:"kernel_default"` // entries that Linux chooses by itself
-	OldRule    uint64  `json:"old_rule"`       // what old guides set for this memory
+	Default    uint64  `json:"kernel_default"` // default of Linux
+	OldRule    uint64  `json:"old_rule"`       // limit in old guides for this memory
 }
 
 // Habits describe the traffic for Capacity.
 type Habits struct {
-	Connections     uint64        // of each client; 0 leaves Clients out
+	Connections     uint64        // per client; 0 omits Clients
 	Lifetime        time.Duration // of a connection, from first to last packet
-	Linger          time.Duration // after it; 0 means LingerTimeWait
+	Linger          time.Duration // after the last packet; 0 means LingerTimeWait
 	PublicAddresses uint64        // 0 means 1
 	Frame           int           // mean frame in bytes with FCS; 0 means 512
-	Rules           int           // that each packet walks past
+	Rules           int           // rules that each packet passes
 	Bandwidth       BitRate       // of the line; 0 means that cores are the limit
 }
 
-// Validate reports every mistake of t on h, which are those of a load like it.
+// Validate reports every error of t on h, by the checks of a Load with the same values.
 func (t Habits) Validate(h Host) error {
 	l := Load{Frame: t.Frame, Rules: t.Rules, PublicAddresses: t.PublicAddresses, Host: h,
 		Requests: []Requests{{Name: "of each client", Rate: 1, Lifetime: t.Lifetime, Linger: t.Linger}}}
 	return l.Validate()
 }
 
-// Capacity computes what h can carry of such traffic.
+// Capacity computes the load of the kind t that h can carry.
 func Capacity(h Host, t Habits) Carry {
 	entryBytes := EntryBytes(Extensions{NAT: true, Accounting: true}) + BucketBytes
 	limit := min(uint64(memoryShare*float64(h.Memory))/entryBytes, maxEntries)

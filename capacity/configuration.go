@@ -15,8 +15,8 @@ type Setting struct {
 	Why   string `json:"why"`
 }
 
-// Settings are the kernel settings of the plan, in the order in which they must
-// be written: buckets before the limit, so that chains never grow in between.
+// Settings returns the kernel settings of the plan in the order of writing. Buckets precede the limit, so that chains
+// do not grow in between.
 func (p *Plan) Settings() []Setting {
 	list := []Setting{
 		{"net.netfilter.nf_conntrack_buckets", fmt.Sprint(p.Buckets),
@@ -45,12 +45,12 @@ func (p *Plan) SysctlFile() string {
 	return b.String()
 }
 
-// Fragment renders the parts of a Sluice configuration that follow from the
-// plan: the sizes of the eBPF datapath's tables and, with subscribers, the port
-// block. Timeouts are Sluice's defaults, written out because entries live by them.
+// Fragment renders the parts of a Sluice configuration that follow from the plan: the table sizes of the eBPF
+// datapath and, with subscribers, the port block. It includes Sluice's default timeouts, because the table sizes
+// depend on them.
 func (p *Plan) Fragment() string {
 	var b strings.Builder
-	const most = 1 << 28 // of a table in the configuration
+	const most = 1 << 28 // entries of a table in the configuration
 	flows := min(p.Flows, most)
 	fmt.Fprintf(&b, "tables:\n  flows: %d\n  # flows6: %d  # instead, where clients have IPv6 addresses: NAT64, NAT66\n  half-open: %d\n",
 		flows, flows, min(max(p.Flows/4, 1024), most))

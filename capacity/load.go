@@ -11,44 +11,44 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Load is what a gateway shall carry, and on what. A zero field means that
-// nothing is known of it; what depends on it is then not planned.
+// Load is the planned load of a gateway and its host. A zero field is unknown, and results that depend on it are not
+// planned.
 type Load struct {
-	// Classes of clients that hold connections open.
+	// Classes of clients with open connections.
 	Classes []Class `yaml:"classes" json:"classes,omitempty"`
-	// Requests are connections that come and go.
+	// Requests are short-lived connections.
 	Requests []Requests `yaml:"requests" json:"requests,omitempty"`
 	// Headroom multiplies the entries; default 2.
 	Headroom float64 `yaml:"headroom" json:"headroom,omitempty"`
-	// Bandwidth is the line's, in one direction.
+	// Bandwidth of the line in one direction.
 	Bandwidth BitRate `yaml:"bandwidth" json:"bandwidth,omitempty"`
 	// Frame is the mean length of frames in bytes with FCS; default 512.
 	Frame int `yaml:"frame" json:"frame,omitempty"`
-	// Rules is how many rules each packet walks past.
+	// Rules is the number of rules that each packet passes.
 	Rules int `yaml:"rules" json:"rules,omitempty"`
-	// BusiestDestination is how many connections go to the busiest destination
-	// address and port at the peak; default all of them.
+	// BusiestDestination is the peak number of connections to the busiest destination address and port; default all
+	// connections.
 	BusiestDestination uint64 `yaml:"busiest-destination" json:"busiest_destination,omitempty"`
-	// EndpointIndependent plans ports for mappings that do not depend on the
-	// destination (RFC 4787 REQ-1), as Sluice's eBPF datapath makes them.
+	// EndpointIndependent plans ports for mappings that do not depend on the destination (RFC 4787 REQ-1), like the
+	// mappings of Sluice's eBPF datapath.
 	EndpointIndependent bool `yaml:"endpoint-independent" json:"endpoint_independent,omitempty"`
-	// PublicAddresses that exist; default as many as are needed.
+	// PublicAddresses that exist; default as many as required.
 	PublicAddresses uint64 `yaml:"public-addresses" json:"public_addresses,omitempty"`
-	// Subscribers get a port block each; Mappings is how many of them 99 in 100
-	// subscribers never exceed; default the largest class's connections.
+	// Subscribers get a port block each. Mappings is a number that 99 % of the subscribers do not exceed; default the
+	// connections of the largest class.
 	Subscribers uint64 `yaml:"subscribers" json:"subscribers,omitempty"`
 	Mappings    uint64 `yaml:"mappings" json:"mappings,omitempty"`
-	// Helper says that a helper (FTP, SIP) watches the connections.
+	// Helper reports that a helper (FTP, SIP) tracks the connections.
 	Helper bool `yaml:"helper" json:"helper,omitempty"`
 	// Host is the machine.
 	Host Host `yaml:"host" json:"host"`
 }
 
-// Class is a number of clients that each hold a number of connections.
+// Class is a number of clients with the same number of open connections.
 type Class struct {
 	Name        string `yaml:"name" json:"name"`
 	Clients     uint64 `yaml:"clients" json:"clients"`
-	Connections uint64 `yaml:"connections" json:"connections"` // of each client
+	Connections uint64 `yaml:"connections" json:"connections"` // per client
 }
 
 // Requests are connections that begin at a rate.
@@ -57,18 +57,17 @@ type Requests struct {
 	Protocol flow.Protocol `yaml:"protocol" json:"protocol"` // default tcp
 	Rate     float64       `yaml:"rate" json:"rate"`         // new connections a second
 	Lifetime time.Duration `yaml:"lifetime" json:"lifetime"` // from first to last packet; ns in JSON
-	// Linger is how long the entry stays after the last packet; default 120 s
-	// for TCP (TIME_WAIT), 30 s for UDP.
+	// Linger is the lifetime of the entry after the last packet; default 120 s for TCP (TIME_WAIT), 30 s for UDP.
 	Linger time.Duration `yaml:"linger" json:"linger"`
 }
 
 // Host is the machine that carries the load.
 type Host struct {
 	Memory Bytes `yaml:"memory" json:"memory,omitempty"`
-	Cores  int   `yaml:"cores" json:"cores,omitempty"` // for packets
+	Cores  int   `yaml:"cores" json:"cores,omitempty"` // for packet processing
 }
 
-// Validate reports every mistake of l.
+// Validate reports every error of l.
 func (l *Load) Validate() error {
 	var errs []error
 	for i, c := range l.Classes {
@@ -78,7 +77,7 @@ func (l *Load) Validate() error {
 	}
 	for i, r := range l.Requests {
 		switch {
-		case !(r.Rate > 0): // which NaN is not
+		case !(r.Rate > 0): // also catches NaN
 			errs = append(errs, fmt.Errorf("requests %s: rate %g: must be above 0", name(r.Name, i), r.Rate))
 		case r.Lifetime < 0 || r.Linger < 0:
 			errs = append(errs, fmt.Errorf("requests %s: lifetime and linger must not be negative", name(r.Name, i)))
@@ -117,10 +116,10 @@ func (r Requests) linger() time.Duration {
 	return LingerTimeWait
 }
 
-// entries returns how many of r the kernel tracks at once.
+// entries returns the number of concurrent entries of r in the kernel.
 func (r Requests) entries() float64 { return Population(r.Rate, r.Lifetime, r.linger()) }
 
-// flows returns how many of r Sluice's eBPF datapath holds at once.
+// flows returns the number of concurrent flows of r in Sluice's eBPF datapath.
 func (r Requests) flows() float64 {
 	kept := TimeoutTCPTransitory
 	if r.Protocol == flow.UDP {
@@ -129,8 +128,7 @@ func (r Requests) flows() float64 {
 	return Population(r.Rate, r.Lifetime, max(kept, r.linger()))
 }
 
-// connections returns how many entries exist at once at the peak, before
-// headroom, and how many clients hold them.
+// connections returns the number of concurrent entries at the peak, before headroom, and the number of their clients.
 func (l *Load) connections() (entries float64, clients uint64) {
 	for _, c := range l.Classes {
 		entries += float64(c.Clients) * float64(c.Connections)
@@ -142,8 +140,8 @@ func (l *Load) connections() (entries float64, clients uint64) {
 	return entries, clients
 }
 
-// ports returns how many flows of one protocol exist at once at the peak: TCP and UDP have
-// ports of their own. The protocols of classes are not known; they may all be of the busiest.
+// ports returns the number of concurrent flows of one protocol at the peak, since TCP and UDP have separate ports.
+// The protocols of classes are unknown, so all classes count for the busiest protocol.
 func (l *Load) ports(held func(Requests) float64) (ports float64) {
 	of := map[flow.Protocol]float64{}
 	for _, r := range l.Requests {
@@ -157,8 +155,8 @@ func (l *Load) ports(held func(Requests) float64) (ports float64) {
 	return ports
 }
 
-// flows returns how many flows Sluice's eBPF datapath holds at the peak, before
-// headroom: it keeps them for its own timeouts, where those are longer.
+// flows returns the peak number of flows in Sluice's eBPF datapath, before headroom. Its own timeouts apply if they
+// are longer.
 func (l *Load) flows() (flows float64) {
 	for _, c := range l.Classes {
 		flows += float64(c.Clients) * float64(c.Connections)
@@ -183,7 +181,7 @@ func (l *Load) frame() int {
 	return l.Frame
 }
 
-// mappings returns how many mappings a subscriber may hold.
+// mappings returns the maximum number of mappings of a subscriber.
 func (l *Load) mappings() uint64 {
 	m := l.Mappings
 	if m == 0 {

@@ -2,16 +2,15 @@
 
 package capacity
 
-// Extensions say what the kernel keeps beside each entry.
+// Extensions selects the data that the kernel stores with each entry.
 type Extensions struct {
 	NAT, Accounting, Timestamps, Events, Labels, SeqAdjust, Helper, Timeouts, SYNProxy bool
 }
 
-// EntryBytes returns the kernel memory of one entry: the nf_conn object of 248
-// bytes in its 256-byte slab, and the block of extensions, which is 16 bytes and
-// the sum of its parts, at least 128, in the next kmalloc size
-// (net/netfilter/nf_conntrack_extend.c; measured: 257 bytes plain, 377 with NAT,
-// the same with accounting, time stamps, events and labels).
+// EntryBytes returns the kernel memory of one entry. The nf_conn object of 248 bytes uses a 256-byte slab. The block
+// of extensions is 16 bytes plus its parts, at least 128, rounded up to a kmalloc size
+// (net/netfilter/nf_conntrack_extend.c). Measured: 257 bytes plain, 377 with NAT, the same with accounting, time
+// stamps, events and labels.
 func EntryBytes(x Extensions) uint64 {
 	sum := uint64(0)
 	for _, part := range []struct {
@@ -29,7 +28,7 @@ func EntryBytes(x Extensions) uint64 {
 	return 256 + slab(max(128, 16+sum))
 }
 
-// slab rounds up to the sizes that kmalloc hands out.
+// slab rounds up to a kmalloc size.
 func slab(n uint64) uint64 {
 	for _, size := range []uint64{128, 192, 256} {
 		if n <= size {

@@ -9,41 +9,40 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Plan is what a load needs.
+// Plan holds the resources that a load requires.
 type Plan struct {
 	Load    Load   `json:"load"`
-	Peak    uint64 `json:"peak"`    // entries at once, without headroom
+	Peak    uint64 `json:"peak"`    // concurrent entries, without headroom
 	Entries uint64 `json:"entries"` // nf_conntrack_max: peak with headroom, a power of two
 	Buckets uint64 `json:"buckets"` // nf_conntrack_buckets: equal, so that chains stay at two
-	// Flows is the size of the eBPF datapath's table: as Entries, with flows that live
-	// by Sluice's timeouts.
+	// Flows is the size of the eBPF datapath's table. It is like Entries, with Sluice's timeouts.
 	Flows uint64 `json:"flows"`
-	// EntryBytes is the kernel memory of one entry, Memory of the full table.
+	// EntryBytes is the kernel memory of one entry, Memory that for the full table.
 	EntryBytes uint64 `json:"entry_bytes"`
 	Memory     Bytes  `json:"memory"`
-	// RateCeiling is how many connections a second fill the table, with the mean
-	// time that the planned requests hold an entry; 0 without requests.
+	// RateCeiling is the rate of connections that fills the table, for the mean lifetime of entries of the planned
+	// requests; 0 without requests.
 	RateCeiling float64 `json:"rate_ceiling,omitempty"`
 
-	Ports           uint64  `json:"ports,omitempty"`            // in use at the peak, of the protocol that needs most
-	PublicAddresses uint64  `json:"public_addresses,omitempty"` // needed for Ports
+	Ports           uint64  `json:"ports,omitempty"`            // in use at the peak, by the protocol that needs most
+	PublicAddresses uint64  `json:"public_addresses,omitempty"` // required for Ports
 	Occupancy       float64 `json:"occupancy,omitempty"`        // of the given addresses, 0 to 1
-	Refused         float64 `json:"refused,omitempty"`          // chance that a new connection finds no port
+	Refused         float64 `json:"refused,omitempty"`          // probability that a new connection finds no port
 
-	PortBlock        uint64 `json:"port_block,omitempty"`        // ports of each subscriber
-	PerAddress       uint64 `json:"per_address,omitempty"`       // subscribers of one address
+	PortBlock        uint64 `json:"port_block,omitempty"`        // ports per subscriber
+	PerAddress       uint64 `json:"per_address,omitempty"`       // subscribers per address
 	BlockAddresses   uint64 `json:"block_addresses,omitempty"`   // addresses for all subscribers
-	ClientBandwidth  Bytes  `json:"client_bandwidth,omitempty"`  // bytes a second of each client when all are active
-	PacketRate       uint64 `json:"packet_rate,omitempty"`       // packets a second that fill the line
+	ClientBandwidth  Bytes  `json:"client_bandwidth,omitempty"`  // bytes per second per client if all are active
+	PacketRate       uint64 `json:"packet_rate,omitempty"`       // packets per second that fill the line
 	CoresNftables    uint64 `json:"cores_nftables,omitempty"`    // cores for PacketRate
-	CoresEBPF        uint64 `json:"cores_ebpf,omitempty"`        // the same by XDP
+	CoresEBPF        uint64 `json:"cores_ebpf,omitempty"`        // the same for XDP
 	NeighbourEntries uint64 `json:"neighbour_entries,omitempty"` // if all clients are on one link
 
-	// Notes say what does not fit, and what the numbers do not show.
+	// Notes lists unsatisfied requirements and the limits of the numbers.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// For computes what l needs.
+// For computes the plan for l.
 func For(l Load) (Plan, error) {
 	if err := l.Validate(); err != nil {
 		return Plan{}, err
@@ -69,8 +68,7 @@ func For(l Load) (Plan, error) {
 	return p, nil
 }
 
-// rates computes the ceiling of new connections from the planned requests' mean
-// time in the table.
+// rates computes the maximum rate of new connections from the mean time of the planned requests in the table.
 func (p *Plan) rates() {
 	var rate, held float64
 	for _, r := range p.Load.Requests {

@@ -23,7 +23,7 @@ const (
 // BitRate is a rate in bit/s, written "100Mbit", "10Gbit" or "64000".
 type BitRate uint64
 
-// unit is a suffix and what it multiplies by.
+// unit is a suffix and its factor.
 type unit struct {
 	suffix string
 	factor float64
@@ -127,12 +127,12 @@ func (r *BitRate) UnmarshalText(text []byte) error {
 	return err
 }
 
-// UnmarshalJSON takes a number, as is written, or a string with a unit.
+// UnmarshalJSON accepts a number, as in marshalled JSON, or a string with a unit.
 func (b *Bytes) UnmarshalJSON(text []byte) error {
 	return b.UnmarshalText(bytes.Trim(text, `"`))
 }
 
-// UnmarshalJSON takes a number, as is written, or a string with a unit.
+// UnmarshalJSON accepts a number, as in marshalled JSON, or a string with a unit.
 func (r *BitRate) UnmarshalJSON(text []byte) error {
 	return r.UnmarshalText(bytes.Trim(text, `"`))
 }

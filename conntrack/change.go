@@ -13,21 +13,19 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// batch is how many requests go to the kernel in one datagram. 128 of them fit
-// the default send buffer, and their acknowledgements the receive buffer.
+// batch is the number of requests per datagram. 128 requests fit the default send buffer, and their acknowledgements
+// fit the receive buffer.
 const batch = 128
 
-// Delete removes the entry with e's original tuple and zone. When e.ID is set
-// the kernel removes it only if it is still the same connection. It reports
-// false when the entry was gone already.
+// Delete removes the entry with e's original tuple and zone. If e.ID is set, the kernel removes the entry only if it
+// is the same connection. It reports false if the entry did not exist.
 func (c *Conn) Delete(ctx context.Context, e *Entry) (bool, error) {
 	n, err := c.acknowledged(ctx, 1, func(b []byte, _ int) []byte { return c.deletion(b, e) }, unix.ENOENT)
 	return n == 1, err
 }
 
-// DeleteAll removes every entry that f lets through, while the table is read
-// once, and returns how many went. A nil filter is refused: emptying the table
-// cuts every connection, which a Filter must ask for by name.
+// DeleteAll removes every entry that matches f in one read of the table, and returns how many it removed. A nil or
+// empty filter is an error: removing every entry cuts every connection.
 func (c *Conn) DeleteAll(ctx context.Context, f *Filter) (deleted int, err error) {
 	if f == nil || *f == (Filter{}) {
 		return 0, errors.New("conntrack delete: no filter given: that would cut every connection of the namespace")
@@ -35,8 +33,8 @@ func (c *Conn) DeleteAll(ctx context.Context, f *Filter) (deleted int, err error
 	return c.DeleteIf(ctx, f, func(*Entry) bool { return true })
 }
 
-// DeleteIf is DeleteAll for those of the entries that are wanted; f may be nil, and what
-// the kernel can sift by itself is better in it.
+// DeleteIf is DeleteAll for the entries that wanted accepts. f may be nil; conditions in f are faster, because the
+// kernel can apply them.
 func (c *Conn) DeleteIf(ctx context.Context, f *Filter, wanted func(*Entry) bool) (deleted int, err error) {
 	reader, err := c.Sibling()
 	if err != nil {
@@ -67,14 +65,15 @@ func (c *Conn) DeleteIf(ctx context.Context, f *Filter, wanted func(*Entry) bool
 	return deleted, complete()
 }
 
-// DeleteOf removes the entries of these original tuples, as far as there are any, and returns how many went.
+// DeleteOf removes the entries with these original tuples and returns how many it removed. Missing entries are
+// skipped.
 func (c *Conn) DeleteOf(ctx context.Context, entries []Entry) (deleted int, err error) {
 	return c.inParts(ctx, entries, batch, c.deletion, unix.ENOENT)
 }
 
-// Sibling opens a second socket in the namespace of c: netlink sockets stay in
-// theirs, wherever the calling thread is now. It may be called at any time, from
-// any goroutine: who shares c opens one for each request, and closes it after.
+// Sibling opens a second socket in the namespace of c. A netlink socket stays in its namespace, whatever the
+// namespace of the calling thread. Any goroutine may call Sibling at any time: concurrent users of c open one socket
+// per request and close it afterwards.
 func (c *Conn) Sibling() (*Conn, error) {
 	ns := Namespace{Name: "of the connection"}
 	var fd int
@@ -91,26 +90,27 @@ func (c *Conn) Sibling() (*Conn, error) {
 	return OpenIn(ns)
 }
 
-// Insert makes the entries: original and reply tuple, state, timeout, mark and
-// zone are taken from each; Status may hold Assured, SeenReply and FixedTimeout. It returns
-// how many were made; one whose tuple is taken is skipped. Entries made this
-// way carry no NAT extension: the kernel tracks them, but translates packets of
-// a connection only if its reply tuple was set up by a rule, or by InsertNAT.
+// Insert creates the entries and returns how many it created. Each entry supplies original and reply tuple, state,
+// timeout, mark and zone; Status may contain Assured, SeenReply and FixedTimeout. An entry with a used tuple is
+// skipped.
+//
+// Inserted entries carry no NAT extension. The kernel tracks them, but translates their packets only if a rule or
+// InsertNAT set up the reply tuple.
 func (c *Conn) Insert(ctx context.Context, entries []Entry) (made int, err error) {
 	return c.inParts(ctx, entries, batch, c.insertion, unix.EEXIST)
 }
 
-// InsertNAT makes the entries as Insert does, and has the kernel translate their
-// packets to the reply tuple, where the family has a chain for NAT.
+// InsertNAT creates the entries like Insert, and makes the kernel translate their packets to the reply tuple. This
+// requires a NAT chain of the family.
 func (c *Conn) InsertNAT(ctx context.Context, entries []Entry) (made int, err error) {
 	return c.inParts(ctx, entries, natBatch, c.insertionNAT, unix.EEXIST)
 }
 
-// natBatch is batch for requests that are twice as long.
+// natBatch is batch for requests of twice the length.
 const natBatch = batch / 2
 
 func (c *Conn) insertionNAT(b []byte, e *Entry) []byte {
-	// The kernel translates what the reply tuple has not yet: it begins untranslated.
+	// The kernel sets the reply tuple from the translation, so the tuple begins untranslated.
 	plain := *e
 	plain.Reply.Source, plain.Reply.SourcePort = e.Original.Dest, e.Original.DestPort
 	plain.Reply.Dest, plain.Reply.DestPort = e.Original.Source, e.Original.SourcePort
@@ -119,7 +119,7 @@ func (c *Conn) insertionNAT(b []byte, e *Entry) []byte {
 	return e.appendNAT(b, ctaNATDest, e.DestTranslated(), e.Reply.Source, e.Reply.SourcePort)
 }
 
-// inParts sends a request for each entry, so many in one datagram, and returns how many were done.
+// inParts sends one request per entry, size requests per datagram, and returns how many succeeded.
 func (c *Conn) inParts(ctx context.Context, entries []Entry, size int, build func([]byte, *Entry) []byte, tolerated unix.Errno) (ok int, err error) {
 	for part := range slices.Chunk(entries, size) {
 		n, err := c.acknowledged(ctx, len(part), func(b []byte, i int) []byte { return build(b, &part[i]) }, tolerated)
@@ -131,9 +131,8 @@ func (c *Conn) inParts(ctx context.Context, entries []Entry, size int, build fun
 	return ok, nil
 }
 
-// acknowledged sends n requests in one datagram and waits for every answer. An
-// answer with the tolerated error is not counted as done; any other error is
-// returned after all answers were read.
+// acknowledged sends n requests in one datagram and waits for every answer. An answer with the tolerated error does
+// not count as a success. Any other error is returned after all answers were read.
 func (c *Conn) acknowledged(ctx context.Context, n int, build func(b []byte, i int) []byte, tolerated unix.Errno) (ok int, err error) {
 	if n == 0 {
 		return 0, nil
@@ -185,7 +184,7 @@ func (c *Conn) acknowledged(ctx context.Context, n int, build func(b []byte, i i
 // Flags of linux/netfilter/nf_conntrack_tcp.h.
 const (
 	tcpCloseInit = 0x04 // IP_CT_TCP_FLAG_CLOSE_INIT: a SYN opens another connection
-	tcpBeLiberal = 0x08 // IP_CT_TCP_FLAG_BE_LIBERAL: segments outside the windows are not called invalid
+	tcpBeLiberal = 0x08 // IP_CT_TCP_FLAG_BE_LIBERAL: accept segments outside the windows
 )
 
 func (c *Conn) deletion(b []byte, e *Entry) []byte {
@@ -207,12 +206,12 @@ func (c *Conn) insertion(b []byte, e *Entry) []byte {
 		b = attribute32(b, ctaMark, e.Mark)
 	}
 	if e.Protocol == flow.TCP {
-		b = appendTCP(b, e.State, tcpBeLiberal) // the windows of a connection that was not followed so far are unknown
+		b = appendTCP(b, e.State, tcpBeLiberal) // the kernel has not seen the windows of this connection
 	}
 	return e.appendZone(b)
 }
 
-// appendTCP gives a TCP connection a state, and flags in both directions.
+// appendTCP appends a TCP state, and flags for both directions.
 func appendTCP(b []byte, state, flags byte) []byte {
 	b, info := nest(b, ctaProtoInfo)
 	b, tcp := nest(b, ctaInfoTCP)
@@ -223,9 +222,9 @@ func appendTCP(b []byte, state, flags byte) []byte {
 	return closeNest(closeNest(b, tcp), info)
 }
 
-// CutOff has the kernel take TCP connections for closed that are open: their entries stay for the time
-// that they have left, whatever they see, so that rules can tell both sides by the status FixedTimeout. A SYN
-// opens another connection in the place of one. It returns how many it was.
+// CutOff marks open TCP connections as closed in the kernel and returns how many it marked. Their entries stay until
+// their timeout, whatever packets they see. Rules recognize both directions by the status FixedTimeout. A SYN opens a
+// new connection in place of the entry.
 func (c *Conn) CutOff(ctx context.Context, entries []Entry) (done int, err error) {
 	return c.inParts(ctx, entries, batch, c.cutOff, unix.ENOENT)
 }
@@ -238,7 +237,7 @@ func (c *Conn) cutOff(b []byte, e *Entry) []byte {
 	return e.appendZone(b)
 }
 
-// appendNAT asks the kernel to translate one side to an address and port.
+// appendNAT appends a request to translate one side to an address and port.
 func (e *Entry) appendNAT(b []byte, kind uint16, wanted bool, to Addr, port uint16) []byte {
 	if !wanted {
 		return b

@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conntrack reads the kernel's connection table over a raw ctnetlink
-// socket: it dumps, counts, watches, deletes and makes entries, for both
-// address families, in any network namespace.
+// Package conntrack reads the kernel's connection table over a raw ctnetlink socket. It dumps, counts, watches,
+// deletes and inserts entries, for both address families, in any network namespace.
 //
-// A table of a million entries is read in one pass. The decoder fills one Entry
-// that is used again for the next message, so that a dump allocates nothing for
-// a flow, and a second goroutine keeps the kernel busy with the next buffer
-// while the first is decoded: reading takes as long as the kernel takes to
-// write. Summary adds the entries up by state, source, destination, service,
-// SNAT address, remaining time and namespace.
+// A table of a million entries is read in one pass. The decoder reuses one Entry for all messages, so a dump does not
+// allocate per flow. A second goroutine receives the next buffer during decoding, so the kernel's write speed limits
+// the dump. Summary counts the entries by state, source, destination, service, SNAT address, remaining time and
+// namespace.
 //
-// Everything the kernel counts is counted for one network namespace, except
-// nf_conntrack_max and nf_conntrack_buckets, which rule all of them: whoever
-// wants the truth about a host walks Namespaces.
+// The kernel counts per network namespace, but nf_conntrack_max and nf_conntrack_buckets apply to the whole host. To
+// examine a host, read all Namespaces.
 package conntrack
 
 import (
@@ -27,22 +23,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BufferSize is the length of one receive buffer in bytes. The kernel writes at
-// most 32 kB into one dump message (net/netlink/af_netlink.c); the rest leaves
-// room for events that arrive together.
+// BufferSize is the length of one receive buffer in bytes. The kernel writes at most 32 kB into one dump message
+// (net/netlink/af_netlink.c). The rest is room for events that arrive together.
 const BufferSize = 64 << 10
 
-// ErrInterrupted says that the kernel changed the table while it wrote it out, so
-// that entries may be missing or reported twice (NLM_F_DUMP_INTR).
+// ErrInterrupted reports that the kernel changed the table during the dump. Entries may be missing or reported twice
+// (NLM_F_DUMP_INTR).
 var ErrInterrupted = errors.New("the table changed during the dump")
 
-// Conn is a ctnetlink socket. It belongs for ever to the network namespace in
-// which it was opened. A Conn carries one request at a time and is not safe for
-// concurrent use.
+// Conn is a ctnetlink socket of the network namespace in which it was opened. A Conn carries one request at a time
+// and is not safe for concurrent use.
 type Conn struct {
 	file *os.File
 	raw  syscall.RawConn
-	port uint32 // the kernel's name for this socket
+	port uint32 // netlink port ID of this socket
 	seq  uint32
 	buf  []byte
 }
@@ -63,7 +57,7 @@ func OpenIn(ns Namespace) (*Conn, error) {
 	return c, err
 }
 
-// open makes the socket and joins the multicast groups whose bits are set.
+// open creates the socket and joins the multicast groups in the bit mask.
 func open(groups uint32) (*Conn, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -73,9 +67,8 @@ func open(groups uint32) (*Conn, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("netlink socket for conntrack: bind: %w (listening needs CAP_NET_ADMIN)", err)
 	}
-	// Answers name the attribute that was refused, and acknowledgements do not
-	// repeat the request. Both options are younger than the kernel floor's
-	// oldest relatives; a refusal changes only how much an error says.
+	// With these options, errors name the refused attribute, and acknowledgements do not repeat the request. An old
+	// kernel may refuse them, which makes error messages less detailed.
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1)
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 	sa, err := unix.Getsockname(fd)
@@ -95,7 +88,7 @@ func open(groups uint32) (*Conn, error) {
 	return c, nil
 }
 
-// Close closes the socket; a call that waits in it returns.
+// Close closes the socket. A blocked call returns.
 func (c *Conn) Close() error { return c.file.Close() }
 
 // receive fills buf with one datagram from the kernel and returns its length.
@@ -119,7 +112,7 @@ func (c *Conn) receive(buf []byte) (int, error) {
 	case err != nil:
 		return 0, err
 	case ok && nl.Pid != 0:
-		return 0, nil // not from the kernel: an empty datagram to our reader
+		return 0, nil // not from the kernel: treat as empty
 	case n > len(buf):
 		return 0, fmt.Errorf("conntrack: message of %d bytes cut at %d", n, len(buf))
 	}
@@ -139,8 +132,8 @@ func (c *Conn) send(b []byte) error {
 	return err
 }
 
-// guard makes blocked calls on c return when ctx ends, after which c can only be
-// closed. The returned function ends the watch and tells the context's error.
+// guard makes blocked calls on c return when ctx ends; c can then only be closed. The returned function ends the
+// guard and returns the context's error.
 func (c *Conn) guard(ctx context.Context) func() error {
 	stop := context.AfterFunc(ctx, func() { _ = c.file.SetDeadline(time.Unix(1, 0)) })
 	return func() error {

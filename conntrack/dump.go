@@ -11,15 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dump reads the table of c's namespace and calls visit for each entry that f
-// lets through; a nil f lets all through. The entry is reused: visit must not
-// keep the pointer. An error of visit ends the dump at once and is returned; c can
-// only be closed then, since the kernel has not ended its side.
+// Dump reads the table of c's namespace and calls visit for each entry that matches f; a nil f matches all. The entry
+// is reused: visit must not keep the pointer. An error of visit ends the dump and is returned. c can then only be
+// closed, because the kernel has not finished its dump.
 //
-// What f asks for exactly (status and mark bits, zone, single addresses and
-// ports) is sifted by the kernel, so that the rest is never copied; prefixes and
-// ranges are sifted here. ErrInterrupted after a complete pass means that single
-// entries may be missing or doubled.
+// The kernel filters by exact values (status and mark bits, zone, single addresses and ports) and does not copy other
+// entries. Dump filters by prefixes and ranges. ErrInterrupted after a complete pass means that single entries may be
+// missing or duplicated.
 func (c *Conn) Dump(ctx context.Context, f *Filter, visit func(*Entry) error) error {
 	m, err := f.compile()
 	if err != nil {
@@ -37,8 +35,8 @@ func (c *Conn) Dump(ctx context.Context, f *Filter, visit func(*Entry) error) er
 	})
 }
 
-// Drain reads the same dump as Dump and throws it away undecoded: the kernel's
-// own share of the time. It returns the number of entries.
+// Drain reads the same dump as Dump without decoding it, to measure the kernel's share of the time. It returns the
+// number of entries.
 func (c *Conn) Drain(ctx context.Context) (entries int, err error) {
 	err = c.stream(ctx, nil, func([]byte) error {
 		entries++
@@ -54,11 +52,11 @@ type datagram struct {
 	err error
 }
 
-// pipeline is how many receive buffers are under way: one that the kernel fills,
-// one that is decoded, two to even out the pace.
+// pipeline is the number of receive buffers in use: the kernel fills one, the decoder reads one, and two absorb
+// variations.
 const pipeline = 4
 
-// stream asks for a dump and hands the body of every entry's message to visit.
+// stream requests a dump and passes the body of every entry's message to visit.
 func (c *Conn) stream(ctx context.Context, f *Filter, visit func(body []byte) error) error {
 	done := c.guard(ctx)
 	err := c.request(msgGet, unix.NLM_F_DUMP, f)
@@ -97,7 +95,7 @@ func (c *Conn) consume(visit func(body []byte) error) (result error) {
 	go c.fill(free, filled, stop)
 	defer func() {
 		close(stop)
-		for range filled { // until the other goroutine has let go of the socket
+		for range filled { // until the other goroutine stops reading the socket
 		}
 	}()
 	for d := range filled {
@@ -116,7 +114,7 @@ func (c *Conn) consume(visit func(body []byte) error) (result error) {
 	return result
 }
 
-// fill receives datagrams until the last message of the dump was seen.
+// fill receives datagrams until the last message of the dump.
 func (c *Conn) fill(free <-chan []byte, filled chan<- datagram, stop <-chan struct{}) {
 	defer close(filled)
 	for {
@@ -134,9 +132,8 @@ func (c *Conn) fill(free <-chan []byte, filled chan<- datagram, stop <-chan stru
 	}
 }
 
-// lastOfDump reports whether the datagram ends the dump with the given sequence
-// number. The kernel sends NLMSG_DONE and NLMSG_ERROR as the last message of a
-// datagram; walking the headers costs a length per message.
+// lastOfDump reports whether the datagram ends the dump with the given sequence number. The kernel sends NLMSG_DONE
+// and NLMSG_ERROR as the last message of a datagram. The walk reads one length per message.
 func lastOfDump(b []byte, seq uint32) bool {
 	for {
 		m, rest, ok, err := nextMessage(b)
@@ -153,8 +150,8 @@ func lastOfDump(b []byte, seq uint32) bool {
 	}
 }
 
-// walk hands the messages of one datagram to visit. finished is true after the
-// last message of the dump, and when visit failed.
+// walk passes the messages of one datagram to visit. finished is true after the last message of the dump, or if visit
+// failed.
 func (c *Conn) walk(b []byte, visit func(body []byte) error) (finished bool, err error) {
 	for {
 		m, rest, ok, bad := nextMessage(b)
@@ -166,7 +163,7 @@ func (c *Conn) walk(b []byte, visit func(body []byte) error) (finished bool, err
 		}
 		b = rest
 		if m.seq != c.seq {
-			continue // left over from a request that was given up
+			continue // from an earlier, abandoned request
 		}
 		if m.flags&unix.NLM_F_DUMP_INTR != 0 {
 			err = ErrInterrupted

@@ -31,13 +31,13 @@ func (a *Addr) Is4() bool {
 type Tuple struct {
 	Source, Dest         Addr
 	SourcePort, DestPort uint16
-	ICMPType, ICMPCode   uint8 // as the kernel keeps them; 0 for other protocols
+	ICMPType, ICMPCode   uint8 // as in the kernel's entry; 0 for other protocols
 }
 
 // Status holds the kernel's bits for an entry (enum ip_conntrack_status).
 type Status uint32
 
-// The bits of Status that this package and its callers ask for.
+// The bits of Status that this package and its callers use.
 const (
 	Expected  Status = 1 << 0
 	SeenReply Status = 1 << 1
@@ -46,7 +46,7 @@ const (
 	SourceNAT Status = 1 << 4
 	DestNAT   Status = 1 << 5
 	Dying     Status = 1 << 9
-	// FixedTimeout has the entry end at its time, whatever packets it sees.
+	// FixedTimeout entries expire at their timeout, whatever packets they see.
 	FixedTimeout Status = 1 << 10
 	Offloaded    Status = 1 << 14
 )
@@ -54,7 +54,7 @@ const (
 // TCPState is the kernel's state of a TCP connection (enum tcp_conntrack).
 type TCPState uint8
 
-// The states of TCP in the kernel's order.
+// TCP states in the kernel's order.
 const (
 	TCPNone TCPState = iota
 	TCPSynSent
@@ -74,8 +74,8 @@ var tcpStates = [...]string{"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_
 var sctpStates = [...]string{"NONE", "CLOSED", "COOKIE_WAIT", "COOKIE_ECHOED", "ESTABLISHED",
 	"SHUTDOWN_SENT", "SHUTDOWN_RECD", "SHUTDOWN_ACK_SENT", "HEARTBEAT_SENT", "HEARTBEAT_ACKED"}
 
-// Entry is one tracked connection. Dump and Listener.Read reuse one Entry for
-// all that they report: copy what is to be kept.
+// Entry is one tracked connection. Dump and Listener.Read reuse one Entry for all calls of visit: copy any data that
+// must outlive the call.
 type Entry struct {
 	Original, Reply Tuple
 	Family          uint8 // unix.AF_INET or unix.AF_INET6
@@ -87,12 +87,12 @@ type Entry struct {
 	Status          Status
 	Timeout         uint32 // seconds left while the connection stays idle
 	Mark            uint32
-	ID              uint32 // the kernel's; 0 when not told
+	ID              uint32 // the kernel's; 0 if not reported
 	Packets, Bytes  [2]uint64
 	Start, Stop     uint64 // ns since 1970; 0 without nf_conntrack_timestamp
 }
 
-// mappedPrefix is what stands before an IPv4 address in an Addr.
+// mappedPrefix is the prefix of an IPv4 address in an Addr.
 var mappedPrefix = Addr{10: 0xff, 11: 0xff}
 
 // decode fills e from the body of a conntrack message: nfgenmsg and attributes.
@@ -287,8 +287,8 @@ func be64(v []byte) uint64 {
 	return binary.BigEndian.Uint64(v)
 }
 
-// StateName returns the protocol's state as conntrack prints it. Protocols
-// without states answer UNREPLIED, REPLIED or ASSURED from the status bits.
+// StateName returns the protocol's state as conntrack prints it. For protocols without states it returns UNREPLIED,
+// REPLIED or ASSURED from the status bits.
 func (e *Entry) StateName() string {
 	switch {
 	case e.Protocol == flow.TCP && int(e.State) < len(tcpStates):
@@ -303,9 +303,8 @@ func (e *Entry) StateName() string {
 	return "UNREPLIED"
 }
 
-// Closing reports whether the connection is over and only lingers: the kernel's
-// collector may remove it early once the table is more than 95 % full
-// (net/netfilter/nf_conntrack_core.c, nf_ct_can_evict).
+// Closing reports whether the connection has ended and only its entry remains. The kernel's garbage collector may
+// remove it early if the table is more than 95 % full (nf_ct_can_evict in net/netfilter/nf_conntrack_core.c).
 func (e *Entry) Closing() bool {
 	if e.Protocol == flow.TCP {
 		s := TCPState(e.State)
@@ -314,12 +313,11 @@ func (e *Entry) Closing() bool {
 	return e.Protocol == flow.SCTP && e.State >= 5 && e.State <= 7
 }
 
-// Evictable reports whether the kernel gives the entry up to make room: at once
-// when it is not assured (early drop), at the collector's next round when it is
-// closing.
+// Evictable reports whether the kernel can evict the entry to make room. An entry that is not assured is evicted at
+// once (early drop). A closing entry is removed at the garbage collector's next run.
 func (e *Entry) Evictable() bool { return e.Status&Assured == 0 || e.Closing() }
 
-// CutOff reports whether the entry is one that Conn.CutOff has closed: its connection has ended.
+// CutOff reports whether Conn.CutOff has closed the entry.
 func (e *Entry) CutOff() bool {
 	const both = FixedTimeout | DestNAT
 	return e.Protocol == flow.TCP && e.Status&both == both
@@ -330,14 +328,14 @@ func (e *Entry) SourceTranslated() bool {
 	return e.Reply.Dest != e.Original.Source || e.Reply.DestPort != e.Original.SourcePort
 }
 
-// DestTranslated reports whether the responder's endpoint is rewritten. A query
-// identifier stands on both sides and is the initiator's: source NAT changes it.
+// DestTranslated reports whether the responder's endpoint is rewritten. A query identifier occupies both ports but
+// belongs to the initiator, so only source NAT changes it.
 func (e *Entry) DestTranslated() bool {
 	return e.Reply.Source != e.Original.Dest ||
 		e.Reply.SourcePort != e.Original.DestPort && e.Protocol != flow.ICMP && e.Protocol != flow.ICMPv6
 }
 
-// Flow returns the entry as the value that all of Sluice speaks in.
+// Flow returns the entry as a flow.Flow.
 func (e *Entry) Flow() flow.Flow {
 	f := flow.Flow{
 		Original: e.flowTuple(&e.Original), Reply: e.flowTuple(&e.Reply),

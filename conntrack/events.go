@@ -10,23 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Event is why the kernel tells about an entry.
+// Event is the kernel's reason for an event message about an entry.
 type Event uint8
 
-// The events; values are bits, to be joined for Listen.
+// The events are bits, combined for Listen.
 const (
-	New     Event = 1 << iota // the first packet of a connection was let through
+	New     Event = 1 << iota // the kernel confirmed the first packet of a connection
 	Update                    // its state changed; about four for each TCP connection
-	Destroy                   // it was forgotten; counters are final
+	Destroy                   // the entry was removed; counters are final
 )
 
-// eventBuffer is the receive buffer of a Listener in bytes: at 300 bytes an
-// event it holds a burst of some 10,000 (the kernel charges whole buffers).
+// eventBuffer is the receive buffer of a Listener in bytes. With 300 bytes per event it holds a burst of some 10,000
+// events (the kernel charges whole buffers).
 const eventBuffer = 8 << 20
 
-// Listener receives the kernel's events of one namespace. Listening costs the
-// packet path: all events about 31 % of the connection rate, Destroy alone about
-// 4 %. It is not safe for concurrent use.
+// Listener receives the kernel's events of one namespace. Listening slows the packet path: all events reduce the
+// connection rate by about 31 %, Destroy alone by about 4 %. It is not safe for concurrent use.
 type Listener struct {
 	conn *Conn
 	lost uint32
@@ -39,15 +38,15 @@ func Listen(ns Namespace, events Event) (*Listener, error) {
 	}
 	var c *Conn
 	err := ns.Do(func() (err error) {
-		c, err = open(uint32(events)) // bit n-1 is group n: NFNLGRP_CONNTRACK_NEW is group 1
+		c, err = open(uint32(events)) // bit n-1 selects group n: NFNLGRP_CONNTRACK_NEW is group 1
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	err = c.control(func(fd int) error {
-		// The first needs CAP_NET_ADMIN over the initial user namespace, the
-		// second is cut at net.core.rmem_max.
+		// SO_RCVBUFFORCE needs CAP_NET_ADMIN in the initial user namespace. SO_RCVBUF is limited by
+		// net.core.rmem_max.
 		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer) == nil {
 			return nil
 		}
@@ -68,13 +67,12 @@ func (c *Conn) control(fn func(fd int) error) error {
 	return err
 }
 
-// Close ends the subscription; a Read that waits returns.
+// Close ends the subscription. A blocked Read returns.
 func (l *Listener) Close() error { return l.conn.Close() }
 
-// Read waits for events and calls visit for each of at least one; the entry is
-// reused. lost is how many events the kernel threw away since the last Read
-// because this process was too slow: what is known of the table is then old,
-// and only a dump makes it true again.
+// Read waits for at least one event and calls visit for each. The entry is reused. lost is the number of events that
+// the kernel dropped since the last Read because this process was too slow. A caller that mirrors the table must then
+// read it again with Dump.
 func (l *Listener) Read(ctx context.Context, visit func(Event, *Entry) error) (lost uint32, err error) {
 	done := l.conn.guard(ctx)
 	var n int
@@ -123,8 +121,8 @@ func eventOf(m message) Event {
 	return 0
 }
 
-// dropped asks the socket how many messages it could not take (SK_MEMINFO_DROPS)
-// and returns the growth since it was last asked.
+// dropped reads the socket's count of dropped messages (SK_MEMINFO_DROPS) and returns the increase since the last
+// call.
 func (l *Listener) dropped() uint32 {
 	var total uint32
 	_ = l.conn.control(func(fd int) error {

@@ -14,21 +14,20 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Filter chooses entries. Every field that is not its zero value must match.
+// Filter selects entries. Every nonzero field must match.
 type Filter struct {
 	// Family is unix.AF_INET, unix.AF_INET6, or 0 for both.
 	Family uint8
 	// Protocol is the transport protocol; flow.Any for all.
 	Protocol flow.Protocol
-	// Source and Dest are what the initiator sent from and to.
+	// Source and Dest match the original tuple, as the initiator sent it.
 	Source, Dest netip.Prefix
-	// TranslatedSource is what the responder sees as the source (the SNAT
-	// address), TranslatedDest where the packets really go (the backend).
+	// TranslatedSource is the source that the responder sees (the SNAT address). TranslatedDest is the real
+	// destination (the backend).
 	TranslatedSource, TranslatedDest netip.Prefix
-	// SourcePort and DestPort are the initiator's, TranslatedDestPort the responder's;
-	// zero for all.
+	// SourcePort and DestPort are the initiator's, TranslatedDestPort the responder's; zero matches all.
 	SourcePort, DestPort, TranslatedDestPort flow.Ports
-	// State is a name as StateName prints it, in any case.
+	// State is a name as returned by StateName, in any case.
 	State string
 	// Status bits that must be set among StatusMask; a StatusMask of 0 with a
 	// Status that is not 0 means that all bits of Status must be set.
@@ -38,9 +37,9 @@ type Filter struct {
 	// Zone, when HasZone is true (zone 0 is a zone).
 	Zone    uint16
 	HasZone bool
-	// RemainingAtMost keeps entries whose remaining time is at most this; 0 for all.
+	// RemainingAtMost is the upper limit of the remaining time; 0 matches all.
 	RemainingAtMost time.Duration
-	// Translated keeps entries with SNAT or DNAT only.
+	// Translated matches only entries with SNAT or DNAT.
 	Translated bool
 }
 
@@ -60,15 +59,14 @@ func (f *Filter) family() uint8 {
 	return f.Family
 }
 
-// attributes appends what the kernel can sift by itself. Kernels before 5.8 know
-// no CTA_FILTER and ignore it, those before 6.8 ignore the zone: match checks
-// everything again.
+// attributes appends the conditions that the kernel can apply. Kernels before 5.8 ignore CTA_FILTER and kernels
+// before 6.8 ignore the zone, so match checks everything again.
 func (f *Filter) attributes(b []byte) []byte {
 	if f == nil {
 		return b
 	}
 	if f.MarkMask != 0 {
-		b = attribute32(b, ctaMark, f.Mark&f.MarkMask) // the kernel compares it whole
+		b = attribute32(b, ctaMark, f.Mark&f.MarkMask) // the kernel compares the whole value
 		b = attribute32(b, ctaMarkMask, f.MarkMask)
 	}
 	if f.Status|f.StatusMask != 0 {
@@ -81,11 +79,10 @@ func (f *Filter) attributes(b []byte) []byte {
 	return f.tupleFilter(b)
 }
 
-// tupleFilter appends CTA_FILTER with the original tuple's exact parts. The
-// kernel takes it for one family only; for both the entries are sifted here,
-// which is cheaper than walking the table twice. IPv6 addresses are sifted here
-// too: the kernel lets through exactly those that differ (seen on 6.18;
-// ctnetlink_filter_match_tuple takes ipv6_addr_cmp for ipv6_addr_equal).
+// tupleFilter appends CTA_FILTER with the exact parts of the original tuple. The kernel accepts it for one family
+// only. For both families the entries are filtered here, which is cheaper than two dumps. IPv6 addresses are filtered
+// here too: the kernel returns exactly the entries that differ (seen on 6.18; ctnetlink_filter_match_tuple uses
+// ipv6_addr_cmp in place of ipv6_addr_equal).
 func (f *Filter) tupleFilter(b []byte) []byte {
 	if f.family() == unix.AF_UNSPEC {
 		return b
@@ -195,13 +192,13 @@ func (p *prefix) contains(a *Addr) bool {
 	return true
 }
 
-// compile checks f and prepares it; a nil matcher lets everything through.
+// compile checks and prepares f; a nil matcher matches every entry.
 func (f *Filter) compile() (*matcher, error) {
 	if f == nil || *f == (Filter{}) {
 		return nil, nil
 	}
 	m := &matcher{Filter: *f, state: strings.ToUpper(f.State)}
-	m.Family = f.family() // ::/0 has no bits by which to tell IPv4 from it
+	m.Family = f.family() // ::/0 has no bits that exclude IPv4
 	m.source, m.dest = prefixOf(f.Source), prefixOf(f.Dest)
 	m.translatedSource, m.translatedDest = prefixOf(f.TranslatedSource), prefixOf(f.TranslatedDest)
 	m.remaining = uint32((f.RemainingAtMost + time.Second - 1) / time.Second)
@@ -214,8 +211,7 @@ func (f *Filter) compile() (*matcher, error) {
 	return m, nil
 }
 
-// CheckState refuses the names that no connection's state has, in letters of either
-// case; "" is none.
+// CheckState returns an error for a name that is not a connection state, in any case; "" is valid.
 func CheckState(name string) error {
 	upper := strings.ToUpper(name)
 	for _, list := range [][]string{tcpStates[:], sctpStates[:], {"", "UNREPLIED", "REPLIED", "ASSURED"}} {
@@ -248,8 +244,8 @@ func (m *matcher) match(e *Entry) bool {
 	return m.state == "" || m.hasState(e)
 }
 
-// hasState compares by name, so that UNREPLIED also finds TCP entries that no
-// reply was seen for, and ASSURED those that the kernel does not give up.
+// hasState compares by name. So UNREPLIED also finds TCP entries without a reply, and ASSURED finds entries that the
+// kernel does not evict.
 func (m *matcher) hasState(e *Entry) bool {
 	switch m.state {
 	case "UNREPLIED":
@@ -262,8 +258,8 @@ func (m *matcher) hasState(e *Entry) bool {
 	return e.StateName() == m.state
 }
 
-// Matches reports whether e passes f, without the kernel's help. It is meant for
-// single entries; Dump prepares the filter once.
+// Matches reports whether e matches f, without the kernel's help. It is for single entries; Dump compiles the filter
+// once.
 func (f *Filter) Matches(e *Entry) bool {
 	m, err := f.compile()
 	return err == nil && (m == nil || m.match(e))

@@ -12,12 +12,11 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// echoRequest are the ICMP types of what opens an exchange, RFC 792 and RFC 4443.
+// echoRequest holds the ICMP types of echo requests, RFC 792 and RFC 4443.
 var echoRequest = map[flow.Protocol]uint8{flow.ICMP: 8, flow.ICMPv6: 128}
 
-// Get returns the entry that a packet with the tuple belongs to, in either
-// direction, and nil when there is none. Of ICMP the packet is an echo request,
-// its identifier the tuple's source port.
+// Get returns the entry of a packet with the tuple, in either direction, or nil if none exists. For ICMP the packet
+// is an echo request, with the tuple's source port as identifier.
 func (c *Conn) Get(ctx context.Context, t flow.Tuple) (*Entry, error) {
 	e := Entry{Protocol: t.Protocol, Family: unix.AF_INET6, Original: tupleOf(t)}
 	if t.Source.Addr().Is4() {

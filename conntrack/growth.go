@@ -4,12 +4,11 @@ package conntrack
 
 import "time"
 
-// GrowthWindow is over how long a table has to grow before that says anything of the
-// minutes to come: the kernel collects in rounds of up to a minute, which makes a
-// sawtooth of the count.
+// GrowthWindow is the minimum observation time for a prediction of the growth. The kernel collects entries in rounds
+// of up to a minute, so the count follows a sawtooth.
 const GrowthWindow = time.Minute
 
-// Growth follows the entries of a table. The zero value is ready.
+// Growth tracks the number of entries of a table. The zero value is ready.
 type Growth struct{ noted []noted }
 
 type noted struct {
@@ -17,8 +16,8 @@ type noted struct {
 	count uint32
 }
 
-// Add notes the entries of a moment. It returns how many have come each second since
-// the youngest note that is GrowthWindow old, or the first one, and over how long.
+// Add records the number of entries at a time. It returns the growth per second since the newest sample that is
+// GrowthWindow old, or since the first sample, and that period.
 func (g *Growth) Add(at time.Time, count uint32) (perSecond float64, over time.Duration) {
 	g.noted = append(g.noted, noted{at, count})
 	for len(g.noted) > 1 && at.Sub(g.noted[1].at) >= GrowthWindow {

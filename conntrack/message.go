@@ -79,8 +79,8 @@ const (
 	ctaFilterOrigFlags  = 1
 	ctaFilterReplyFlags = 2
 
-	// Bits of the filter flags; net/netfilter/nf_conntrack_netlink.c,
-	// CTA_FILTER_F_*, in the order of the attributes that they stand for.
+	// Bits of the filter flags (CTA_FILTER_F_* in net/netfilter/nf_conntrack_netlink.c), in the order of their
+	// attributes.
 	filterIPSrc    = 1 << 0
 	filterIPDst    = 1 << 1
 	filterProtoNum = 1 << 3
@@ -98,8 +98,7 @@ var errTruncated = errors.New("conntrack message: attribute runs past its end")
 
 var host = binary.NativeEndian
 
-// request starts a message in b: netlink header and nfgenmsg. finish writes its
-// length.
+// request starts a message in b: netlink header and nfgenmsg. finish writes its length.
 func request(b []byte, kind, family uint8, flags uint16, seq uint32) []byte {
 	b = host.AppendUint32(b, 0)
 	b = host.AppendUint16(b, unix.NFNL_SUBSYS_CTNETLINK<<8|uint16(kind))
@@ -134,7 +133,7 @@ func attribute32(b []byte, kind uint16, v uint32) []byte {
 	return attribute(b, kind, byte(v>>24), byte(v>>16), byte(v>>8), byte(v))
 }
 
-// nest opens a nested attribute and returns where it starts, for closeNest.
+// nest opens a nested attribute and returns its offset for closeNest.
 func nest(b []byte, kind uint16) ([]byte, int) {
 	return attribute(b, kind|nested), len(b)
 }
@@ -166,7 +165,7 @@ type message struct {
 	kind  uint16 // netlink type
 	flags uint16
 	seq   uint32
-	body  []byte // what follows the netlink header
+	body  []byte // after the netlink header
 }
 
 // nextMessage splits the first message off a datagram. ok is false at its end.

@@ -18,23 +18,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is a network namespace that something on this host keeps alive.
+// Namespace is a network namespace on this host.
 type Namespace struct {
-	// Name is "host" for the first namespace of the host, the file's name for those
-	// under /run/netns and /run/docker/netns, else "pid N (command)".
+	// Name is "host" for the initial network namespace, the file's name for those under /run/netns and
+	// /run/docker/netns, else "pid N (command)".
 	Name string
-	// Path can be opened to enter the namespace; empty means the calling
-	// thread's own.
+	// Path opens the namespace; empty means the calling thread's own.
 	Path string
-	// Inode is the namespace's number, the one that the kernel's
-	// "table full in netns N" message prints; 0 when unknown.
+	// Inode is the namespace's number, as in the kernel's message "table full in netns N"; 0 if unknown.
 	Inode uint64
 }
 
-// namedDirs hold bind mounts of namespaces: iproute2, Docker, containerd.
+// namedDirs contain bind mounts of namespaces: iproute2, Docker, containerd.
 var namedDirs = []string{"/run/netns", "/run/docker/netns"}
 
-// HiddenText says that the namespaces of some processes cannot be seen, see [Namespaces].
+// HiddenText reports that the namespaces of some processes cannot be read, see [Namespaces].
 func HiddenText(processes int) string {
 	text := "the network namespace of 1 process is hidden from this user"
 	if processes != 1 {
@@ -46,8 +44,8 @@ func HiddenText(processes int) string {
 	return text
 }
 
-// Created is when the namespace was made. It is known of those with a name,
-// whose file was made at the same time.
+// Created returns the creation time of the namespace. It is known for named namespaces, because their file is created
+// at the same time.
 func (n Namespace) Created() (at time.Time, known bool) {
 	if !slices.Contains(namedDirs, filepath.Dir(n.Path)) {
 		return at, false
@@ -59,8 +57,7 @@ func (n Namespace) Created() (at time.Time, known bool) {
 	return st.ModTime(), true
 }
 
-// CurrentNamespace is the one of the calling thread, named "host" if that is
-// the host's first.
+// CurrentNamespace returns the namespace of the calling thread. Its name is "host" if it is the initial one.
 func CurrentNamespace() Namespace {
 	n := Namespace{Name: "current", Inode: inode("/proc/thread-self/ns/net")}
 	if host := HostNamespace(); host.Name == "host" && host.Inode == n.Inode {
@@ -69,12 +66,11 @@ func CurrentNamespace() Namespace {
 	return n
 }
 
-// ownPath shows the namespace of the process's main thread. While that runs something in another
-// one, as [Namespace.Do] may have it do, it shows that.
+// ownPath is the namespace of the process's main thread. While that thread runs in another namespace, as in
+// [Namespace.Do], the path refers to that namespace.
 const ownPath = "/proc/self/ns/net"
 
-// own is the namespace in which this process began. ownFD is it, and stays open; -1 where it could
-// not be opened.
+// own is the initial namespace of this process. ownFD is its open descriptor, or -1 if it could not be opened.
 var own, ownFD = openOwn()
 
 func openOwn() (Namespace, int) {
@@ -93,8 +89,8 @@ func (n Namespace) open() (fd int, err error) {
 	return unix.Open(n.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 }
 
-// ownLimit is the file of nf_conntrack_max as it is in own. Where there is no connection tracking it
-// is looked for again.
+// ownLimit returns the file of nf_conntrack_max in own. It is looked up again as long as connection tracking is not
+// loaded.
 func ownLimit() (st os.FileInfo, err error) {
 	limit.Lock()
 	defer limit.Unlock()
@@ -113,10 +109,9 @@ var limit struct {
 	os.FileInfo
 }
 
-// HostNamespace is the first network namespace of the host. Where process 1
-// cannot be looked into, it is this process's, if that is the one in which
-// nf_conntrack_max can be written: the kernel allows that in the first only.
-// Otherwise this process's own is returned under the name "current".
+// HostNamespace returns the initial network namespace of the host. If process 1 cannot be inspected, it is this
+// process's namespace if nf_conntrack_max is writable there: the kernel allows that in the initial namespace only.
+// Otherwise this process's namespace is returned under the name "current".
 func HostNamespace() Namespace {
 	host := own
 	host.Name = "host"
@@ -133,9 +128,8 @@ func HostNamespace() Namespace {
 	return host
 }
 
-// NamespaceAt names the namespace behind a path such as /run/netns/blue. A name
-// without a slash is looked up in the directories of named namespaces; "host" is
-// the first of the host.
+// NamespaceAt names the namespace at a path such as /run/netns/blue. A name without a slash is looked up in
+// namedDirs; "host" is the host's initial namespace.
 func NamespaceAt(nameOrPath string) (Namespace, error) {
 	if nameOrPath == "host" {
 		return HostNamespace(), nil
@@ -161,10 +155,9 @@ func NamespaceAt(nameOrPath string) (Namespace, error) {
 		nameOrPath, strings.Join(namedDirs, " or "))
 }
 
-// Namespaces lists every network namespace of the host once: the host's first, then the caller's own,
-// the named ones, then those that only processes hold. Without the right to
-// look into other users' processes their namespaces are missing from the list;
-// hidden tells for how many processes that is so.
+// Namespaces lists every network namespace of the host once. The order is: the initial one, the caller's own, named
+// ones, namespaces that only processes use. Without the right to inspect processes of other users, their namespaces
+// are missing. hidden is the number of such processes.
 func Namespaces() (list []Namespace, hidden int) {
 	seen := map[uint64]bool{0: true}
 	add := func(n Namespace) {
@@ -206,7 +199,7 @@ func Namespaces() (list []Namespace, hidden int) {
 	return list, hidden
 }
 
-// inode returns the number of the namespace behind path, 0 when there is none.
+// inode returns the number of the namespace at path, or 0 if none exists.
 func inode(path string) uint64 {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {
@@ -215,31 +208,28 @@ func inode(path string) uint64 {
 	return st.Ino
 }
 
-// isNamespace tells a mounted namespace from the plain file that remains when
-// its mount is gone.
+// isNamespace reports whether path is a mounted namespace. After an unmount a plain file remains.
 func isNamespace(path string) bool {
 	var fs unix.Statfs_t
 	return unix.Statfs(path, &fs) == nil && fs.Type == unix.NSFS_MAGIC
 }
 
-// isNetwork tells network namespaces from other files, and from namespaces of other kinds
-// where they may be opened.
+// isNetwork reports whether path is a network namespace. The type of a namespace is known only if it may be opened.
 func isNetwork(path string) bool {
 	if !isNamespace(path) {
 		return false
 	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return true // who enters it learns why not
+		return true // an attempt to enter it reports the error
 	}
 	defer unix.Close(fd)
 	kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE)
 	return err != nil || kind == unix.CLONE_NEWNET
 }
 
-// Do runs fn on a thread inside the namespace; it is in the caller's again
-// afterwards. Files under /proc/sys/net that fn opens are the namespace's own.
-// A Namespace without a path runs fn where the caller is.
+// Do runs fn on a thread inside the namespace and restores the caller's namespace. Files under /proc/sys/net that fn
+// opens belong to the namespace. A Namespace without a path runs fn in the caller's namespace.
 func (n Namespace) Do(fn func() error) error {
 	if n.Path == "" {
 		return fn()
@@ -249,7 +239,7 @@ func (n Namespace) Do(fn func() error) error {
 		return fmt.Errorf("network namespace %s: %w", n.Name, err)
 	}
 	defer unix.Close(target)
-	// A name, or a process id, may belong to another namespace by now.
+	// The name or process ID may now belong to another namespace.
 	var st unix.Stat_t
 	if err := unix.Fstat(target, &st); err != nil || n.Inode != 0 && st.Ino != n.Inode {
 		return fmt.Errorf("network namespace %s: it is gone: %w", n.Name, cmp.Or(err, error(unix.ENOENT)))
@@ -260,7 +250,7 @@ func (n Namespace) Do(fn func() error) error {
 		home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			result <- err
-			return // the locked thread ends with the goroutine
+			return // the locked thread exits with the goroutine
 		}
 		defer unix.Close(home)
 		if inode("/proc/thread-self/ns/net") != n.Inode || n.Inode == 0 {

@@ -11,9 +11,9 @@ import (
 // errEnough ends a sample.
 var errEnough = errors.New("enough")
 
-// NewRate estimates the new connections a second of a namespace from the kernel's
-// events, which are listened to until enough of them came, 0 for no bound, and no
-// longer than that. Counters do not tell the rate: the kernel stopped to count.
+// NewRate estimates a namespace's new connections per second from the kernel's events. It listens until it has
+// received enough events, or for at most longest; 0 as enough sets no bound. The kernel no longer counts new
+// connections.
 func NewRate(ctx context.Context, ns Namespace, longest time.Duration, enough uint64) (float64, error) {
 	l, err := Listen(ns, New)
 	if err != nil {

@@ -12,8 +12,7 @@ import (
 // SO_MEMINFO (linux/sock_diag.h).
 const skMeminfoDrops = 8
 
-// socketMemory reads the memory statistics of a socket. x/sys/unix has no call
-// for an option that is an array.
+// socketMemory reads the memory statistics of a socket. x/sys/unix has no function for an option with an array value.
 func socketMemory(fd int) (info [9]uint32, err error) {
 	size := uint32(unsafe.Sizeof(info))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO,

@@ -8,18 +8,17 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Source is a table of flows other than the kernel's connection table, such as
-// that of the eBPF datapath.
+// Source is a table of flows outside the kernel's connection table, such as the eBPF datapath's.
 type Source interface {
-	// Name says whose flows these are, in one word: "ebpf".
+	// Name identifies the owner of the flows in one word: "ebpf".
 	Name() string
 	// Flows calls visit for every flow. The flow is reused: visit must not keep
 	// the pointer. An error of visit ends the walk and is returned.
 	Flows(ctx context.Context, visit func(*flow.Flow) error) error
 }
 
-// EachFlow calls visit for every flow of another table that f lets through; a nil f lets
-// all through. The entry is reused: visit must not keep the pointer.
+// EachFlow calls visit for every flow of src that matches f; a nil f matches all. The entry is reused: visit must not
+// keep the pointer.
 func EachFlow(ctx context.Context, src Source, f *Filter, visit func(*Entry) error) error {
 	m, err := f.compile()
 	if err != nil {
@@ -34,7 +33,7 @@ func EachFlow(ctx context.Context, src Source, f *Filter, visit func(*Entry) err
 	})
 }
 
-// AddSource counts the flows of another table that f lets through.
+// AddSource counts the flows of src that match f.
 func (s *Summary) AddSource(ctx context.Context, src Source, f *Filter) error {
 	return EachFlow(ctx, src, f, func(e *Entry) error {
 		s.Add(e)
@@ -42,15 +41,14 @@ func (s *Summary) AddSource(ctx context.Context, src Source, f *Filter) error {
 	})
 }
 
-// AddNamespace counts the connections of ns that f lets through; the kernel
-// sifts what it can.
+// AddNamespace counts the connections of ns that match f. The kernel applies the exact conditions.
 func (s *Summary) AddNamespace(ctx context.Context, ns Namespace, f *Filter) error {
 	c, err := OpenIn(ns)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	established, _ := readSetting(ns, "tcp_timeout_established") // absent: idle times are left out
+	established, _ := readSetting(ns, "tcp_timeout_established") // on error, idle times are omitted
 	s.Enter(ns.Name, established)
 	return c.Dump(ctx, f, func(e *Entry) error {
 		s.Add(e)

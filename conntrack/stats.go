@@ -14,20 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Counters are what the kernel counted on one CPU in one network namespace since
-// it was made. They are 32 bits wide and wrap: take differences with Sub. Since
-// Linux 4.18 and 5.x the kernel no longer counts insert, delete, new, ignore and
-// searched; they are left out, because a zero there would lie.
+// Counters are the kernel's counts of one CPU in one network namespace since its creation. They are 32 bits wide and
+// wrap: compute differences with Sub. Since Linux 4.18 and 5.x the kernel no longer counts insert, delete, new,
+// ignore and searched. They are omitted, because a zero would be wrong.
 type Counters struct {
 	CPU           int    `json:"cpu"`
-	Found         uint32 `json:"found"`          // NAT found the wanted tuple taken and tried another
-	Invalid       uint32 `json:"invalid"`        // packets that fit no connection
+	Found         uint32 `json:"found"`          // NAT found the wanted tuple in use and tried another
+	Invalid       uint32 `json:"invalid"`        // packets that match no connection
 	Insert        uint32 `json:"insert"`         // direct insertions, by ctnetlink
-	InsertFailed  uint32 `json:"insert_failed"`  // new connections refused because their tuple was in the table already
+	InsertFailed  uint32 `json:"insert_failed"`  // new connections refused because their tuple exists
 	Drop          uint32 `json:"drop"`           // packets dropped: table full or insert failed
 	EarlyDrop     uint32 `json:"early_drop"`     // entries that were not assured, evicted to make room for new ones
 	Error         uint32 `json:"error"`          // malformed packets (icmp and others)
-	SearchRestart uint32 `json:"search_restart"` // table lookups that had to start again because an entry moved
+	SearchRestart uint32 `json:"search_restart"` // table lookups restarted because an entry moved
 	ClashResolve  uint32 `json:"clash_resolve"`  // equal UDP connections merged
 	ChainTooLong  uint32 `json:"chain_too_long"` // new connections refused because a hash chain was full
 }
@@ -57,7 +56,7 @@ func (c *Counters) fields() []struct {
 	}
 }
 
-// Add adds o to c, field by field; the CPU stays.
+// Add adds o to c, field by field, and keeps c's CPU.
 func (c *Counters) Add(o Counters) {
 	mine, theirs := c.fields(), o.fields()
 	for i := range mine {
@@ -65,7 +64,7 @@ func (c *Counters) Add(o Counters) {
 	}
 }
 
-// Sub returns what was counted between before and c, right across a wrap.
+// Sub returns the difference of c and before, also across a wrap.
 func (c Counters) Sub(before Counters) Counters {
 	mine, theirs := c.fields(), before.fields()
 	for i := range mine {
@@ -125,8 +124,8 @@ func decodeCounters(body []byte) (Counters, error) {
 	return s, err
 }
 
-// Entries returns how many connections c's namespace tracks and the host-wide
-// limit. The limit is 0 on kernels that do not tell it here (before 5.4).
+// Entries returns the number of tracked connections in c's namespace and the host-wide limit. The limit is 0 on
+// kernels that do not report it here (before 5.4).
 func (c *Conn) Entries(ctx context.Context) (count, limit uint32, err error) {
 	done := c.guard(ctx)
 	c.seq++
@@ -157,8 +156,8 @@ func (c *Conn) Entries(ctx context.Context) (count, limit uint32, err error) {
 	return count, limit, nil
 }
 
-// answers hands the messages of the wanted type in b to visit. finished tells
-// that an acknowledgement or the end of a dump was seen.
+// answers passes the messages of the given type in b to visit. finished reports an acknowledgement or the end of a
+// dump.
 func (c *Conn) answers(b []byte, kind uint16, visit func(body []byte) error) (finished bool, err error) {
 	for {
 		m, rest, ok, err := nextMessage(b)
@@ -178,15 +177,14 @@ func (c *Conn) answers(b []byte, kind uint16, visit func(body []byte) error) (fi
 	}
 }
 
-// Limits are the sizes of the table. Count is the namespace's; the others rule
-// the whole host.
+// Limits are the sizes of the table. Count belongs to the namespace; the others apply to the whole host.
 type Limits struct {
 	Count   uint32 `json:"count"`
 	Max     uint32 `json:"max"`
-	Buckets uint32 `json:"buckets"` // 0 when the kernel does not tell
+	Buckets uint32 `json:"buckets"` // 0 if the kernel does not report it
 }
 
-// Fill returns Count as a share of Max, 0 when there is no limit.
+// Fill returns Count as a share of Max, or 0 without a limit.
 func (l Limits) Fill() float64 {
 	if l.Max == 0 {
 		return 0
@@ -194,8 +192,7 @@ func (l Limits) Fill() float64 {
 	return float64(l.Count) / float64(l.Max)
 }
 
-// MeanChain is the mean length of a hash chain: each entry is hashed once for
-// either direction.
+// MeanChain returns the mean length of a hash chain. Each entry is hashed once per direction.
 func (l Limits) MeanChain() float64 {
 	if l.Buckets == 0 {
 		return 0
@@ -203,8 +200,8 @@ func (l Limits) MeanChain() float64 {
 	return 2 * float64(l.Count) / float64(l.Buckets)
 }
 
-// ReadLimits reads the sizes of ns from /proc/sys/net/netfilter. An error that
-// wraps fs.ErrNotExist means that connection tracking is not there.
+// ReadLimits reads the sizes of ns from /proc/sys/net/netfilter. An error that wraps fs.ErrNotExist means that
+// connection tracking is not loaded.
 func ReadLimits(ns Namespace) (l Limits, err error) {
 	err = ns.Do(func() (err error) {
 		l, err = ownLimits()
@@ -244,8 +241,7 @@ func ownSetting(name string) (uint32, error) {
 	return uint32(n), nil
 }
 
-// ReadNumbers reads the sizes of ns and the sum of its counters on all CPUs, and
-// enters the namespace once for both.
+// ReadNumbers reads the sizes of ns and the sum of its counters over all CPUs. It enters the namespace once for both.
 func ReadNumbers(ctx context.Context, ns Namespace) (l Limits, sum Counters, err error) {
 	err = ns.Do(func() (err error) {
 		if l, err = ownLimits(); err != nil {
@@ -258,10 +254,8 @@ func ReadNumbers(ctx context.Context, ns Namespace) (l Limits, sum Counters, err
 	return l, sum, err
 }
 
-// ReadPerCPU returns the counters of ns: by netlink, or, where the kernel or the
-// caller's rights do not allow that, from the file
-// /proc/net/stat/nf_conntrack. Many
-// kernels lack that file (CONFIG_NF_CONNTRACK_PROCFS).
+// ReadPerCPU returns the counters of ns from netlink. If the kernel or the caller's rights do not allow that, it
+// reads /proc/net/stat/nf_conntrack. Many kernels lack that file (CONFIG_NF_CONNTRACK_PROCFS).
 func ReadPerCPU(ctx context.Context, ns Namespace) (list []Counters, err error) {
 	err = ns.Do(func() (err error) {
 		list, err = ownPerCPU(ctx)
@@ -279,7 +273,7 @@ func ownPerCPU(ctx context.Context) ([]Counters, error) {
 			return list, nil
 		}
 	}
-	// /proc/net would be the view of the process's first thread.
+	// /proc/net would show the namespace of the process's main thread.
 	text, fallback := os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
 	if fallback != nil {
 		return nil, errors.Join(err, fallback)
@@ -287,15 +281,14 @@ func ownPerCPU(ctx context.Context) ([]Counters, error) {
 	return parseProcStat(string(text))
 }
 
-// parseProcStat reads /proc/net/stat/nf_conntrack: a header and one line of
-// hexadecimal numbers for each CPU that is online.
+// parseProcStat parses /proc/net/stat/nf_conntrack: a header and one line of hexadecimal numbers per online CPU.
 func parseProcStat(text string) ([]Counters, error) {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	column := map[string]int{}
 	for i, name := range strings.Fields(lines[0]) {
 		column[name] = i
 	}
-	// Kernels before 5.16 print other things in the columns that were renamed.
+	// Kernels before 5.16 print other counters in the renamed columns.
 	var list []Counters
 	for cpu, line := range lines[1:] {
 		values := strings.Fields(line)

@@ -11,15 +11,14 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Count is how many entries share a key, and how many of them the kernel would
-// give up.
+// Count is the number of entries with the same key, and the number that the kernel can evict.
 type Count struct {
 	Entries   uint32 `json:"entries"`
-	Unassured uint32 `json:"unassured"` // given up at once when the table is full
-	Closing   uint32 `json:"closing"`   // assured but over: given up by the collector
+	Unassured uint32 `json:"unassured"` // evicted at once if the table is full
+	Closing   uint32 `json:"closing"`   // assured but ended: removed by the garbage collector
 }
 
-// Held is the number of entries that the kernel does not evict.
+// Held returns the number of entries that the kernel does not evict.
 func (c Count) Held() uint32 { return c.Entries - c.Unassured - c.Closing }
 
 func (c *Count) add(e *Entry) {
@@ -32,17 +31,17 @@ func (c *Count) add(e *Entry) {
 	}
 }
 
-// Dimension is what a Summary groups by.
+// Dimension is a grouping key of a Summary.
 type Dimension uint8
 
-// The dimensions. State, age, namespace and the totals are always kept, since
-// they cost no memory; the others hold one record for each distinct key.
+// The dimensions. State, age, namespace and totals need no memory and are always counted. The others hold one record
+// per distinct key.
 const (
 	BySource   Dimension = 1 << iota // the initiator's address
 	ByDest                           // the address that the initiator sends to
 	ByService                        // destination, port and protocol as sent by the initiator
-	BySNATPort                       // SNAT address, protocol, destination and its port: where ports run out
-	ByBackend                        // where DNAT rules send the connection; helpers' own connections have no rule
+	BySNATPort                       // SNAT address, protocol, destination and its port: finds exhausted ports
+	ByBackend                        // destination after DNAT; connections of helpers have no rule
 )
 
 // Service is a destination with its port and protocol.
@@ -52,8 +51,8 @@ type Service struct {
 	Protocol flow.Protocol
 }
 
-// serviceOf is a responder's end of an entry. The identifier of a ping, or the key of a
-// tunnel, is the initiator's choice and no port of it.
+// serviceOf returns the responder's end of an entry. An ICMP identifier or a tunnel key belongs to the initiator and
+// is not a port of the responder.
 func serviceOf(e *Entry, addr Addr, port uint16) Service {
 	if !e.Protocol.HasPorts() {
 		port = 0
@@ -61,7 +60,7 @@ func serviceOf(e *Entry, addr Addr, port uint16) Service {
 	return Service{addr, port, e.Protocol}
 }
 
-// String renders "tcp 198.51.100.1:443", and "icmp 198.51.100.1" without ports.
+// String returns "tcp 198.51.100.1:443", or "icmp 198.51.100.1" without ports.
 func (s Service) String() string {
 	if !s.Protocol.HasPorts() {
 		return s.Protocol.String() + " " + s.Addr.Netip().String()
@@ -69,16 +68,15 @@ func (s Service) String() string {
 	return s.Protocol.String() + " " + netip.AddrPortFrom(s.Addr.Netip(), s.Port).String()
 }
 
-// Outside names one range of SNAT ports: the kernel may use each port of Public
-// once for every remote endpoint, and each identifier of ICMP queries once for every
-// remote address. Its occupancy is the number of entries, since
-// two entries never share a reply tuple.
+// Outside names one range of SNAT ports. The kernel may use each port of Public once per remote endpoint, and each
+// ICMP identifier once per remote address. Two entries never share a reply tuple, so its occupancy is the number of
+// entries.
 type Outside struct {
 	Public Addr
 	Remote Service
 }
 
-// String renders "203.0.113.5 -> tcp 198.51.100.1:443".
+// String returns "203.0.113.5 -> tcp 198.51.100.1:443".
 func (o Outside) String() string { return o.Public.Netip().String() + " -> " + o.Remote.String() }
 
 // ageLimits are the upper bounds, in seconds, of the classes of remaining time.
@@ -87,24 +85,23 @@ var ageLimits = [...]uint32{10, 30, 60, 120, 300, 600, 3600, 86400}
 // ageNames name the classes; the last has no upper bound.
 var ageNames = [...]string{"<10s", "10-30s", "30-60s", "1-2m", "2-5m", "5-10m", "10-60m", "1-24h", ">1d"}
 
-// Summary adds entries up. Counting is exact; the memory is one record of some
-// 30 to 80 bytes for each distinct key of the chosen dimensions. It is not safe
-// for concurrent use.
+// Summary counts entries. The counts are exact. Each distinct key of the chosen dimensions needs a record of some 30
+// to 80 bytes. It is not safe for concurrent use.
 type Summary struct {
 	Total      Count
 	Families   [2]uint32 // entries of IPv4 and of IPv6
-	Unreplied  uint32    // no packet came back yet
+	Unreplied  uint32    // no reply packet yet
 	Offloaded  uint32    // carried by a flowtable
 	Counting   uint32    // entries with byte counters
 	Helped     uint32    // entries watched by a helper
-	OneWay     uint32    // established by TCP's state although no reply was seen
+	OneWay     uint32    // established by TCP state, but without a reply
 	Translated [4]uint32 // none, source only, destination only, both
 
 	dimensions         Dimension
 	states             [256][16]Count // by protocol and state number; 13 to 15 hold UNREPLIED, REPLIED, ASSURED
 	ages               [len(ageNames)]Count
 	idle               [3]uint32 // established TCP idle for more than 1 h, 1 day, and all
-	establishedTimeout uint32    // seconds, of the namespace that is read
+	establishedTimeout uint32    // seconds, in the current namespace
 	sources            tally[Addr]
 	dests              tally[Addr]
 	services           tally[Service]
@@ -115,13 +112,11 @@ type Summary struct {
 	namespace          *Count
 }
 
-// NewSummary makes an empty summary that keeps the given dimensions.
+// NewSummary returns an empty summary with the given dimensions.
 func NewSummary(d Dimension) *Summary { return &Summary{dimensions: d} }
 
-// Enter makes the entries that follow count for the namespace of that name.
-// established is its nf_conntrack_tcp_timeout_established in seconds: remaining
-// time subtracted from it tells how long a connection has been idle; 0 leaves
-// that out.
+// Enter assigns the following entries to a namespace. established is its nf_conntrack_tcp_timeout_established in
+// seconds. The difference to the remaining time is a connection's idle time; 0 omits idle times.
 func (s *Summary) Enter(namespace string, established uint32) {
 	s.namespace = s.namespaces.at(namespace)
 	s.establishedTimeout = established
@@ -130,7 +125,7 @@ func (s *Summary) Enter(namespace string, established uint32) {
 // Namespace returns the count of one namespace.
 func (s *Summary) Namespace(name string) Count { return *s.namespaces.at(name) }
 
-// The columns of states that hold protocols without states.
+// Columns of states for protocols without states.
 const (
 	stateUnreplied = 13
 	stateReplied   = 14
@@ -163,7 +158,7 @@ func (s *Summary) Add(e *Entry) {
 	}
 }
 
-// addOutside counts a port of an SNAT address, and where it lies.
+// addOutside counts a used port of an SNAT address and extends the port range.
 func (s *Summary) addOutside(e *Entry) {
 	i := s.outsides.position(Outside{e.Reply.Dest, serviceOf(e, e.Reply.Source, e.Reply.SourcePort)})
 	s.outsides.counts[i].add(e)
@@ -288,11 +283,11 @@ func (s *Summary) Ages() []Row {
 	return rows
 }
 
-// IdleEstablished tells how many established TCP connections were silent for
-// more than an hour and more than a day, of how many.
+// IdleEstablished returns the numbers of established TCP connections that were idle for more than an hour and more
+// than a day, and their total.
 func (s *Summary) IdleEstablished() (hour, day, all uint32) { return s.idle[0], s.idle[1], s.idle[2] }
 
-// Sources returns the top n initiators; n of 0 or less means all.
+// Sources returns the top n initiators; n <= 0 returns all.
 func (s *Summary) Sources(n int) []Row { return s.sources.top(n, addrString) }
 
 // Dests returns the top n destination addresses.
@@ -304,7 +299,7 @@ func (s *Summary) Services(n int) []Row { return s.services.top(n, Service.Strin
 // Backends returns the top n translated destinations.
 func (s *Summary) Backends(n int) []Row { return s.backends.top(n, Service.String) }
 
-// From counts the connections whose source is translated to an address.
+// From counts the connections with a source translated to public.
 func (s *Summary) From(public netip.Addr) (n Count) {
 	for i, key := range s.outsides.keys {
 		if key.Public == AddrOf(public) {
@@ -316,7 +311,7 @@ func (s *Summary) From(public netip.Addr) (n Count) {
 	return n
 }
 
-// Toward counts the connections that are sent to an address.
+// Toward counts the connections to a destination address.
 func (s *Summary) Toward(dest netip.Addr) (entries uint32) {
 	for i, key := range s.services.keys {
 		if key.Addr == AddrOf(dest) {
@@ -331,21 +326,20 @@ func (s *Summary) Namespaces(n int) []Row {
 	return s.namespaces.top(n, func(name string) string { return name })
 }
 
-// Distinct returns how many different sources, destinations, services and SNAT
-// ranges were seen.
+// Distinct returns the numbers of distinct sources, destinations, services and SNAT ranges.
 func (s *Summary) Distinct() (sources, dests, services, outsides int) {
 	return len(s.sources.counts), len(s.dests.counts), len(s.services.counts), len(s.outsides.counts)
 }
 
-// Occupancy is how full one SNAT address is towards one remote endpoint.
+// Occupancy is the fill of one SNAT address towards one remote endpoint.
 type Occupancy struct {
 	Public   netip.Addr     `json:"public"`
 	Protocol flow.Protocol  `json:"protocol"`
 	Remote   netip.AddrPort `json:"remote"`
 	Used     uint32         `json:"used"` // ports; equals the entries
 	Pool     uint32         `json:"pool"` // ports that the rule may use
-	// Range is the lowest and the highest port in use. When connections are
-	// refused although Pool is large, the rule's range is about this one.
+	// Range is the lowest and the highest used port. If connections are refused although Pool is large, the rule's
+	// port range is close to this one.
 	Range flow.Ports `json:"range"`
 	Count
 }
@@ -358,8 +352,8 @@ func (o Occupancy) Share() float64 {
 	return float64(o.Used) / float64(o.Pool)
 }
 
-// Occupancies returns the top n SNAT ranges. pool is the number of ports a rule
-// may use; 0 means capacity.MasqueradePorts.
+// Occupancies returns the top n SNAT ranges. pool is the number of ports that a rule may use; 0 means
+// capacity.MasqueradePorts.
 func (s *Summary) Occupancies(n int, pool uint32) []Occupancy {
 	if pool == 0 {
 		pool = capacity.MasqueradePorts
@@ -374,8 +368,8 @@ func (s *Summary) Occupancies(n int, pool uint32) []Occupancy {
 	return list
 }
 
-// Fullest returns the SNAT range of which the largest share of ports is in use. pool
-// tells how many ports a public address has; 0 leaves it out.
+// Fullest returns the SNAT range with the largest share of used ports. pool returns the number of ports of a public
+// address; 0 excludes the address.
 func (s *Summary) Fullest(pool func(public netip.Addr) uint32) (worst Occupancy, found bool) {
 	for i, k := range s.outsides.keys {
 		o := Occupancy{Public: k.Public.Netip(), Protocol: k.Remote.Protocol, Used: s.outsides.counts[i].Entries}
@@ -389,7 +383,7 @@ func (s *Summary) Fullest(pool func(public netip.Addr) uint32) (worst Occupancy,
 	return worst, found
 }
 
-// PortsInUse is how many ports of an SNAT address are in use towards a remote endpoint.
+// PortsInUse returns the number of ports of an SNAT address in use towards a remote endpoint.
 func (s *Summary) PortsInUse(public netip.Addr, protocol flow.Protocol, remote netip.AddrPort) uint32 {
 	port := remote.Port()
 	if !protocol.HasPorts() {
@@ -411,15 +405,14 @@ func rank(rows []Row) {
 	})
 }
 
-// Victims is a group of entries that could be freed, with the way to do it.
+// Victims is a group of entries that could be removed, with the command for it.
 type Victims struct {
 	What    string `json:"what"`
 	Entries uint32 `json:"entries"`
 	How     string `json:"how"`
 }
 
-// FreeFirst lists what can be removed with the least harm, most harmless first.
-// Groups that hold less than one percent of the table are left out.
+// FreeFirst lists entries that can be removed, least harmful first. It omits groups below one percent of the table.
 func (s *Summary) FreeFirst() []Victims {
 	hour, day, _ := s.IdleEstablished()
 	synSent := s.State(TCPSynSent).Entries + s.State(TCPSynSent2).Entries + s.State(TCPSynRecv).Entries

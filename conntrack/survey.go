@@ -12,43 +12,41 @@ import (
 	"time"
 )
 
-// Ask says what a Survey looks at.
+// Ask selects the scope of a Survey.
 type Ask struct {
 	// Namespaces to read; none means all of the host.
 	Namespaces []Namespace
 	// Dimensions to group by.
 	Dimensions Dimension
-	// Filter sifts the entries that are summed up; the fill is always that of
-	// the whole table.
+	// Filter selects the summarized entries. The fill always covers the whole table.
 	Filter *Filter
-	// Window is how far the two looks at counts and counters are apart; 0 means
-	// one second. The dump runs within it.
+	// Window is the time between the two readings of counts and counters; 0 means one second. The dump runs within
+	// it.
 	Window time.Duration
-	// Sources are tables beside the kernel's.
+	// Sources are further tables besides the kernel's.
 	Sources []Source
-	// CountOnly leaves out the dump: fill, growth and counters only, which costs
-	// microseconds whatever the table holds.
+	// CountOnly omits the dump. Fill, growth and counters alone take microseconds for a table of any size.
 	CountOnly bool
 }
 
-// Fill is how full the table of one namespace is, and how that changes. The limit
-// is the host's and each namespace is held against it alone.
+// Fill is the fill of one namespace's table and its change. The limit is host-wide, and each namespace is compared
+// with it separately.
 type Fill struct {
 	Namespace string `json:"namespace"`
 	Inode     uint64 `json:"inode,omitempty"`
 	Limits
-	// Held is how many entries, when the table was dumped, the kernel would not evict to make room.
+	// Held is the number of entries in the dump that the kernel would not evict.
 	Held uint32 `json:"held"`
-	// Growth in entries a second over the time of Over.
+	// Growth in entries per second during Over.
 	Growth float64       `json:"growth"`
 	Over   time.Duration `json:"-"`
-	// Counted is what the kernel's counters did in the window, on all CPUs.
+	// Counted is the change of the kernel's counters in the window, over all CPUs.
 	Counted Counters `json:"counted"`
 	// Since is the counters' absolute value at the end.
 	Since Counters `json:"since_boot"`
 }
 
-// Effective is the fill by entries that cannot be evicted, as a share of Max.
+// Effective returns the fill by entries that cannot be evicted, as a share of Max.
 func (f Fill) Effective() float64 {
 	if f.Max == 0 {
 		return 0
@@ -56,8 +54,7 @@ func (f Fill) Effective() float64 {
 	return float64(f.Held) / float64(f.Max)
 }
 
-// TimeToFull is when the table is full if it grows on as it did; it is
-// negative when it does not grow.
+// TimeToFull returns the time until the table is full at its current growth; negative if it does not grow.
 func (f Fill) TimeToFull() time.Duration {
 	if f.Growth <= 0 || f.Max == 0 {
 		return -1
@@ -69,23 +66,23 @@ func (f Fill) TimeToFull() time.Duration {
 	return time.Duration(min(left*float64(time.Second), math.MaxInt64/2))
 }
 
-// Foreseeable tells whether TimeToFull says something: a table that is hardly in use grows for
-// a moment whenever a client begins.
+// Foreseeable reports whether TimeToFull is meaningful. A nearly empty table grows for a moment whenever a client
+// starts.
 func (f Fill) Foreseeable() bool { return f.Over >= GrowthWindow || f.Fill() > foreseeableFill }
 
-// foreseeableFill is from which fill on the growth of a moment counts.
+// foreseeableFill is the fill above which a momentary growth is meaningful.
 const foreseeableFill = 0.1
 
-// Survey is one look at the tables of a host.
+// Survey is the state of a host's tables at one time.
 type Survey struct {
 	Fills   []Fill
-	Summary *Summary // nil when CountOnly was asked for
+	Summary *Summary // nil for CountOnly
 	Window  time.Duration
-	// Blind says in sentences what could not be seen.
+	// Blind lists, in sentences, the parts that could not be read.
 	Blind []string
 }
 
-// Look reads what a asks for.
+// Look reads the scope of a.
 func Look(ctx context.Context, a Ask) (*Survey, error) {
 	s := &Survey{}
 	namespaces, hidden := a.Namespaces, 0
@@ -125,9 +122,8 @@ func Look(ctx context.Context, a Ask) (*Survey, error) {
 	return s, nil
 }
 
-// Unseen says which namespaces could not be read: those of so many processes that are
-// hidden, and those that need more rights, in one sentence each, those that are gone in
-// none.
+// Unseen describes namespaces that could not be read. Hidden processes and missing rights get one sentence each;
+// vanished namespaces get none.
 func Unseen(hidden int, failed []error) (list []string) {
 	if hidden > 0 {
 		list = append(list, HiddenText(hidden))
@@ -151,7 +147,7 @@ func Unseen(hidden int, failed []error) (list []string) {
 	return list
 }
 
-// reading is one look at a namespace's numbers.
+// reading is one reading of a namespace's numbers.
 type reading struct {
 	at       time.Time
 	limits   Limits
@@ -174,14 +170,14 @@ func (s *Survey) dump(ctx context.Context, a Ask, namespaces []Namespace, before
 	s.Summary = NewSummary(a.Dimensions)
 	for i, ns := range namespaces {
 		if before[i].limits.Count == 0 {
-			continue // a dump walks the whole host's table even for an empty namespace
+			continue // a dump reads the whole host's table even for an empty namespace
 		}
 		all, err := s.Summary.addSifted(ctx, ns, m)
 		before[i].held = all.Held()
 		switch {
 		case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 			return err
-		case errors.Is(err, fs.ErrNotExist): // ended meanwhile
+		case errors.Is(err, fs.ErrNotExist): // removed in the meantime
 		case errors.Is(err, ErrInterrupted):
 			s.Blind = append(s.Blind, fmt.Sprintf("namespace %s: %v: single entries may be missing or doubled", ns.Name, err))
 		case err != nil:
@@ -197,7 +193,7 @@ func (s *Survey) dump(ctx context.Context, a Ask, namespaces []Namespace, before
 	return nil
 }
 
-// fill adds what two looks at a namespace tell.
+// fill adds the comparison of two readings of a namespace.
 func (s *Survey) fill(ns Namespace, before, after reading) {
 	f := Fill{Namespace: ns.Name, Inode: ns.Inode, Limits: after.limits,
 		Counted: after.counters.Sub(before.counters), Since: after.counters,
@@ -206,15 +202,14 @@ func (s *Survey) fill(ns Namespace, before, after reading) {
 	s.Fills = append(s.Fills, f)
 }
 
-// addSifted adds the entries of ns that m lets through, and counts all of them:
-// the fill is that of the whole table.
+// addSifted adds the entries of ns that match m. all counts every entry, because the fill covers the whole table.
 func (s *Summary) addSifted(ctx context.Context, ns Namespace, m *matcher) (all Count, err error) {
 	c, err := OpenIn(ns)
 	if err != nil {
 		return all, err
 	}
 	defer c.Close()
-	established, _ := readSetting(ns, "tcp_timeout_established") // absent: idle times are left out
+	established, _ := readSetting(ns, "tcp_timeout_established") // on error, idle times are omitted
 	s.Enter(ns.Name, established)
 	err = c.Dump(ctx, nil, func(e *Entry) error {
 		all.add(e)

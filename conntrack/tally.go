@@ -8,9 +8,8 @@ import (
 	"slices"
 )
 
-// tally counts entries by key: an open-addressed hash of 32-bit positions over
-// two dense arrays. One lookup finds or makes the record (a Go map needs two),
-// and a growing table moves four bytes a key.
+// tally counts entries by key. It is an open-addressed hash of 32-bit positions over two dense arrays. One lookup
+// finds or creates the record (a Go map needs two), and growth moves four bytes per key.
 type tally[K comparable] struct {
 	slots  []uint32 // position in keys and counts, plus one; 0 is empty
 	keys   []K
@@ -18,11 +17,10 @@ type tally[K comparable] struct {
 	seed   maphash.Seed
 }
 
-// at returns the record of k, made when it is new. The pointer is valid until
-// the next call.
+// at returns the record of k and creates it if it is new. The pointer is valid until the next call.
 func (t *tally[K]) at(k K) *Count { return &t.counts[t.position(k)] }
 
-// position returns where the record of k is, made when it is new.
+// position returns the position of the record of k and creates it if it is new.
 func (t *tally[K]) position(k K) int {
 	if 4*len(t.keys) >= 3*len(t.slots) {
 		t.grow()
@@ -56,12 +54,10 @@ func (t *tally[K]) grow() {
 	}
 }
 
-// insertionLimit is the length up to which a short list is kept in order while
-// the table is read; beyond it sorting everything is cheaper.
+// insertionLimit is the maximum n for an insertion sort during the scan. For larger n a full sort is cheaper.
 const insertionLimit = 2048
 
-// order returns the positions of the n largest records, largest first, all of
-// them when n is 0 or less.
+// order returns the positions of the n largest records, largest first; n <= 0 returns all.
 func (t *tally[K]) order(n int) []int {
 	if n <= 0 || n > len(t.keys) {
 		n = len(t.keys)

@@ -176,8 +176,8 @@ func TestFTPThroughTheHelper(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if mode == host.Passive && r.Told.Addr() != public.Addr() {
-				t.Errorf("the server's own address %s got through to the client, want %s", r.Told.Addr(), public.Addr())
+			if mode == host.Passive && r.Announced.Addr() != public.Addr() {
+				t.Errorf("the server's own address %s got through to the client, want %s", r.Announced.Addr(), public.Addr())
 			}
 		})
 	}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package event keeps the last things that happened in the gateway: who changed what, which backends
-// went down, which tables fill. It is one bounded list, from which any number of readers take at their
-// own pace; who is too slow is told how many events it missed.
+// Package event stores recent events of the gateway: configuration changes, backend state changes, tables that fill.
+// The log is one bounded list with any number of readers at their own pace. A slow reader receives the number of
+// missed events.
 package event
 
 import (
@@ -13,36 +13,36 @@ import (
 	"time"
 )
 
-// Kind says what an event is about.
+// Kind is the subject of an event.
 type Kind string
 
-// Kinds.
+// Kinds of events.
 const (
-	Apply   Kind = "apply"   // a change of the configuration or of a backend's state, or rules that were put back
+	Apply   Kind = "apply"   // a change of the configuration or of a backend's state, or restored rules
 	Backend Kind = "backend" // the state of a backend
-	Table   Kind = "table"   // a connection table fills
-	Ports   Kind = "ports"   // the ports of the address pools run out
-	Drops   Kind = "drops"   // packets are dropped for one cause
-	Warning Kind = "warning" // something on this host keeps the rules from working
-	Flow    Kind = "flow"    // a connection that a client asked to be told of; only in streams
-	Begin   Kind = "begin"   // where a stream begins; only in streams
-	Missed  Kind = "missed"  // events that this reader did not get; only in streams
+	Table   Kind = "table"   // a connection table is nearly full
+	Ports   Kind = "ports"   // the ports of an address pool are nearly exhausted
+	Drops   Kind = "drops"   // packets are dropped for one reason
+	Warning Kind = "warning" // a problem on this host disables rules
+	Flow    Kind = "flow"    // a connection selected by the client; only in streams
+	Begin   Kind = "begin"   // the start of a stream; only in streams
+	Missed  Kind = "missed"  // events that this reader has missed; only in streams
 )
 
-// Kinds are those that the log has.
+// Kinds are the kinds stored in the log.
 var Kinds = []Kind{Apply, Backend, Table, Ports, Drops, Warning}
 
-// Event is one thing that happened.
+// Event is one entry of the log.
 type Event struct {
-	ID     uint64    `json:"id" doc:"grows with every event, over restarts too; send it as Last-Event-ID to get what came after it"`
+	ID     uint64    `json:"id" doc:"grows with every event, over restarts too; send it as Last-Event-ID to get the events after it"`
 	At     time.Time `json:"at"`
 	Kind   Kind      `json:"kind" enum:"apply,backend,table,ports,drops,warning,flow,begin,missed"`
 	Text   string    `json:"text" doc:"what happened, for people"`
-	Ended  bool      `json:"ended,omitempty" doc:"what an earlier event of the same kind and object told is over"`
-	Object string    `json:"object,omitempty" doc:"what it is about: SERVICE/BACKEND, DATAPATH/TABLE, DATAPATH/REASON"`
+	Ended  bool      `json:"ended,omitempty" doc:"the condition of an earlier event of the same kind and object is over"`
+	Object string    `json:"object,omitempty" doc:"the object of the event: SERVICE/BACKEND, DATAPATH/TABLE, DATAPATH/REASON"`
 
-	Who      string  `json:"who,omitempty" doc:"of apply: who asked for the change"`
-	What     string  `json:"what,omitempty" doc:"of apply: what was asked for"`
+	Who      string  `json:"who,omitempty" doc:"of apply: the user or program that requested the change"`
+	What     string  `json:"what,omitempty" doc:"of apply: the requested change"`
 	Revision uint64  `json:"revision,omitempty" doc:"of apply: the revision that is in force"`
 	Error    string  `json:"error,omitempty" doc:"of apply: why it was refused"`
 	State    string  `json:"state,omitempty" doc:"of backend: up, drain or down"`
@@ -53,30 +53,30 @@ type Event struct {
 	Missed   uint64  `json:"missed,omitempty" doc:"of missed: how many events, of all kinds"`
 }
 
-// Message is the event as a message of a stream of server-sent events (HTML, section 9.2.6).
+// Message returns the event as a message of a server-sent event stream (HTML, section 9.2.6).
 func (e Event) Message() []byte {
 	var text bytes.Buffer
 	line := json.NewEncoder(&text)
-	line.SetEscapeHTML(false) // people read it too
+	line.SetEscapeHTML(false) // the text is also for people
 	if err := line.Encode(e); err != nil {
-		return nil // a time out of range; the log has the present one
+		return nil // a time out of range; the log uses the current time
 	}
 	return fmt.Appendf(nil, "id: %d\ndata: %s\n", e.ID, text.Bytes())
 }
 
-// Sent is an event with its message, which is made once for all readers.
+// Sent is an event with its message, encoded once for all readers.
 type Sent struct {
 	Event
 	Bytes []byte
 }
 
-// Held is how many events are kept, and maxText bounds what each of them says, in bytes.
+// Held is the number of stored events; maxText bounds the text of each event in bytes.
 const (
 	Held    = 8192
 	maxText = 1024
 )
 
-// Log is the list. The nil Log takes events and keeps none.
+// Log is the bounded list of events. A nil Log accepts events and drops them.
 type Log struct {
 	now  func() time.Time
 	held int
@@ -84,18 +84,18 @@ type Log struct {
 	mu    sync.Mutex    // protects the rest
 	base  uint64        // ID of the first event of this process
 	next  uint64        // ID of the next one
-	ring  []Sent        // the last events; the one with an ID is at (ID-base) % held
+	ring  []Sent        // the last events; an event is at (ID-base) % held
 	added chan struct{} // closed with the next event
 }
 
-// New returns an empty list of the last held events. IDs begin at the present time, so that those of a
-// later process are greater.
+// New returns an empty list for the last held events. IDs begin at the current time, so a later process uses greater
+// IDs.
 func New(held int) *Log {
 	base := uint64(time.Now().UnixMicro())
 	return &Log{now: time.Now, held: held, base: base, next: base, added: make(chan struct{})}
 }
 
-// Add gives an event its ID and time, and wakes the readers. It never waits for them.
+// Add assigns an ID and a time to an event, and wakes the readers. It never waits for readers.
 func (l *Log) Add(e Event) {
 	if l == nil {
 		return
@@ -124,16 +124,16 @@ func cut(s string) string {
 	return s[:maxText-3] + "..."
 }
 
-// Last is the ID of the newest event; before the first one it is that which stands before it.
+// Last returns the ID of the newest event. Before the first event it returns the preceding ID.
 func (l *Log) Last() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.next - 1
 }
 
-// After returns at most limit events that follow an ID, the oldest first; how many came between it and
-// them that are not held any more; and a channel that is closed with the next event. An ID of another
-// process counts as one before the first.
+// After returns at most limit events with greater IDs, oldest first. missed is the number of events after id that are
+// no longer stored. added is closed with the next event. An ID of another process counts as the ID before the first
+// event.
 func (l *Log) After(id uint64, limit int) (events []Sent, missed uint64, added <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -150,7 +150,7 @@ func (l *Log) After(id uint64, limit int) (events []Sent, missed uint64, added <
 	return events, missed, l.added
 }
 
-// Knows tells whether an ID is of this process.
+// Knows reports whether this process assigned the ID.
 func (l *Log) Knows(id uint64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Gauge is how full a table or pool is.
+// Gauge is the fill of a table or pool.
 type Gauge struct {
 	Kind   Kind   // Table or Ports
 	Object string // DATAPATH/TABLE
@@ -20,7 +20,7 @@ type Gauge struct {
 	Size   int
 }
 
-// Dropped is how many packets were dropped for one cause since some beginning.
+// Dropped counts the packets dropped for one reason since a fixed start.
 type Dropped struct {
 	Object  string // DATAPATH/REASON
 	Packets uint64
@@ -33,42 +33,42 @@ type Reading struct {
 	Warnings []string
 }
 
-// Watch reads the state of the gateway again and again, and tells of what begins and ends.
+// Watch reads the state of the gateway periodically, and logs conditions that begin or end.
 type Watch struct {
 	Log  *Log
 	Read func(context.Context) Reading
 
 	mu   sync.Mutex
-	full map[string]string // why gauges above the highest level need attention, by kind and object
+	full map[string]string // text of gauges above the highest level, by kind and object
 
-	levels  map[string]int // of gauges, by kind and object: index of the highest level reached, plus 1
+	levels  map[string]int // by kind and object: index of the gauge's highest level reached, plus 1
 	dropped map[string]*dropping
 	warned  map[string]bool
 	at      time.Time // of the last reading
 }
 
-// Full levels: an event tells when a gauge reaches one, and when it is back to less than the lowest by
-// leave, so that a table that stays near a level is told once.
+// Full levels: an event reports a gauge that reaches a level. A second event reports its return below the lowest
+// level minus leave, so a gauge near a level is reported once.
 var fullLevels = []float64{0.80, 0.95}
 
 const leave = 0.10
 
-// Drops for one cause are told from dropBegin packets a second on, and are over after dropQuiet readings
-// with less than dropEnd.
+// Drops for one reason are reported from dropBegin packets per second on. They end after dropQuiet readings below
+// dropEnd.
 const (
 	dropBegin = 10.0
 	dropEnd   = 1.0
 	dropQuiet = 3
 )
 
-// Full returns a sentence, with the remedy, for each table and pool that has next to no room left.
+// Full returns a sentence, with the remedy, for each nearly full table and pool.
 func (w *Watch) Full() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Sorted(maps.Values(w.full))
 }
 
-// remedy is what gives a table or pool more room.
+// remedy returns the setting that enlarges a table or pool.
 func remedy(g Gauge) string {
 	switch {
 	case g.Kind == Ports:
@@ -79,7 +79,7 @@ func remedy(g Gauge) string {
 	return "new connections are refused when it is full; 'sluice conns' says what fills it, 'tables' in the configuration enlarges it"
 }
 
-// readEvery is the time between two readings. They take at most 5 % of one CPU.
+// readEvery is the time between two readings, which use at most 5 % of one CPU.
 const readEvery = 2 * time.Second
 
 // Run watches until the context ends.
@@ -95,7 +95,7 @@ func (w *Watch) Run(ctx context.Context) {
 	}
 }
 
-// look compares a reading with those before.
+// look compares a reading with the previous ones.
 func (w *Watch) look(now time.Time, r Reading) {
 	if w.levels == nil {
 		w.full = map[string]string{}
@@ -140,16 +140,16 @@ func (w *Watch) gauge(g Gauge) {
 	w.Log.Add(Event{Kind: g.Kind, Object: g.Object, Text: text, Used: g.Used, Size: g.Size, Ended: is == 0})
 }
 
-// dropping is what is known of one cause of drops.
+// dropping is the state of one drop reason.
 type dropping struct {
 	packets uint64
 	active  bool
-	quiet   int // readings in a row with few drops
+	quiet   int // consecutive readings with few drops
 }
 
 func (w *Watch) drops(d Dropped, seconds float64) {
 	was := w.dropped[d.Object]
-	if was == nil { // of what was dropped before nobody knows when
+	if was == nil { // the time of earlier drops is unknown
 		was = &dropping{packets: d.Packets}
 		if !w.at.IsZero() {
 			was.packets = 0 // the first packets since the last reading

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package flow holds the values that every other package speaks in: protocols,
-// port ranges, tuples and tracked connections. All of them are comparable, all
-// are in host byte order; the wire's order is the business of packet and of the
-// datapaths. It imports only the standard library.
+// Package flow holds the value types shared by all packages: protocols, port ranges, tuples and tracked connections.
+// All types are comparable and use host byte order; packet and the datapaths convert to network byte order. It
+// imports only the standard library.
 package flow
 
 import (
@@ -12,16 +11,15 @@ import (
 	"time"
 )
 
-// Tuple names one direction of a connection: who sends to whom. For ICMP and
-// ICMPv6 queries both ports hold the query identifier; for protocols without
-// ports they are 0.
+// Tuple names the sender and the receiver of one direction of a connection. For ICMP and ICMPv6 queries both ports
+// hold the query identifier. For protocols without ports they are 0.
 type Tuple struct {
 	Protocol Protocol       `json:"protocol"`
 	Source   netip.AddrPort `json:"source"`
 	Dest     netip.AddrPort `json:"destination"`
 }
 
-// Reverse returns the tuple of the answer to a packet of t.
+// Reverse returns the tuple of a reply to t.
 func (t Tuple) Reverse() Tuple {
 	return Tuple{Protocol: t.Protocol, Source: t.Dest, Dest: t.Source}
 }
@@ -37,7 +35,7 @@ func (t Tuple) String() string {
 	return t.Protocol.String() + " " + t.Source.String() + " -> " + t.Dest.String()
 }
 
-// Direction tells which end of a flow sent a packet.
+// Direction is the direction of a packet within a flow.
 type Direction uint8
 
 const (
@@ -64,10 +62,10 @@ func ParseEndpoint(s string) (netip.AddrPort, error) {
 	return a, nil
 }
 
-// ParseEnd is ParseEndpoint for a packet of a protocol: one without ports has an address alone,
-// and a port that is named all the same is left out.
+// ParseEnd is ParseEndpoint for a packet of a protocol. For a protocol without ports the port is optional and
+// ignored.
 func (p Protocol) ParseEnd(s string) (netip.AddrPort, error) {
-	if p.HasPorts() || p == ICMP || p == ICMPv6 { // whose identifier stands for a port
+	if p.HasPorts() || p == ICMP || p == ICMPv6 { // the identifier replaces a port
 		return ParseEndpoint(s)
 	}
 	if a, err := netip.ParseAddr(s); err == nil {
@@ -80,29 +78,26 @@ func (p Protocol) ParseEnd(s string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(a.Addr(), 0), nil
 }
 
-// Flow is one tracked connection as a datapath or the kernel's connection table
-// reports it. The original tuple is what the initiator sent; the reply tuple is
-// what the responder sends back, before it is translated. For an untranslated
-// connection Reply equals Original.Reverse().
+// Flow is one tracked connection as reported by a datapath or by the kernel's connection table. The original tuple is
+// that sent by the initiator. The reply tuple is that sent by the responder, before its translation. For an
+// untranslated connection Reply equals Original.Reverse().
 type Flow struct {
 	Original Tuple
 	Reply    Tuple
-	// Owner is the name of the service or NAT rule
-	// that made the flow; empty when unknown.
+	// Owner is the name of the service or NAT rule that created the flow; empty if unknown.
 	Owner string
 	// Backend is the name of the service's backend; empty for NAT rules.
 	Backend string
-	// State is the protocol's state in capital letters as conntrack prints it
-	// (ESTABLISHED, TIME_WAIT, ...); empty where the protocol has none.
+	// State is the protocol's state in capital letters as conntrack prints it (ESTABLISHED, TIME_WAIT, ...). It is
+	// empty for protocols without states.
 	State string
 	// Flags that matter for capacity.
 	Replied   bool // a packet of the reply direction was seen
-	Assured   bool // the flow is not given up to make room
+	Assured   bool // the flow is not evicted to make room
 	Offloaded bool // carried by a flowtable
-	// Timeout is the time left before the flow is forgotten when it stays idle.
+	// Timeout is the time until an idle flow is removed.
 	Timeout time.Duration
-	// Packets and Bytes by direction; valid when Counted is true. Bytes count
-	// from the network header on.
+	// Packets and Bytes by direction; valid if Counted is true. Bytes include the network header.
 	Counted bool
 	Packets [2]uint64
 	Bytes   [2]uint64
@@ -110,15 +105,15 @@ type Flow struct {
 	Mark uint32
 	// Zone is the connection tracking zone, 0 by default.
 	Zone uint16
-	// Datapath names what holds the flow: "nftables", "ebpf" or "kernel".
+	// Datapath names the owner of the flow table: "nftables", "ebpf" or "kernel".
 	Datapath string
 }
 
 // SourceTranslated reports whether the initiator's endpoint is rewritten.
 func (f Flow) SourceTranslated() bool { return f.Reply.Dest != f.Original.Source }
 
-// DestTranslated reports whether the responder's endpoint is rewritten. A query
-// identifier stands on both sides and is the initiator's: source NAT changes it.
+// DestTranslated reports whether the responder's endpoint is rewritten. A query identifier occupies both ports but
+// belongs to the initiator, so only source NAT changes it.
 func (f Flow) DestTranslated() bool {
 	if p := f.Original.Protocol; p == ICMP || p == ICMPv6 {
 		return f.Reply.Source.Addr() != f.Original.Dest.Addr()

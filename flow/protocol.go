@@ -33,7 +33,7 @@ var protocolNames = map[Protocol]string{
 	ICMPv6: "icmpv6", L2TP: "l2tp", SCTP: "sctp", UDPLite: "udplite",
 }
 
-// String returns the lower-case name, or the number where there is none.
+// String returns the lower-case name, or the number if there is no name.
 func (p Protocol) String() string {
 	if n, ok := protocolNames[p]; ok {
 		return n
@@ -78,7 +78,7 @@ type Ports struct {
 	First, Last uint16
 }
 
-// Contains reports whether port lies in the range.
+// Contains reports whether port is in the range.
 func (r Ports) Contains(port uint16) bool {
 	return r == Ports{} || r.First <= port && port <= r.Last
 }
@@ -88,7 +88,7 @@ func (r Ports) Overlaps(o Ports) bool {
 	return r == Ports{} || o == Ports{} || r.First <= o.Last && o.First <= r.Last
 }
 
-// Len returns how many ports the range holds.
+// Len returns the number of ports in the range.
 func (r Ports) Len() int {
 	if r == (Ports{}) {
 		return 65536
@@ -96,7 +96,7 @@ func (r Ports) Len() int {
 	return int(r.Last) - int(r.First) + 1
 }
 
-// String renders "80", "8000-8099", or "0-65535" for the zero value.
+// String returns "80", "8000-8099", or "0-65535" for the zero value.
 func (r Ports) String() string {
 	switch {
 	case r == Ports{}:

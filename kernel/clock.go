@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SinceBoot returns the time since the machine started. It includes the time that the machine
-// was suspended, and no change of the wall clock affects it.
+// SinceBoot returns the time since the machine started, including suspended time. Changes of the wall clock do not
+// affect it.
 func SinceBoot() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // Linux 2.6.39

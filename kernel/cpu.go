@@ -4,8 +4,7 @@ package kernel
 
 import "golang.org/x/sys/unix"
 
-// OneCPU keeps the calling thread, which must be locked, on the first CPU that it may
-// run on until restore is called.
+// OneCPU pins the calling thread, which must be locked, to its first allowed CPU until restore is called.
 func OneCPU() (cpu int, restore func(), err error) {
 	var before, one unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &before); err != nil {

@@ -13,8 +13,8 @@ const (
 	forwardAllIPv6 = "net.ipv6.conf.all.forwarding"
 )
 
-// ForwardingOff returns the setting, as read returns its value, because of which the kernel forwards
-// no packets that arrive on an interface, and how to change it; "" when the kernel forwards them.
+// ForwardingOff returns the setting that makes the kernel drop packets from an interface instead of forwarding them,
+// with its remedy. It returns "" if the kernel forwards them. read returns the value of a setting.
 func ForwardingOff(read func(key string) string, iface string, v6 bool) string {
 	name, all, own := "IPv4", forwardAllIPv4, "net.ipv4.conf.%s.forwarding"
 	if v6 {
@@ -22,7 +22,7 @@ func ForwardingOff(read func(key string) string, iface string, v6 bool) string {
 	}
 	own = fmt.Sprintf(own, strings.ReplaceAll(iface, ".", "/"))
 	allOff, ownOff := read(all) == "0", read(own) == "0"
-	if !ownOff && !(v6 && allOff) { // for IPv4 the setting of the interface alone counts; writing "all" changes it too
+	if !ownOff && !(v6 && allOff) { // for IPv4 only the setting of the interface counts; writing "all" changes it too
 		return ""
 	}
 	key := own
@@ -32,11 +32,10 @@ func ForwardingOff(read func(key string) string, iface string, v6 bool) string {
 	return fmt.Sprintf("%s is 0: the kernel forwards no %s packets that arrive on %s; write 1 with \"sysctl -w %s=1\"", key, name, iface, key)
 }
 
-// ForwardingWarnings warns when the kernel does not forward a family of which v4 and v6 say that it
-// must. read returns the value of a setting. Each of the interfaces in named must forward. Of the
-// others, where packets may arrive too, one that forwards is enough: an administrator may have turned
-// forwarding off where only the host itself is reached. Without any interface only the setting for
-// all interfaces is read.
+// ForwardingWarnings returns a warning for each required family (v4, v6) that the kernel does not forward. read
+// returns the value of a setting. All interfaces in named must forward. Among others one is enough: an administrator
+// may have disabled forwarding on interfaces of the host itself. Without any interface only the setting for all
+// interfaces is read.
 func ForwardingWarnings(read func(key string) string, v4, v6 bool, named, others []string) (out []string) {
 	for _, f := range []struct {
 		needed, v6 bool

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kernel reads the settings and the clock of the running kernel and says what they mean
-// for forwarding. It knows nothing of Sluice's configuration.
+// Package kernel reads the settings and the clock of the running kernel and explains their effect on forwarding. It
+// is independent of Sluice's configuration.
 package kernel
 
 import (
@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// Sysctl reads a setting in the calling thread's network namespace, "" when there is none of that
-// name. As in sysctl(8), a dot in the name of an interface is written as a slash.
+// Sysctl reads a setting in the calling thread's network namespace, or "" if it does not exist. As in sysctl(8), a
+// dot in an interface name is written as a slash.
 func Sysctl(key string) string {
 	text, _ := os.ReadFile(filepath.Join("/proc/sys", strings.NewReplacer(".", "/", "/", ".").Replace(key)))
 	return strings.TrimSpace(string(text))

@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountDir is where the lab mounts a bpffs for each gateway, in the host's mount namespace: pins
-// in one that a gateway mounts for itself end with the gateway's own mount namespace.
+// mountDir is the directory in the host's mount namespace where the lab mounts a bpffs for each gateway. Pins in a
+// bpffs that a gateway mounts itself would vanish with the gateway's mount namespace.
 func (l *Lab) mountDir() string { return filepath.Join(recordDir, l.ID()) }
 
-// mountBPFFS gives the node a bpffs of its own. On a kernel without one the node goes without.
+// mountBPFFS mounts a private bpffs for the node. If the kernel has no bpffs, the node has none.
 func (l *Lab) mountBPFFS(n *Node) error {
 	dir := filepath.Join(l.mountDir(), n.spec.Name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -33,7 +33,7 @@ func (l *Lab) mountBPFFS(n *Node) error {
 	return nil
 }
 
-// unmountAll removes what was mounted for the lab's gateways.
+// unmountAll removes the mounts of the lab's gateways.
 func (l *Lab) unmountAll() error {
 	entries, err := os.ReadDir(l.mountDir())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -64,6 +64,5 @@ func isBPFFS(dir string) bool {
 	return unix.Statfs(dir, &st) == nil && st.Type == unix.BPF_FS_MAGIC
 }
 
-// BPFFS returns the directory, in the host's mount namespace, of the bpffs that is
-// the node's own; "" when it has none.
+// BPFFS returns the directory of the node's bpffs in the host's mount namespace, or "" if it has none.
 func (n *Node) BPFFS() string { return n.bpffs }

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// enterArg0 is the name under which the program starts itself to enter a namespace: a Go process
-// has threads before main runs and cannot choose a namespace between fork and exec, so
-// [Node.Command] starts this same binary, which enters and then becomes the wanted program.
+// enterArg0 is argv[0] of a process that enters a namespace. A Go process has threads before main runs and cannot
+// choose a namespace between fork and exec. So [Node.Command] starts this same binary, which enters the namespace and
+// executes the requested program.
 const enterArg0 = "sluice-lab-enter"
 
 func init() {
@@ -29,8 +29,8 @@ func init() {
 	os.Exit(126)
 }
 
-// enter moves the calling thread to the network namespace, builds its view of /sys and becomes
-// the program. It returns only an error.
+// enter moves the calling thread to the network namespace, builds its view of /sys and executes the program. It
+// returns only on error.
 func enter(netns, bpffs, program string, argv []string) error {
 	ns, err := os.Open(netns)
 	if err != nil {
@@ -43,7 +43,7 @@ func enter(netns, bpffs, program string, argv []string) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("new mount namespace: %w", err)
 	}
-	// Mounts made here stay here; what the host unmounts goes away here too.
+	// Mounts made here do not propagate to the host; unmounts on the host propagate here.
 	if err := unix.Mount("", "/", "none", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("separate the mount namespace: %w", err)
 	}
@@ -59,8 +59,8 @@ func enter(netns, bpffs, program string, argv []string) error {
 	return fmt.Errorf("%s: %w", program, err)
 }
 
-// mountSys covers /sys with that of the current network namespace and carries over what was
-// mounted directly below the old one.
+// mountSys mounts the current network namespace's sysfs over /sys. It moves the mounts directly below the old /sys to
+// the new one.
 func mountSys() error {
 	points, err := mountsBelow("/sys")
 	if err != nil {
@@ -74,7 +74,7 @@ func mountSys() error {
 	for _, p := range points {
 		fd, err := unix.OpenTree(unix.AT_FDCWD, p, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 		if err != nil {
-			continue // not ours to see; the fresh /sys shows the bare directory
+			continue // no access; the new /sys shows the bare directory
 		}
 		carry = append(carry, carried{p, fd})
 	}
@@ -91,7 +91,7 @@ func mountSys() error {
 	return nil
 }
 
-// mountsBelow lists the mount points below dir that are not below another one of the list.
+// mountsBelow returns the mount points below dir that are not below another result.
 func mountsBelow(dir string) ([]string, error) {
 	f, err := os.Open("/proc/thread-self/mountinfo")
 	if err != nil {

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lab builds small networks out of network namespaces and veth pairs, for the demo, the
-// tests and the benchmarks, and for users who want to play.
+// Package lab builds small networks from network namespaces and veth pairs, for the demo, tests, benchmarks and
+// experiments.
 //
-// A lab is built from a [Topology], which is plain data. Its namespaces are named
-// sluice-TOPOLOGY-ID-NODE and can be used with "ip netns exec". Everything that a lab makes lives
-// in these namespaces, under /run/netns and under /run/sluice/lab; the host's own namespace is
-// not touched, except by [Lab.HostSysctl].
+// A lab is built from a [Topology], which is plain data. Its namespaces are named sluice-TOPOLOGY-ID-NODE and can be
+// used with "ip netns exec". All objects of a lab are in these namespaces, under /run/netns and under
+// /run/sluice/lab. Only [Lab.HostSysctl] changes the host's own namespace.
 //
-// A lab ends with [Lab.Down]. What a crash leaves behind is removed by the next [Up] or [Sweep]:
-// a record of every lab is stored before anything of it is made, and locked by the process that
-// owns it.
+// [Lab.Down] removes a lab. After a crash the next [Up] or [Sweep] removes the rest: every lab has a record, written
+// before its other objects and locked by the owning process.
 package lab
 
 import (
@@ -27,20 +25,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrDown is in every error of [Lab.Down]: something of the lab is still there.
+// ErrDown is wrapped by every error of [Lab.Down]: a part of the lab still exists.
 var ErrDown = errors.New("down")
 
 // Lab is a network that is up.
 type Lab struct {
 	record Record
-	owner  *os.File // the locked record file; nil for a lab that another process made
+	owner  *os.File // the locked record file; nil for a lab of another process
 	nodes  []*Node
 
 	sysctlLock *os.File // held while the lab has changed settings of the host
 }
 
-// Up builds the topology and returns when every interface carries packets and every address can
-// be used. When ctx ends meanwhile, or anything fails, nothing is left. Needs root.
+// Up builds the topology and returns when every interface carries packets and every address is usable. If ctx ends or
+// a step fails, Up removes everything. It needs root.
 func Up(ctx context.Context, t Topology) (*Lab, error) {
 	if err := t.Validate(); err != nil {
 		return nil, fmt.Errorf("topology %s: %w", t.Name, err)
@@ -48,7 +46,7 @@ func Up(ctx context.Context, t Topology) (*Lab, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("lab: network namespaces need root: run it with sudo")
 	}
-	_, _ = Sweep() // what cannot be removed hinders nobody here; "sluice lab list" shows it
+	_, _ = Sweep() // an error does not affect this lab; "sluice lab list" shows the rest
 	id := make([]byte, 3)
 	if _, err := rand.Read(id); err != nil {
 		return nil, err
@@ -79,7 +77,7 @@ func fromRecord(r Record) *Lab {
 	return l
 }
 
-// Find returns a lab that is up, made by any process, for use or for taking it down.
+// Find returns a lab of any process, for use or removal.
 func Find(id string) (*Lab, error) {
 	r, err := readRecord(recordPath(filepath.Base(id)))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -91,8 +89,8 @@ func Find(id string) (*Lab, error) {
 	return fromRecord(r), nil
 }
 
-// Sweep removes what crashed processes left of their labs and returns the ids. Labs whose owner
-// lives and labs that were detached stay. What cannot be removed hinders the removal of no other.
+// Sweep removes the labs of crashed processes and returns their IDs. It keeps detached labs and labs with a live
+// owner. A failed removal does not stop the others.
 func Sweep() ([]string, error) {
 	errs := []error{removeUnfinished()}
 	records, err := List()
@@ -114,8 +112,7 @@ func Sweep() ([]string, error) {
 	return swept, nil
 }
 
-// sweepOne takes the ownership of a lab that nobody owns and takes it down. It reports false when
-// another process was first.
+// sweepOne takes ownership of an orphaned lab and removes it. It reports false if another process owns the lab.
 func sweepOne(id string) (bool, error) {
 	unlock, err := lockRecords()
 	if err != nil {
@@ -136,30 +133,30 @@ func sweepOne(id string) (bool, error) {
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
-		return false, nil // a reader looks at it just now: the next sweep gets it
+		return false, nil // a reader holds the lock; the next sweep removes the lab
 	}
 	l := fromRecord(r)
 	l.owner = f
 	if err := l.Down(); err != nil {
-		f.Close() // nobody owns what is left, and the next sweep tries again
+		f.Close() // release the lock, so that the next sweep retries
 		return false, err
 	}
 	return true, nil
 }
 
-// ID returns the part of the namespace names that makes them unique.
+// ID returns the unique part of the namespace names.
 func (l *Lab) ID() string { return l.record.ID }
 
-// Topology returns what the lab was built from.
+// Topology returns the topology of the lab.
 func (l *Lab) Topology() Topology { return l.record.Topology }
 
-// Record returns what the machine knows about the lab.
+// Record returns the stored record of the lab.
 func (l *Lab) Record() Record { return l.record }
 
 // Nodes returns the nodes in the order of the topology.
 func (l *Lab) Nodes() []*Node { return l.nodes }
 
-// Lookup returns the node of that name within the topology, and false when there is none.
+// Lookup returns the node with that name in the topology, or false.
 func (l *Lab) Lookup(name string) (*Node, bool) {
 	for _, n := range l.nodes {
 		if n.spec.Name == name {
@@ -169,8 +166,7 @@ func (l *Lab) Lookup(name string) (*Node, bool) {
 	return nil, false
 }
 
-// Node returns the node of that name. It panics when the topology has none: the name is written
-// in the same program as the topology.
+// Node returns the node with that name. It panics if the topology has none, because the caller defines both.
 func (l *Lab) Node(name string) *Node {
 	n, ok := l.Lookup(name)
 	if !ok {
@@ -179,8 +175,7 @@ func (l *Lab) Node(name string) *Node {
 	return n
 }
 
-// Detach lets the lab outlive this process; "sluice lab down" or [Lab.Down] of another process
-// removes it.
+// Detach lets the lab outlive this process. "sluice lab down" or [Lab.Down] of another process removes it.
 func (l *Lab) Detach() error {
 	l.record.Detached = true
 	f, err := l.record.store(l.owner)
@@ -191,12 +186,11 @@ func (l *Lab) Detach() error {
 	return f.Close()
 }
 
-// Down ends the processes that still run in the lab's namespaces (SIGTERM, two seconds, SIGKILL)
-// and removes namespaces, links, mounts, the state of killed gateways and the record. It can be
-// called again after an error.
+// Down ends the processes in the lab's namespaces (SIGTERM, two seconds, SIGKILL). It removes namespaces, links,
+// mounts, the state of killed gateways and the record. It can be called again after an error.
 //
-// A socket that this process opened through [Node.Do] keeps its namespace alive, without a name
-// and without links, until it is closed.
+// A socket that this process opened through [Node.Do] keeps its namespace alive, without a name or links, until it is
+// closed.
 func (l *Lab) Down() error {
 	paths := make([]string, 0, len(l.nodes))
 	for _, n := range l.nodes {
@@ -210,7 +204,7 @@ func (l *Lab) Down() error {
 		errs = append(errs, deleteNamespace(n.full), os.RemoveAll(n.StateDir()))
 	}
 	errs = append(errs, l.unmountAll())
-	if errors.Join(errs...) == nil { // else the record stays for another try
+	if errors.Join(errs...) == nil { // else keep the record for a retry
 		if err := os.Remove(recordPath(l.ID())); !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}
@@ -225,7 +219,7 @@ func (l *Lab) Down() error {
 	return nil
 }
 
-// build makes everything, looking at ctx between the steps.
+// build creates all objects and checks ctx between the steps.
 func (l *Lab) build(ctx context.Context) error {
 	if err := prepareNetnsDir(); err != nil {
 		return err

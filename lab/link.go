@@ -20,11 +20,11 @@ import (
 // bridgeName is the bridge inside a switch node.
 const bridgeName = "br0"
 
-// policyTable is the routing table of a node's first route with From; the next use the next.
+// policyTable is the routing table of a node's first route with From; further routes use the following tables.
 const policyTable = 100
 
-// makeLink makes the veth pair directly in the two namespaces, under its final names: the host's
-// own namespace never sees it.
+// makeLink creates the veth pair directly in the two namespaces under its final names, so it never appears in the
+// host's namespace.
 func makeLink(spec LinkSpec, a, b *Node) error {
 	nsB, err := netns.GetFromPath(b.Path())
 	if err != nil {
@@ -45,7 +45,7 @@ func makeLink(spec LinkSpec, a, b *Node) error {
 	veth.PeerNamespace = netlink.NsFd(int(nsB))
 	veth.PeerMTU = uint32(spec.MTU)
 	if spec.A.MAC != "" {
-		veth.HardwareAddr, _ = net.ParseMAC(spec.A.MAC) // checked by Validate
+		veth.HardwareAddr, _ = net.ParseMAC(spec.A.MAC) // Validate has checked it
 	}
 	if spec.B.MAC != "" {
 		veth.PeerHardwareAddr, _ = net.ParseMAC(spec.B.MAC)
@@ -56,10 +56,10 @@ func makeLink(spec LinkSpec, a, b *Node) error {
 	return nil
 }
 
-// prepare writes the settings that must be there before the first interface.
+// prepare writes the settings that must precede the first interface.
 func (n *Node) prepare() error {
 	settings := [][2]string{
-		// Nothing is learned and nothing is waited for: the topology is the whole truth.
+		// Disable autoconfiguration and delays: the topology is complete.
 		{"net.ipv6.conf.all.disable_ipv6", "0"},
 		{"net.ipv6.conf.default.disable_ipv6", "0"},
 		{"net.ipv6.conf.all.accept_dad", "0"},
@@ -106,8 +106,8 @@ func boolean(b bool) string {
 	return "0"
 }
 
-// bridgeNetfilterOff keeps the host's netfilter rules for bridges out of the switch. The setting
-// is the namespace's own; it is absent where the kernel has no bridge netfilter.
+// bridgeNetfilterOff excludes the switch from the host's netfilter rules for bridges. The setting is per namespace
+// and absent on kernels without bridge netfilter.
 func bridgeNetfilterOff() error {
 	for _, key := range []string{"iptables", "ip6tables", "arptables"} {
 		err := writeSysctl("net.bridge.bridge-nf-call-"+key, "0")
@@ -118,8 +118,8 @@ func bridgeNetfilterOff() error {
 	return nil
 }
 
-// makeBridge makes the bridge of a switch. It learns nothing from multicast, so that neighbour
-// discovery passes from the first packet on.
+// makeBridge creates the bridge of a switch. Multicast snooping is off, so that neighbour discovery passes from the
+// first packet on.
 func (n *Node) makeBridge() error {
 	h, err := n.Handle()
 	if err != nil {
@@ -135,7 +135,7 @@ func (n *Node) makeBridge() error {
 	return nil
 }
 
-// raise sets the offloads and brings every interface of the node up.
+// raise sets the offloads and activates every interface of the node.
 func (n *Node) raise(ends []End) error {
 	h, err := n.Handle()
 	if err != nil {
@@ -167,8 +167,8 @@ func (n *Node) raise(ends []End) error {
 			return fmt.Errorf("node %s: interface %s: up: %w", n.spec.Name, name, err)
 		}
 	}
-	// Only now: a veth whose GRO is turned on while it is down shows it as on and yet comes up
-	// without NAPI, so that frames redirected to it are lost (kernel 6.18).
+	// Set offloads after the interface is up. If GRO is enabled while a veth is down, it is reported as on, but NAPI
+	// does not start. Frames redirected to the veth are then lost (kernel 6.18).
 	for _, e := range ends {
 		if err := n.setOffloads(e); err != nil {
 			return err
@@ -223,7 +223,7 @@ func (n *Node) waitUp(ctx context.Context, ends []End) error {
 	return nil
 }
 
-// address puts the node's addresses, own prefixes, routes and settings in place.
+// address configures the node's addresses, own prefixes, routes and settings.
 func (n *Node) address(ends []End) error {
 	h, err := n.Handle()
 	if err != nil {
@@ -296,7 +296,7 @@ func addOwn(h *netlink.Handle, own string) error {
 	})
 }
 
-// addRoute adds a route; one with From goes to the next free table, with a rule that leads there.
+// addRoute adds a route. A route with From uses the next free table and a rule that selects this table.
 func addRoute(h *netlink.Handle, r Route, table *int) error {
 	dst, err := r.destination()
 	if err != nil {
@@ -338,7 +338,7 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// waitAddresses returns when every address of the node can be used.
+// waitAddresses returns when every address of the node is usable.
 func (n *Node) waitAddresses(ctx context.Context) error {
 	h, err := n.Handle()
 	if err != nil {
@@ -351,9 +351,9 @@ func (n *Node) waitAddresses(ctx context.Context) error {
 	return nil
 }
 
-// AwaitAddresses returns when every IPv6 address of the handle's namespace has its local route.
-// A worker of the kernel makes that some time after the address, also of an address without
-// duplicate address detection, and what arrives before it is not for this host.
+// AwaitAddresses returns when every IPv6 address of the handle's namespace has its local route. A kernel worker adds
+// the route some time after the address, even without duplicate address detection. Until then, the kernel does not
+// accept packets to the address.
 func AwaitAddresses(ctx context.Context, h *netlink.Handle) error {
 	return until(ctx, func() (bool, error) {
 		addrs, err := h.AddrList(nil, netlink.FAMILY_V6)
@@ -377,7 +377,7 @@ func AwaitAddresses(ctx context.Context, h *netlink.Handle) error {
 	})
 }
 
-// notInterrupted passes over what says that a list of the kernel's changed under the reading.
+// notInterrupted ignores the error for a kernel list that changed during the read.
 func notInterrupted(err error) error {
 	if errors.Is(err, netlink.ErrDumpInterrupted) {
 		return nil
@@ -385,10 +385,10 @@ func notInterrupted(err error) error {
 	return err
 }
 
-// settleTime bounds every wait for the kernel; it is far above what a loaded machine needs.
+// settleTime bounds every wait for the kernel. A loaded machine needs far less.
 const settleTime = time.Minute
 
-// until polls the condition until it holds, fails, or time or context run out.
+// until polls the condition until it is true or fails, or until the time or ctx ends.
 func until(ctx context.Context, condition func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
@@ -407,8 +407,8 @@ func until(ctx context.Context, condition func() (bool, error)) error {
 	}
 }
 
-// removeLinks deletes the node's interfaces at once, rather than when the namespace ends: a
-// socket that somebody still holds can keep the namespace for long.
+// removeLinks deletes the node's interfaces immediately. A socket may keep the namespace, and thereby its interfaces,
+// alive for long.
 func (n *Node) removeLinks() error {
 	h, err := n.Handle()
 	if err != nil {
@@ -424,12 +424,12 @@ func (n *Node) removeLinks() error {
 		return fmt.Errorf("node %s: %w", n.spec.Name, err)
 	}
 	for _, l := range links {
-		// Only what a lab makes: other virtual devices (tunnels, fallback devices) belong to
-		// whoever made them and end with the namespace.
+		// Remove only devices that a lab creates. Other virtual devices (tunnels, fallback devices) end with the
+		// namespace.
 		if t := l.Type(); t != "veth" && t != "bridge" {
 			continue
 		}
-		// ENODEV, EINVAL: gone meanwhile with its peer.
+		// ENODEV, EINVAL: already removed with its peer.
 		if err := h.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EINVAL) {
 			return fmt.Errorf("node %s: interface %s: delete: %w", n.spec.Name, l.Attrs().Name, err)
 		}

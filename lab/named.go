@@ -4,7 +4,7 @@ package lab
 
 import "fmt"
 
-// Named returns the topology that users know by name, and false when there is none.
+// Named returns a predefined topology by name, or false.
 func Named(name string) (Topology, bool) {
 	for _, t := range All() {
 		if t.Name == name {
@@ -14,30 +14,27 @@ func Named(name string) (Topology, bool) {
 	return Topology{}, false
 }
 
-// All returns every named topology.
+// All returns every predefined topology.
 func All() []Topology {
 	return []Topology{Balancer(), Office(), TwoGateways(), IPv6Only()}
 }
 
-// Balancer is a load balancer between a client and four servers; it fits the examples lb-dnat,
-// lb-fullnat, lb-dsr and stateless.
+// Balancer is a load balancer between a client and four servers. It fits the examples lb-dnat, lb-fullnat, lb-dsr and
+// stateless.
 //
 //	client ---- wan0 gateway lan0 ---- lan (switch) ---- s1 s2 s3 s9
 //	   |                                   |
 //	   +----- out0 bypass lan0 ------------+
 //
-// The client (10.0.1.2, fd00:1::2) has the gateway (10.0.1.1) as its default route, so every
-// virtual address (192.0.2.0/24, 2001:db8::/64) arrives at wan0. It also owns 10.64.0.0/16 and
-// fd00:64::/64: many clients in one.
+// The client (10.0.1.2, fd00:1::2) has the gateway (10.0.1.1) as its default route, so every virtual address
+// (192.0.2.0/24, 2001:db8::/64) arrives at wan0. It also owns 10.64.0.0/16 and fd00:64::/64, to emulate many clients.
 //
-// The servers s1, s2, s3 and s9 are 10.0.2.2, .3, .4, .9 and fd00:2::2, ::3, ::4, ::9; their
-// default route is the gateway (10.0.2.1, fd00:2::1), which holds the source pool of lb-fullnat
-// (10.0.2.100-103, fd00:2::100) on lan0.
+// The servers s1, s2, s3 and s9 are 10.0.2.2, .3, .4, .9 and fd00:2::2, ::3, ::4, ::9. Their default route is the
+// gateway (10.0.2.1, fd00:2::1). The gateway has the source pool of lb-fullnat (10.0.2.100-103, fd00:2::100) on lan0.
 //
-// For direct server return the servers hold 192.0.2.30 and 2001:db8::30 on lo and do not answer
-// ARP for them. What they send from these addresses goes to the router bypass (10.0.2.254) and
-// from there to the client's second interface ret0: replies really bypass the gateway, and the
-// counters of ret0 prove it.
+// For direct server return the servers have 192.0.2.30 and 2001:db8::30 on lo and do not answer ARP for them. Packets
+// from these addresses use the router bypass (10.0.2.254) to the client's second interface ret0. So replies bypass
+// the gateway, as the counters of ret0 show.
 func Balancer() Topology {
 	t := Topology{
 		Name:  "balancer",
@@ -106,7 +103,7 @@ func Balancer() Topology {
 	return t
 }
 
-// standardServers are what the servers of the examples offer.
+// standardServers are the servers of the examples.
 func standardServers() []ServerSpec {
 	return []ServerSpec{{"echo", 7}, {"dns", 53}, {"web", 80}, {"web", 8000}, {"web", 8080}}
 }
@@ -122,7 +119,7 @@ func balancerServer(name string) NodeSpec {
 			{To: "default", Via: "10.0.2.254", From: "192.0.2.30"},
 			{To: "default6", Via: "fd00:2::fe", From: "2001:db8::30"},
 		},
-		// Answer ARP only for addresses of the asked interface, and ask only from such.
+		// Answer ARP only for addresses of the receiving interface, and use only such addresses in requests.
 		Sysctls: map[string]string{
 			"net.ipv4.conf.all.arp_ignore":   "1",
 			"net.ipv4.conf.all.arp_announce": "2",
@@ -134,10 +131,10 @@ func balancerServer(name string) NodeSpec {
 //
 //	pc web ftp ---- lan (switch) ---- lan0 gateway wan0 ---- outside
 //
-// Inside are 10.1.10.20 (pc), 10.1.10.2 (web) and 10.1.10.3 (ftp), and 2001:db8:10::/64 without
-// translation. The gateway is 211.155.226.121 at wan0. The node outside is the provider's router
-// (211.155.226.1) and every host behind it: 203.0.113.0/24 and 2001:db8:f::/64 are friendly,
-// 198.51.100.0/24 and 2001:db8:bad::/48 are on the example's deny list.
+// Inside are 10.1.10.20 (pc), 10.1.10.2 (web) and 10.1.10.3 (ftp), and 2001:db8:10::/64 without translation. The
+// gateway is 211.155.226.121 at wan0. The node outside is the provider's router (211.155.226.1) and every host behind
+// it. 203.0.113.0/24 and 2001:db8:f::/64 are friendly; 198.51.100.0/24 and 2001:db8:bad::/48 are on the example's
+// deny list.
 func Office() Topology {
 	t := Topology{
 		Name:  "office",
@@ -192,14 +189,14 @@ func Office() Topology {
 	return t
 }
 
-// TwoGateways is the balancer's network with two load balancers side by side.
+// TwoGateways is the balancer's network with two load balancers in parallel.
 //
 //	client ---- wan (switch) ==== wan0 gw1 lan0 ==== lan (switch) ---- s1 s2 s3
 //	                         ==== wan0 gw2 lan0 ====
 //
-// The gateways are 10.0.1.11 and .12, fd00:1::11 and ::12 outside, 10.0.2.11 and .12, fd00:2::11
-// and ::12 inside. gw1 also holds the addresses that everybody routes to, 10.0.1.1, fd00:1::1,
-// 10.0.2.1 and fd00:2::1; moving them to gw2 is a failover.
+// The gateways are 10.0.1.11 and .12, fd00:1::11 and ::12 outside, 10.0.2.11 and .12, fd00:2::11 and ::12 inside. gw1
+// also has the addresses that all nodes use as next hop: 10.0.1.1, fd00:1::1, 10.0.2.1 and fd00:2::1. Moving them to
+// gw2 is a failover.
 func TwoGateways() Topology {
 	t := Topology{
 		Name:  "twogateways",
@@ -252,15 +249,13 @@ func TwoGateways() Topology {
 	return t
 }
 
-// IPv6Only is a network without IPv4 that reaches the IPv4 world by translation; it fits the
-// example nat64.
+// IPv6Only is a network without IPv4 that reaches IPv4 hosts by translation; it fits the example nat64.
 //
 //	client dmz old ---- lan (switch) ---- lan0 gateway wan0 ---- outside
 //
-// The client (2001:db8:1::2) has IPv6 only. The node dmz (10.9.0.2) is seen outside as
-// 198.51.100.2, the node old (fd00:a::2) under 2001:db8:a::/48. The node outside (192.0.2.2 and
-// 2001:db8:f::2) routes the pool 203.0.113.0/28, 198.51.100.0/24, 2001:db8:a::/48 and
-// 2001:db8:1::/48 to the gateway (192.0.2.1, 2001:db8:f::1).
+// The client (2001:db8:1::2) has IPv6 only. The node dmz (10.9.0.2) is 198.51.100.2 outside, the node old (fd00:a::2)
+// is in 2001:db8:a::/48. The node outside (192.0.2.2 and 2001:db8:f::2) routes the pool 203.0.113.0/28,
+// 198.51.100.0/24, 2001:db8:a::/48 and 2001:db8:1::/48 to the gateway (192.0.2.1, 2001:db8:f::1).
 func IPv6Only() Topology {
 	return Topology{
 		Name:  "ipv6only",

@@ -13,18 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// netnsDir is where iproute2 keeps named network namespaces.
+// netnsDir is iproute2's directory of named network namespaces.
 const netnsDir = "/run/netns"
 
 func netnsPath(name string) string { return filepath.Join(netnsDir, name) }
 
-// prepareNetnsDir makes netnsDir a shared mount, as iproute2 does: deleting a name then unmounts
-// it in every mount namespace that has a copy, and the network namespace really goes away.
+// prepareNetnsDir makes netnsDir a shared mount, as iproute2 does. The deletion of a name then unmounts it in every
+// mount namespace with a copy, which releases the network namespace.
 func prepareNetnsDir() error {
 	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
 		return err
 	}
-	// iproute2 takes the same lock around the same two mounts.
+	// iproute2 uses the same lock for the same two mounts.
 	dir, err := os.Open(netnsDir)
 	if err != nil {
 		return err
@@ -49,7 +49,7 @@ func prepareNetnsDir() error {
 	return nil
 }
 
-// createNamespace makes a network namespace and binds it to its name under netnsDir.
+// createNamespace creates a network namespace and bind-mounts it at its name under netnsDir.
 func createNamespace(name string) error {
 	path := netnsPath(name)
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
@@ -58,8 +58,8 @@ func createNamespace(name string) error {
 	}
 	f.Close()
 
-	// The thread that unshares goes back afterwards; if it cannot, it ends with this goroutine,
-	// which then never unlocks it.
+	// The thread that unshares returns to its namespace. If it cannot, it exits with this goroutine, which then never
+	// unlocks it.
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
@@ -74,8 +74,7 @@ func createNamespace(name string) error {
 			return
 		}
 		err = unix.Mount("/proc/thread-self/ns/net", path, "none", unix.MS_BIND, "")
-		// The runtime cannot end the main thread; left behind, it would make /proc/self show
-		// the new namespace.
+		// The runtime cannot end the main thread. In the new namespace, it would change /proc/self for the process.
 		if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
 			runtime.UnlockOSThread()
 		}
@@ -92,11 +91,11 @@ func createNamespace(name string) error {
 	return nil
 }
 
-// deleteNamespace removes the name; the namespace ends with the last process or socket in it.
+// deleteNamespace removes the name. The namespace ends with its last process or socket.
 func deleteNamespace(name string) error {
 	path := netnsPath(name)
 	err := unix.Unmount(path, unix.MNT_DETACH)
-	// EINVAL: a name without a namespace, left by a crash between the two steps of making it.
+	// EINVAL: a name without a namespace, from a crash between the two steps of its creation.
 	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("namespace %s: unmount: %w", name, err)
 	}
@@ -106,8 +105,8 @@ func deleteNamespace(name string) error {
 	return nil
 }
 
-// inNamespace runs f on the calling goroutine with its thread moved to the network namespace at
-// path, and moves the thread back afterwards, also when f panics or ends the goroutine.
+// inNamespace runs f on the calling goroutine with its thread in the network namespace at path. It restores the
+// thread's namespace afterwards, also if f panics or ends the goroutine.
 func inNamespace(path string, f func() error) (err error) {
 	target, err := os.Open(path)
 	if err != nil {
@@ -128,8 +127,8 @@ func inNamespace(path string, f func() error) (err error) {
 	}
 	defer func() {
 		if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
-			// The thread stays locked, so that no other goroutine ever runs on it and the
-			// runtime ends it together with this goroutine.
+			// The thread stays locked: no other goroutine runs on it, and the runtime ends it together with this
+			// goroutine.
 			err = errors.Join(err, fmt.Errorf("leave %s: %w", path, back))
 			return
 		}

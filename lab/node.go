@@ -19,7 +19,7 @@ import (
 type Node struct {
 	spec  NodeSpec
 	full  string
-	bpffs string // per-node bpffs, mounted by the lab; "" when the node has none
+	bpffs string // per-node bpffs, mounted by the lab; "" if the node has none
 }
 
 // Name returns the full name of the namespace, unique on the machine, as "ip netns" shows it.
@@ -28,18 +28,18 @@ func (n *Node) Name() string { return n.full }
 // Short returns the node's name within its topology.
 func (n *Node) Short() string { return n.spec.Name }
 
-// Spec returns what the node was built from.
+// Spec returns the spec of the node.
 func (n *Node) Spec() NodeSpec { return n.spec }
 
-// Path returns the file that stands for the namespace, under /run/netns.
+// Path returns the file of the namespace under /run/netns.
 func (n *Node) Path() string { return netnsPath(n.full) }
 
-// StateDir is where a gateway that runs in the node keeps its socket and its lock: the default of
-// "sluice --state-dir" in a namespace of this name. [Lab.Down] removes it.
+// StateDir is the directory for the socket and the lock of a gateway in the node. It is the default of "sluice
+// --state-dir" in a namespace of this name. [Lab.Down] removes it.
 func (n *Node) StateDir() string { return filepath.Join("/run/sluice/netns", n.full) }
 
-// Do runs f inside the namespace, on the calling goroutine and with its thread locked. A socket
-// that f opens stays in the namespace for good; a goroutine that f starts does not run there.
+// Do runs f inside the namespace, on the calling goroutine and with its thread locked. A socket that f opens stays in
+// the namespace. A goroutine that f starts does not run there.
 func (n *Node) Do(f func() error) error {
 	if err := inNamespace(n.Path(), f); err != nil {
 		return fmt.Errorf("node %s: %w", n.spec.Name, err)
@@ -62,7 +62,7 @@ func (n *Node) Handle() (*netlink.Handle, error) {
 		return nil, fmt.Errorf("node %s: %w", n.spec.Name, err)
 	}
 	defer ns.Close()
-	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE) // the other families may be modules that are not there
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE) // other families may belong to modules that are not loaded
 	if err != nil {
 		return nil, fmt.Errorf("node %s: netlink: %w", n.spec.Name, err)
 	}
@@ -100,9 +100,8 @@ func (n *Node) ListenPacket(address string) (net.PacketConn, error) {
 	return c, err
 }
 
-// Dial connects from inside the namespace. The address is a literal: names are not resolved,
-// since the resolver would work in another thread and so in another namespace. The source of d
-// (LocalAddr) is honoured; d may be nil.
+// Dial connects from inside the namespace. The address is a literal: the resolver would run in another thread and so
+// in another namespace. d selects the source (LocalAddr) and may be nil.
 func (n *Node) Dial(ctx context.Context, d *net.Dialer, network, address string) (net.Conn, error) {
 	if _, err := netip.ParseAddrPort(address); err != nil {
 		return nil, fmt.Errorf("node %s: dial %q: %w", n.spec.Name, address, err)
@@ -118,11 +117,12 @@ func (n *Node) Dial(ctx context.Context, d *net.Dialer, network, address string)
 	return c, err
 }
 
-// Command prepares a child process that runs inside the namespace. Like "ip netns exec" it gives
-// the child a mount namespace with the /sys of its network namespace; unlike it, what is mounted
-// below /sys on the host (cgroups, tracing) stays in sight, and on a node that forwards
-// /sys/fs/bpf is a bpffs of that node's own, which lives as long as the lab: what one gateway pins
-// survives its process and is not seen by another gateway.
+// Command prepares a child process that runs inside the namespace. Like "ip netns exec", it uses a mount namespace
+// with the /sys of the network namespace.
+//
+// Unlike "ip netns exec", the host's mounts below /sys (cgroups, tracing) remain visible. On a forwarding node,
+// /sys/fs/bpf is a private bpffs with the lifetime of the lab. So a gateway's pins survive its process and are
+// invisible to other gateways.
 func (n *Node) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	path, lookErr := exec.LookPath(name)
 	if lookErr == nil {

@@ -22,7 +22,7 @@ type ifreqData struct {
 	_    [16]byte // the rest of the kernel's union
 }
 
-// setOffload turns one offload of an interface in the current namespace on or off.
+// setOffload enables or disables one offload of an interface in the current namespace.
 func setOffload(iface string, cmd uint32, on bool) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -41,9 +41,8 @@ func setOffload(iface string, cmd uint32, on bool) error {
 	return nil
 }
 
-// SetGRO turns generic receive offload of an interface on or off. On a veth that
-// is up it also decides about NAPI, without which the interface loses frames that
-// XDP redirects to its peer, unless it has an XDP program itself.
+// SetGRO enables or disables generic receive offload of an interface. On a veth that is up it also controls NAPI.
+// Without NAPI and without an XDP program of its own, the interface loses frames that XDP redirects to its peer.
 func (n *Node) SetGRO(iface string, on bool) error {
 	return n.Do(func() error { return SetGRO(iface, on) })
 }
@@ -51,8 +50,8 @@ func (n *Node) SetGRO(iface string, on bool) error {
 // SetGRO is Node.SetGRO in the current namespace.
 func SetGRO(iface string, on bool) error { return setOffload(iface, unix.ETHTOOL_SGRO, on) }
 
-// SetTXChecksum has an interface of the current namespace leave checksums to its peer, or
-// write them all.
+// SetTXChecksum selects whether an interface of the current namespace leaves checksums to its peer (leave) or writes
+// them.
 func SetTXChecksum(iface string, leave bool) error {
 	return setOffload(iface, unix.ETHTOOL_STXCSUM, leave)
 }

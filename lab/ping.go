@@ -16,13 +16,13 @@ import (
 	"golang.org/x/net/ipv6"
 )
 
-// pingRetry is how long one echo request waits for its reply before the next is sent.
+// pingRetry is the time between two echo requests.
 const pingRetry = 200 * time.Millisecond
 
 var pingSequence atomic.Uint32
 
-// Ping sends ICMP echo requests from the node to an address until one is answered or ctx ends.
-// The source may be the zero Addr: the kernel chooses.
+// Ping sends ICMP echo requests from the node to an address until it receives a reply or ctx ends. For the zero
+// source address the kernel chooses one.
 func (n *Node) Ping(ctx context.Context, source, target netip.Addr) error {
 	conn, err := n.listenICMP(source, target)
 	if err != nil {
@@ -72,8 +72,8 @@ func sendEcho(conn *icmp.PacketConn, target netip.Addr, id, seq int) error {
 	return err
 }
 
-// awaitReply reports whether the reply came within pingRetry. A raw socket sees every ICMP
-// message of the namespace, so others are passed over.
+// awaitReply reports whether the reply arrived within pingRetry. A raw socket receives every ICMP message of the
+// namespace, so it skips others.
 func awaitReply(ctx context.Context, conn *icmp.PacketConn, target netip.Addr, id, seq int) bool {
 	conn.SetReadDeadline(time.Now().Add(pingRetry))
 	buf := make([]byte, 1500)

@@ -13,12 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// termGrace is how long processes in a namespace get to end by themselves after SIGTERM, so that
-// a gateway can take its rules and pins along. After SIGKILL the kernel takes them down, of which
-// a busy machine waits for grace periods of seconds.
+// termGrace is the time for processes in a namespace to exit after SIGTERM, so that a gateway can remove its rules
+// and pins. killGrace follows SIGKILL: on a busy machine the kernel waits for grace periods of seconds.
 const termGrace, killGrace = 2 * time.Second, time.Minute
 
-// endProcesses ends every process, other than this one, that lives in one of the namespaces.
+// endProcesses ends every process in the namespaces except this one.
 func endProcesses(paths []string) error {
 	inodes := make(map[uint64]bool)
 	for _, p := range paths {
@@ -41,7 +40,7 @@ func endProcesses(paths []string) error {
 			return nil
 		}
 		for _, fd := range fds {
-			// ESRCH: gone meanwhile.
+			// ESRCH: already exited.
 			if err := unix.PidfdSendSignal(fd, step.sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 				closeAll(fds)
 				return fmt.Errorf("signal a process of the lab: %w", err)
@@ -61,8 +60,8 @@ func endProcesses(paths []string) error {
 	return nil
 }
 
-// openProcessesIn returns a pidfd for each process in one of the network namespaces. A pidfd, and
-// a second look at the namespace once it is open, keep a reused process id from being hit.
+// openProcessesIn returns a pidfd for each process in one of the network namespaces. It checks the namespace again
+// after opening the pidfd, so that a reused process ID is not killed.
 func openProcessesIn(inodes map[uint64]bool) ([]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -80,7 +79,7 @@ func openProcessesIn(inodes map[uint64]bool) ([]int, error) {
 		}
 		fd, err := unix.PidfdOpen(pid, 0)
 		if err != nil {
-			continue // ended meanwhile
+			continue // exited in the meantime
 		}
 		if ino, ok := namespaceInode(path); !ok || !inodes[ino] {
 			unix.Close(fd)
@@ -91,7 +90,7 @@ func openProcessesIn(inodes map[uint64]bool) ([]int, error) {
 	return fds, nil
 }
 
-// waitExit returns when all processes have ended, or after the time given.
+// waitExit returns when all processes have exited, or after d.
 func waitExit(pidfds []int, d time.Duration) {
 	deadline := time.Now().Add(d)
 	for _, fd := range pidfds {
@@ -118,8 +117,8 @@ func closeAll(fds []int) {
 	}
 }
 
-// namespaceInode returns the inode of a network namespace; namespaces live on one device (nsfs),
-// so the inode alone identifies it.
+// namespaceInode returns the inode of a network namespace. All namespaces are on one device (nsfs), so the inode
+// alone identifies them.
 func namespaceInode(path string) (uint64, bool) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {

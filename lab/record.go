@@ -16,30 +16,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// recordDir keeps one file for each lab on the machine, and a directory for what the lab mounts.
+// recordDir contains one file per lab on the machine, and a directory for the lab's mounts.
 const recordDir = "/run/sluice/lab"
 
-// Record is what the machine knows about a lab. It is written before anything of the lab is made,
-// so that whatever a crash leaves behind can be found and removed.
+// Record is the stored description of a lab. It is written before the lab's other objects, so that they can be found
+// and removed after a crash.
 //
-// The process that owns a lab holds a lock (flock) on the record's file. The kernel releases it
-// when the process ends, however it ends: a record whose lock is free and that is not detached
-// belongs to nobody.
+// The process that owns a lab holds a lock (flock) on the record's file. The kernel releases it when the process
+// exits for any reason. An unlocked record that is not detached is orphaned.
 type Record struct {
 	ID       string    `json:"id"`
 	Topology Topology  `json:"topology"`
 	Created  time.Time `json:"created"`
-	// Detached labs outlive the process that made them, until "sluice lab down".
+	// Detached labs outlive their process, until "sluice lab down".
 	Detached bool `json:"detached"`
-	// HostSysctls holds the values to restore of the host's settings that the lab has changed.
+	// HostSysctls holds the original values of the host's settings that the lab has changed.
 	HostSysctls map[string]string `json:"host_sysctls,omitempty"`
-	// Live says that the process that made the lab still runs. It is not stored.
+	// Live reports whether the owner of the lab still runs. It is not stored.
 	Live bool `json:"-"`
 }
 
 func recordPath(id string) string { return filepath.Join(recordDir, id+".json") }
 
-// lockRecords takes the lock under which records are made, judged and removed.
+// lockRecords takes the lock for creating, checking and removing records.
 func lockRecords() (unlock func(), err error) {
 	if err := os.MkdirAll(recordDir, 0o755); err != nil {
 		return nil, err
@@ -55,9 +54,8 @@ func lockRecords() (unlock func(), err error) {
 	return func() { dir.Close() }, nil
 }
 
-// store writes the record to a new file, locks it, renames it into place and returns it. A reader
-// sees the old record, the new one or none, never half of one. The file of the record that it
-// replaces, nil for a new record, is closed.
+// store writes the record to a new file, locks it and renames it into place. A reader finds the old record, the new
+// one or none, but never a partial one. old is the file of the replaced record, or nil, and is closed.
 func (r *Record) store(old *os.File) (*os.File, error) {
 	unlock, err := lockRecords()
 	if err != nil {
@@ -90,10 +88,10 @@ func (r *Record) store(old *os.File) (*os.File, error) {
 	return f, nil
 }
 
-// unfinished is the suffix of a record that is being written.
+// unfinished is the suffix of an incomplete record.
 const unfinished = ".new"
 
-// removeUnfinished removes records that a crash kept from being written: nothing was made for them.
+// removeUnfinished removes incomplete records of crashed processes; their labs have no other objects.
 func removeUnfinished() error {
 	unlock, err := lockRecords()
 	if err != nil {
@@ -133,7 +131,7 @@ func List() ([]Record, error) {
 	return records, nil
 }
 
-// readRecord reads one record and finds out whether its owner lives.
+// readRecord reads one record and checks whether its owner lives.
 func readRecord(path string) (Record, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -148,8 +146,7 @@ func readRecord(path string) (Record, error) {
 	if err := json.Unmarshal(data, &r); err != nil {
 		return Record{}, fmt.Errorf("%s: %w", path, err)
 	}
-	// A shared lock is enough to see the owner's exclusive one, and two readers do not take
-	// each other for an owner.
+	// A shared lock detects the owner's exclusive lock, and two readers do not conflict.
 	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
 	r.Live = errors.Is(err, unix.EWOULDBLOCK)
 	return r, nil

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hostSysctlLock is held by whoever changes settings of the host for a while, and shared by whoever
-// needs them as they are.
+// hostSysctlLock is held exclusively while settings of the host are changed, and shared by processes that rely on
+// them.
 const hostSysctlLock = "/run/lock/sluice-host-sysctl.lock"
 
 // Sysctl writes one setting of the namespace, for example ("net.ipv4.ip_forward", "1").
@@ -24,9 +24,9 @@ func (n *Node) Sysctl(key, value string) error {
 	return n.Do(func() error { return writeSysctl(key, value) })
 }
 
-// HostSysctl changes one setting of the host until [Lab.Down], for what has no setting per
-// namespace. The value found is stored in the lab's record first, so that it is restored after a
-// crash too. While another program holds the host's settings changed, it waits, until ctx ends.
+// HostSysctl changes one setting of the host until [Lab.Down], for settings that are not per namespace. The lab's
+// record stores the original value first, so it is restored even after a crash. HostSysctl waits, until ctx ends,
+// while another program has changed settings of the host.
 func (l *Lab) HostSysctl(ctx context.Context, key, value string) error {
 	if l.owner == nil {
 		return fmt.Errorf("lab %s: sysctl %s: only the process that made the lab may change the host", l.ID(), key)
@@ -59,11 +59,10 @@ func (l *Lab) HostSysctl(ctx context.Context, key, value string) error {
 	return writeSysctl(key, value)
 }
 
-// unborrowed refuses a setting that another lab has changed and not restored: because who
-// held the lock was killed and cannot be swept, or because that lab was detached. What is
-// found then is not what is to be restored.
+// unborrowed returns an error if another lab has changed the setting without restoring it. Such a lab is detached, or
+// its owner was killed and it cannot be swept. The current value is then not the original one.
 func (l *Lab) unborrowed(ctx context.Context, key string) error {
-	for tries := 20; ; tries-- { // a sweep passes over records that somebody reads just then
+	for tries := 20; ; tries-- { // a sweep skips records that another process is reading
 		_, err := Sweep()
 		records, listed := List()
 		if listed != nil {
@@ -84,9 +83,8 @@ func (l *Lab) unborrowed(ctx context.Context, key string) error {
 	}
 }
 
-// LockHostSettings returns the lock of the host's settings once others have let go of it: unix.LOCK_EX to change
-// some, unix.LOCK_SH to have them stay. Closing the file, in every process that has it, gives the lock back. An
-// error when ctx ends before.
+// LockHostSettings locks the host's settings: unix.LOCK_EX to change them, unix.LOCK_SH to rely on them. It waits for
+// other holders until ctx ends. The lock is released when every process has closed the file.
 func LockHostSettings(ctx context.Context, how int) (*os.File, error) {
 	if err := os.MkdirAll(filepath.Dir(hostSysctlLock), 0o755); err != nil {
 		return nil, err
@@ -115,14 +113,14 @@ func LockHostSettings(ctx context.Context, how int) (*os.File, error) {
 	}
 }
 
-// restoreHost gives the host its settings back.
+// restoreHost restores the host's settings.
 func (l *Lab) restoreHost() error {
 	var errs []error
 	for key, value := range l.record.HostSysctls {
 		errs = append(errs, writeSysctl(key, value))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return err // and the lock stays: the next one would take what is found for the host's own
+		return err // keep the lock: the next holder would take the changed value for the original
 	}
 	if l.sysctlLock != nil {
 		l.sysctlLock.Close()

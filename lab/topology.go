@@ -10,12 +10,11 @@ import (
 	"slices"
 )
 
-// Topology describes a network to build: plain data that can be printed, compared and changed
-// before it goes to [Up].
+// Topology describes a network. It is plain data that can be printed, compared and changed before [Up] builds it.
 type Topology struct {
-	// Name tells topologies apart in namespace names: lower-case letters and digits, at most 12.
+	// Name distinguishes topologies in namespace names: at most 12 lower-case letters and digits.
 	Name string `json:"name"`
-	// About says in one sentence what the topology is for.
+	// About describes in one sentence the purpose of the topology.
 	About string     `json:"about,omitempty"`
 	Nodes []NodeSpec `json:"nodes"`
 	Links []LinkSpec `json:"links"`
@@ -23,32 +22,31 @@ type Topology struct {
 
 // NodeSpec describes one network namespace.
 type NodeSpec struct {
-	// Name is the node's name within the topology: lower-case letters and digits, at most 12.
+	// Name is the node's name within the topology: at most 12 lower-case letters and digits.
 	Name string `json:"name"`
 	// Forward makes the node a router for IPv4 and IPv6.
 	Forward bool `json:"forward,omitempty"`
-	// Switch makes the node an Ethernet switch: every link that ends here becomes a port of one
-	// bridge. A switch has no addresses, no IPv6 of its own, and bridge netfilter is off in it.
+	// Switch makes the node an Ethernet switch: every link to the node is a port of one bridge. A switch has no
+	// addresses, no IPv6 of its own, and no bridge netfilter.
 	Switch bool `json:"switch,omitempty"`
-	// Addresses are put on lo, as CIDR.
+	// Addresses of lo, as CIDR.
 	Addresses []string `json:"addresses,omitempty"`
-	// Owns lists prefixes of which every single address is the node's own (local routes), so that
-	// one node can play thousands of clients or hosts.
+	// Owns lists prefixes of local routes: each address belongs to the node. One node can so emulate thousands of
+	// clients or hosts.
 	Owns   []string `json:"owns,omitempty"`
 	Routes []Route  `json:"routes,omitempty"`
-	// Sysctls are written after the interfaces are there, for example
-	// "net.ipv4.conf.all.arp_ignore": "1".
+	// Sysctls are written after the interfaces exist, for example "net.ipv4.conf.all.arp_ignore": "1".
 	Sysctls map[string]string `json:"sysctls,omitempty"`
-	// Servers are what "sluice lab up" starts in the node. [Up] does not: tests and the demo start
-	// their own.
+	// Servers are the servers that "sluice lab up" starts in the node. [Up] does not: tests and the demo start their
+	// own.
 	Servers []ServerSpec `json:"servers,omitempty"`
 }
 
-// ServerSpec describes a small server. It listens on every address of its node and answers with the
-// node's name and the client's address as it saw them.
+// ServerSpec describes a small server. It listens on every address of its node. Its answers contain the node's name
+// and the client's address as received.
 type ServerSpec struct {
-	// Kind is "web" (HTTP), "echo" (an answer for each TCP line and each UDP datagram) or "dns" (a TXT
-	// record for every question, over UDP).
+	// Kind is "web" (HTTP), "echo" (an answer to each TCP line and UDP datagram) or "dns" (a TXT record for every
+	// question, over UDP).
 	Kind string `json:"kind"`
 	Port uint16 `json:"port"`
 }
@@ -69,14 +67,14 @@ type End struct {
 	Iface string `json:"iface"`
 	// Addresses as CIDR. IPv6 addresses are usable at once: duplicate address detection is off.
 	Addresses []string `json:"addresses,omitempty"`
-	// MAC is the hardware address; empty means the kernel's random choice.
+	// MAC is the hardware address; empty means a random one.
 	MAC string `json:"mac,omitempty"`
-	// NoTxChecksum makes the node's stack fill in checksums itself ("ethtool -K DEV tx off").
-	// Native XDP on a veth forwards frames without the kernel's promise to fill them in later, so
-	// real TCP through it needs this at both hosts. It also turns segmentation offload off.
+	// NoTxChecksum makes the node's stack compute checksums itself ("ethtool -K DEV tx off"). Native XDP on a veth
+	// forwards frames without the kernel's note that a checksum is incomplete. So real TCP through it needs this
+	// option at both hosts. It also disables segmentation offload.
 	NoTxChecksum bool `json:"no_tx_checksum,omitempty"`
-	// GRO turns generic receive offload on, and with it NAPI, which a veth needs to receive
-	// frames that XDP redirects to its peer.
+	// GRO enables generic receive offload and thereby NAPI. A veth needs NAPI to receive frames that XDP redirects to
+	// its peer.
 	GRO bool `json:"gro,omitempty"`
 }
 
@@ -86,14 +84,14 @@ type Route struct {
 	To string `json:"to"`
 	// Via is the next hop's address; empty means on-link.
 	Via string `json:"via,omitempty"`
-	// Dev is the interface; it may be empty where Via says enough.
+	// Dev is the interface; it may be empty if Via is sufficient.
 	Dev string `json:"dev,omitempty"`
-	// From limits the route to packets that the node sends from this address or prefix
-	// (a policy rule with a routing table of its own); empty means all.
+	// From limits the route to packets that the node sends from this address or prefix (a policy rule with its own
+	// routing table); empty means all packets.
 	From string `json:"from,omitempty"`
 }
 
-// AddressesOf returns the addresses of a node: those of its links, then those on lo.
+// AddressesOf returns the addresses of a node: first on its links, then on lo.
 func (t Topology) AddressesOf(node string) []netip.Addr {
 	var cidrs []string
 	for _, l := range t.Links {
@@ -110,7 +108,7 @@ func (t Topology) AddressesOf(node string) []netip.Addr {
 	}
 	var addrs []netip.Addr
 	for _, c := range cidrs {
-		if p, err := netip.ParsePrefix(c); err == nil { // Validate refuses others
+		if p, err := netip.ParsePrefix(c); err == nil { // Validate rejects others
 			addrs = append(addrs, p.Addr())
 		}
 	}
@@ -119,10 +117,10 @@ func (t Topology) AddressesOf(node string) []netip.Addr {
 
 var nodeName = regexp.MustCompile(`^[a-z][a-z0-9]{0,11}$`)
 
-// maxIfaceName is the longest interface name the kernel takes (IFNAMSIZ less the final NUL).
+// maxIfaceName is the maximum length of an interface name (IFNAMSIZ minus the final NUL).
 const maxIfaceName = 15
 
-// Validate reports the first thing in the topology that cannot be built.
+// Validate reports the first error in the topology.
 func (t Topology) Validate() error {
 	if !nodeName.MatchString(t.Name) {
 		return fmt.Errorf("topology %q: name must be 1 to 12 lower-case letters and digits", t.Name)

@@ -14,9 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cpuClock tells the CPU time of the threads that run live frames, and of the
-// kernel's soft interrupt threads of their CPUs, which take over when there is
-// much to do. What other programs use of a CPU meanwhile does not count.
+// cpuClock measures the CPU time of the threads that run live frames. It includes the kernel's soft interrupt threads
+// of their CPUs, which take over part of a high load. The CPU time of other programs does not count.
 type cpuClock struct {
 	threads []atomic.Int64 // thread ids of the latest run, 0 before the first
 	softirq []int          // process ids of ksoftirqd/N
@@ -39,8 +38,8 @@ func newCPUClock(cpus []int) *cpuClock {
 	return c
 }
 
-// Clock ids of other threads and processes: <linux/posix-timers.h>,
-// CPUCLOCK_SCHED, with CPUCLOCK_PERTHREAD_MASK for a thread.
+// Clock IDs of other threads and processes: <linux/posix-timers.h>, CPUCLOCK_SCHED, with CPUCLOCK_PERTHREAD_MASK for
+// a thread.
 func threadClock(tid int) int32  { return int32(^tid)<<3 | 6 }
 func processClock(pid int) int32 { return int32(^pid)<<3 | 2 }
 

@@ -20,49 +20,48 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// FlowSpec says what connections to make. The zero value of a field is its default.
+// FlowSpec configures the connections. The zero value of a field is its default.
 type FlowSpec struct {
-	// Source endpoints: each connection has its own, and uses it again later.
+	// Source endpoints: each connection has its own endpoint and reuses it.
 	Source Range `json:"source"`
 	// Dest is the service, one endpoint.
 	Dest netip.AddrPort `json:"dest"`
-	// Connections at once; 0 means all source endpoints.
+	// Connections is the number of concurrent connections; 0 means all source endpoints.
 	Connections int `json:"connections"`
-	// Requests of each connection; 0 means 1.
+	// Requests per connection; 0 means 1.
 	Requests int `json:"requests"`
-	// Hold keeps connections open between their turns: a turn opens a connection
-	// or makes one request on it. Without it a turn is a whole connection.
+	// Hold keeps connections open between their turns: a turn opens a connection or sends one request on it. Without
+	// Hold a turn is a whole connection.
 	Hold bool `json:"hold,omitempty"`
-	// Rate of turns a second over all CPUs, held open-loop; 0 means that a turn
-	// begins when another ended.
+	// Rate of turns per second over all CPUs, open-loop; 0 means that the end of a turn starts the next one.
 	Rate float64 `json:"rate,omitempty"`
-	// Window bounds the turns under way, over all CPUs, when Rate is 0; 0 means 128.
+	// Window bounds the concurrent turns over all CPUs if Rate is 0; 0 means 128.
 	Window int `json:"window,omitempty"`
 	// Limit is the number of turns; 0 means until stopped.
 	Limit uint64 `json:"limit,omitempty"`
-	// ResponseSize is the whole HTTP response in bytes, headers included, as the
-	// server end was told; 0 means 210.
+	// ResponseSize is the whole HTTP response in bytes, headers included, as configured at the server end; 0 means
+	// 210.
 	ResponseSize int `json:"response_size"`
-	// Timeout of a packet before it is sent again; 0 means 200 ms (RFC 6298 would
-	// begin with 1 s; the network here is one machine).
+	// Timeout of a packet before its retransmission; 0 means 200 ms (RFC 6298 begins with 1 s, but this network is
+	// one machine).
 	Timeout time.Duration `json:"timeout_ns"`
-	// Tries of a packet before the connection is given up; 0 means 6.
+	// Tries is the number of transmissions of a packet before the connection fails; 0 means 6.
 	Tries int `json:"tries"`
-	// Interface of the client's place, and those that replies also arrive at.
+	// Interface of the client's place, and further interfaces that receive replies.
 	Interface string   `json:"interface"`
 	Returns   []string `json:"returns,omitempty"`
-	// DestMAC is the gateway's; nil looks it up.
+	// DestMAC is the gateway's hardware address; nil looks it up.
 	DestMAC net.HardwareAddr `json:"-"`
 }
 
-// FlowCounts is what happened to the connections.
+// FlowCounts are the results of the connections.
 type FlowCounts struct {
 	Started     uint64 `json:"started"`
 	Established uint64 `json:"established"`
 	Requests    uint64 `json:"requests"`
 	Responses   uint64 `json:"responses"`
 	Completed   uint64 `json:"completed"`
-	Overdue     uint64 `json:"overdue"` // turns whose connection was still busy
+	Overdue     uint64 `json:"overdue"` // turns with a busy connection
 	RepeatedSYN uint64 `json:"repeated_syn"`
 	RepeatedReq uint64 `json:"repeated_request"`
 	RepeatedFIN uint64 `json:"repeated_fin"`
@@ -70,11 +69,11 @@ type FlowCounts struct {
 	GaveUpReq   uint64 `json:"gave_up_response"`
 	GaveUpFIN   uint64 `json:"gave_up_close"`
 	Resets      uint64 `json:"resets"`
-	ResetSYN    uint64 `json:"reset_connect"`  // resets that answered a SYN
-	ResetReq    uint64 `json:"reset_response"` // and those that answered a request
+	ResetSYN    uint64 `json:"reset_connect"`  // resets in reply to a SYN
+	ResetReq    uint64 `json:"reset_response"` // resets in reply to a request
 	Unreachable uint64 `json:"unreachable"`
 	WrongLength uint64 `json:"wrong_length"`
-	Stray       uint64 `json:"stray"` // late duplicates and packets of no connection
+	Stray       uint64 `json:"stray"` // late duplicates and packets without a connection
 }
 
 // Errors returns the connections that failed.
@@ -85,15 +84,15 @@ func (c FlowCounts) Errors() uint64 {
 // Repeated returns the retransmissions.
 func (c FlowCounts) Repeated() uint64 { return c.RepeatedSYN + c.RepeatedReq + c.RepeatedFIN }
 
-// Open returns how many connections are open or being opened. The counters of
-// several CPUs are not read at one instant: 0 where more had ended by then.
+// Open returns the number of connections that are open or opening. The counters of several CPUs are not read
+// atomically, so a negative difference returns 0.
 func (c FlowCounts) Open() uint64 {
 	ended := c.Completed + c.Errors()
 	return c.Started - min(c.Started, ended)
 }
 
-// settled reports whether nothing is awaited: neither the end of a connection nor,
-// where connections are held, an answer on one.
+// settled reports whether the client waits for nothing: no end of a connection and, if connections are held, no
+// response.
 func (c FlowCounts) settled(hold bool) bool {
 	if !hold {
 		return c.Open() == 0
@@ -104,7 +103,7 @@ func (c FlowCounts) settled(hold bool) bool {
 // maxConnections bounds the memory of the slots: 32 bytes each, 1 GiB.
 const maxConnections = 1 << 25
 
-// Validate says what of it cannot be done, whatever the interface.
+// Validate returns an error if the spec is impossible on any interface.
 func (s FlowSpec) Validate() error { return s.normalize() }
 
 func (s *FlowSpec) normalize() error {
@@ -159,8 +158,7 @@ func (s *FlowSpec) normalize() error {
 	return nil
 }
 
-// Client is the client end of connections: an XDP program on its interfaces and
-// an injector on each CPU.
+// Client is the client end of connections: an XDP program on its interfaces and an injector on each CPU.
 type Client struct {
 	place     Place
 	spec      FlowSpec
@@ -169,11 +167,10 @@ type Client struct {
 	injectors []*flowsObjects
 	links     []link.Link
 	clock     *cpuClock
-	ended     []atomic.Int64 // when each CPU's latest run was told to end
+	ended     []atomic.Int64 // stop time of each CPU's latest run
 }
 
-// NewClient loads the client end and attaches it. cpus are the CPUs to inject
-// from; nil means CPU 0.
+// NewClient loads the client end and attaches it. cpus are the injecting CPUs; nil means CPU 0.
 func NewClient(place Place, spec FlowSpec, cpus []int) (*Client, error) {
 	if err := spec.normalize(); err != nil {
 		return nil, err
@@ -184,7 +181,7 @@ func NewClient(place Place, spec FlowSpec, cpus []int) (*Client, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, fmt.Errorf("flows: memory limit: %w", err)
 	}
-	cpus = cpus[:min(len(cpus), spec.Connections)] // each has a connection of its own
+	cpus = cpus[:min(len(cpus), spec.Connections)] // each CPU needs a connection
 	plan, err := spec.plan(place)
 	if err != nil {
 		return nil, err
@@ -253,7 +250,7 @@ func (s *FlowSpec) plan(place Place) (flowsFlowPlan, error) {
 	return p, err
 }
 
-// share cuts the plan of injector nth out of n.
+// share returns the part of the plan for injector nth of n.
 func (s *FlowSpec) share(p flowsFlowPlan, nth, n int) flowsFlowPlan {
 	first, next := s.Connections*nth/n, s.Connections*(nth+1)/n
 	p.FirstSlot, p.OwnSlots = uint32(first), uint32(next-first)
@@ -264,7 +261,7 @@ func (s *FlowSpec) share(p flowsFlowPlan, nth, n int) flowsFlowPlan {
 	return p
 }
 
-// loseEvery makes the client end lose one arriving packet of so many in a test.
+// loseEvery makes the client end drop one of so many received packets in a test.
 var loseEvery uint32
 
 // loadFlowEnd loads the programs of one end.
@@ -291,11 +288,11 @@ func loadFlowEnd(plan flowsFlowPlan, response []byte, replyIfindex int, shared m
 	return o, nil
 }
 
-// Spec returns what the client does, with defaults filled in.
+// Spec returns the spec with defaults filled in.
 func (c *Client) Spec() FlowSpec { return c.spec }
 
-// Run makes connections until the context ends, or until the limit of turns is
-// reached and every connection has ended.
+// Run makes connections until the context ends, or until the limit of turns is reached and every connection has
+// ended.
 func (c *Client) Run(ctx context.Context, started chan<- struct{}) error {
 	begun := make(chan struct{}, len(c.cpus))
 	g, ctx := errgroup.WithContext(ctx)
@@ -324,11 +321,11 @@ func (c *Client) Run(ctx context.Context, started chan<- struct{}) error {
 	return g.Wait()
 }
 
-// CPUTime returns the CPU time that the connections have used; see Sender.CPUTime.
+// CPUTime returns the CPU time used by the connections; see Sender.CPUTime.
 func (c *Client) CPUTime() time.Duration { return c.clock.now() }
 
-// Took returns the time from the first turn to the end of the one Run that has
-// ended, without what the kernel takes to begin and to end it; see schedule.
+// Took returns the duration of the last Run from the first turn to the end, without the kernel's setup and teardown;
+// see schedule.
 func (c *Client) Took() time.Duration {
 	var t span
 	for nth := range c.injectors {
@@ -346,8 +343,7 @@ func (c *Client) times(nth int) (begin, end int64) {
 	return begin, end
 }
 
-// Unbegun returns how many turns were due in the one Run that has ended and not begun; see
-// Sender.Unsent.
+// Unbegun returns the number of turns of the last Run that were due and not begun; see Sender.Unsent.
 func (c *Client) Unbegun() (sum uint64) {
 	for nth := range c.injectors {
 		begin, end := c.times(nth)
@@ -371,7 +367,7 @@ func (c *Client) injector(nth int) flowsInjector {
 	return i
 }
 
-// finished reports whether all turns are over.
+// finished reports whether all turns have ended.
 func (c *Client) finished() bool {
 	if c.turns() < c.spec.Limit {
 		return false
@@ -380,8 +376,8 @@ func (c *Client) finished() bool {
 	return err != nil || n.settled(c.spec.Hold)
 }
 
-// ByCPU returns how many connections were completed on each CPU: the kernel may
-// have moved the receiving side of a link away from the injector's CPU.
+// ByCPU returns the number of connections completed on each CPU. The kernel may have moved the receive side of a link
+// away from the injector's CPU.
 func (c *Client) ByCPU() ([]uint64, error) {
 	var perCPU []flowsFlowCounts
 	if err := c.objects.LoadCounts.Lookup(uint32(0), &perCPU); err != nil {
@@ -424,11 +420,10 @@ func (c *Client) Read() (FlowCounts, error) {
 	return n, nil
 }
 
-// ConnectLatency and ResponseLatency return the distributions of the time from
-// when a turn was due to the SYN ACK and to the response.
+// ConnectLatency returns the distribution of the time from the due time of a turn to the SYN ACK.
 func (c *Client) ConnectLatency() (*Histogram, error) { return readHistogram(c.objects.LoadConnect) }
 
-// ResponseLatency: see ConnectLatency.
+// ResponseLatency returns the distribution of the time from the due time of a turn to the response.
 func (c *Client) ResponseLatency() (*Histogram, error) { return readHistogram(c.objects.LoadResponse) }
 
 // Close detaches and unloads.

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// The histogram's layout is that of hist_bucket in load_frame.h: values below
-// 2^(sub+1) have a bucket each, above that each octave has 2^sub buckets.
+// The histogram's layout equals hist_bucket in load_frame.h. Values below 2^(sub+1) have a bucket each; above, each
+// octave has 2^sub buckets.
 const (
 	histSubBits = 5
 	histBuckets = (40 - histSubBits + 1) << histSubBits
@@ -21,7 +21,7 @@ type Histogram struct {
 	total  uint64
 }
 
-// Bucket is one part of a histogram that is not empty.
+// Bucket is one nonempty bucket of a histogram.
 type Bucket struct {
 	// From and To in nanoseconds; To is not part of the bucket.
 	From  uint64 `json:"from_ns"`
@@ -67,8 +67,8 @@ func edges(bucket int) (from, to uint64) {
 // Count returns the number of values.
 func (h *Histogram) Count() uint64 { return h.total }
 
-// Quantile returns the smallest value that the share q of all values does not exceed
-// (nearest rank): the upper edge of its bucket, so at most 3 % too high. It is 0 when empty.
+// Quantile returns the smallest value that the share q of all values does not exceed (nearest rank). It returns the
+// upper edge of the bucket, which is at most 3 % too high, or 0 if the histogram is empty.
 func (h *Histogram) Quantile(q float64) time.Duration {
 	const rounding = 1e-6 // 0.07 · 100 is more than 7 in binary
 	want := max(uint64(math.Ceil(q*float64(h.total)-rounding)), 1)
@@ -85,7 +85,7 @@ func (h *Histogram) Quantile(q float64) time.Duration {
 // Max returns the upper edge of the highest bucket in use.
 func (h *Histogram) Max() time.Duration { return h.Quantile(1) }
 
-// Mean returns the average of the values, taken at the middle of their buckets.
+// Mean returns the average of the values, using the middle of each bucket.
 func (h *Histogram) Mean() time.Duration {
 	if h.total == 0 {
 		return 0
@@ -98,7 +98,7 @@ func (h *Histogram) Mean() time.Duration {
 	return time.Duration(sum / float64(h.total))
 }
 
-// Buckets lists the buckets that are not empty, lowest first.
+// Buckets returns the nonempty buckets, lowest first.
 func (h *Histogram) Buckets() []Bucket {
 	var out []Bucket
 	for b, n := range h.counts {

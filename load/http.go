@@ -18,28 +18,28 @@ import (
 	"time"
 )
 
-// HTTPSpec says what a real HTTP client asks. The zero value of a field is its default.
+// HTTPSpec configures a real HTTP client. The zero value of a field is its default.
 type HTTPSpec struct {
 	URL string `json:"url"`
-	// Connections at once; 0 means 1. Closed-loop, each makes its next request
-	// when the one before is answered.
+	// Connections is the number of concurrent connections; 0 means 1. In a closed loop, a connection sends its next
+	// request after the response.
 	Connections int `json:"connections"`
-	// Requests in all; 0 means until Duration is over.
+	// Requests in total; 0 means until Duration is over.
 	Requests int `json:"requests,omitempty"`
-	// Duration of the run; 0 means until Requests are made. One of both is needed.
+	// Duration of the run; 0 means until all Requests are sent. One of both is required.
 	Duration time.Duration `json:"duration_ns,omitempty"`
-	// Rate of requests a second, open-loop: each has its due time, and its
-	// latency counts from there. 0 means closed-loop.
+	// Rate of requests per second, open-loop: each request has a due time, and its latency counts from there. 0 means
+	// closed-loop.
 	Rate float64 `json:"rate,omitempty"`
 	// KeepAlive uses a connection for more than one request.
 	KeepAlive bool `json:"keep_alive"`
 	// Timeout of one request; 0 means 30 s.
 	Timeout time.Duration `json:"timeout_ns"`
-	// Insecure does not verify certificates.
+	// Insecure disables the verification of certificates.
 	Insecure bool `json:"insecure,omitempty"`
 }
 
-// Validate says what of it cannot be asked.
+// Validate returns an error if the spec is impossible.
 func (s HTTPSpec) Validate() error {
 	if u, err := url.Parse(s.URL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return fmt.Errorf("http: %q is not a URL such as http://192.0.2.10/", s.URL)
@@ -56,14 +56,14 @@ func (s HTTPSpec) Validate() error {
 	return nil
 }
 
-// HTTPResult is what came of it; times are in nanoseconds.
+// HTTPResult is the result of a run; times are in nanoseconds.
 type HTTPResult struct {
 	Spec     HTTPSpec      `json:"spec"`
 	Took     time.Duration `json:"took_ns"`
 	Complete uint64        `json:"complete"`
 	Failed   uint64        `json:"failed"`
-	// Unanswered requests were under way when the run ended; Unsent ones were due
-	// (Rate) and waited for a connection.
+	// Unanswered requests were in progress at the end of the run. Unsent requests were due (Rate) and waited for a
+	// connection.
 	Unanswered uint64         `json:"unanswered"`
 	Unsent     uint64         `json:"unsent"`
 	Errors     map[string]int `json:"errors,omitempty"` // by kind
@@ -71,8 +71,8 @@ type HTTPResult struct {
 	Bytes      uint64         `json:"bytes"` // of bodies
 	// RequestsPerSecond counts complete requests.
 	RequestsPerSecond float64 `json:"requests_per_second"`
-	// Connect, Wait (request written to first byte) and Total times. Total holds
-	// the unanswered requests too, and those that timed out, by how long they had waited.
+	// Times of Connect, Wait (request written to first byte) and Total. Total includes unanswered requests and
+	// timeouts, with the time that they had waited.
 	Connect Latency `json:"connect"`
 	Wait    Latency `json:"wait"`
 	Total   Latency `json:"total"`
@@ -84,7 +84,7 @@ type HTTPResult struct {
 type httpRun struct {
 	spec   HTTPSpec
 	client *http.Client
-	taken  atomic.Int64 // requests that a worker has taken on
+	taken  atomic.Int64 // requests taken by workers
 
 	mu                   sync.Mutex // protects everything below
 	result               HTTPResult
@@ -92,9 +92,8 @@ type httpRun struct {
 	connect, wait, total Histogram
 }
 
-// RunHTTP makes requests from the calling process's network namespace.
-// progress, when not nil, is called every second with the complete and failed
-// requests so far.
+// RunHTTP sends requests from the calling process's network namespace. progress, if not nil, is called every second
+// with the numbers of complete and failed requests.
 func RunHTTP(ctx context.Context, spec HTTPSpec, progress func(complete, failed uint64)) (*HTTPResult, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
@@ -140,7 +139,7 @@ func newHTTPClient(spec HTTPSpec) *http.Client {
 	}
 }
 
-// allowFiles lifts the limit of open files where it is too low.
+// allowFiles raises the limit of open files to n if it is lower.
 func allowFiles(n uint64) error {
 	var l syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil || l.Cur >= n {
@@ -155,7 +154,7 @@ func allowFiles(n uint64) error {
 	return nil
 }
 
-// work makes one request after another.
+// work sends one request after another.
 func (r *httpRun) work(ctx context.Context, begin time.Time) {
 	for ctx.Err() == nil {
 		n := r.taken.Add(1) - 1
@@ -175,13 +174,13 @@ func (r *httpRun) work(ctx context.Context, begin time.Time) {
 	}
 }
 
-// steps are the times of one request. The transport tells them on goroutines of
-// its own, also after the request has ended: it goes on connecting for later ones.
+// steps are the times of one request. The transport reports them from its own goroutines. It may do so after the
+// request has ended, because it continues to connect for later requests.
 type steps struct {
 	mu                    sync.Mutex // protects everything below
 	connecting, connected time.Time
 	wrote, first          time.Time
-	got, reused           bool // a connection, and one that was there before
+	got, reused           bool // a connection; an existing connection
 }
 
 func (s *steps) trace() *httptrace.ClientTrace {
@@ -211,23 +210,22 @@ func (s *steps) trace() *httptrace.ClientTrace {
 	}
 }
 
-// connect returns how long connecting took; false when the request went over a
-// connection that was there before.
+// connect returns the duration of the connection setup; false if the request reused a connection.
 func (s *steps) connect() (time.Duration, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.connected.Sub(s.connecting), !s.reused && !s.connected.IsZero()
 }
 
-// hasConnection is whether the request got a connection to go over.
+// hasConnection reports whether the request got a connection.
 func (s *steps) hasConnection() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.got
 }
 
-// wait returns the time from the request to the first byte of its answer: 0 when
-// the server did not wait for all of it.
+// wait returns the time from the request to the first byte of the response; 0 if the server responded before the
+// request was complete.
 func (s *steps) wait() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -237,7 +235,7 @@ func (s *steps) wait() time.Duration {
 	return max(s.first.Sub(s.wrote), 0)
 }
 
-// one makes a request and files what came of it.
+// one sends a request and records its result.
 func (r *httpRun) one(ctx context.Context, due time.Time) {
 	var s steps
 	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, s.trace()), http.MethodGet, r.spec.URL, nil)
@@ -263,7 +261,7 @@ func (r *httpRun) one(ctx context.Context, due time.Time) {
 	}
 	if err != nil {
 		kind := errorKind(err)
-		if kind == responseTimeout && !s.hasConnection() { // its time was up before that of the dial
+		if kind == responseTimeout && !s.hasConnection() { // the request timed out before its dial
 			kind = connectTimeout
 		}
 		r.result.Failed++
@@ -282,16 +280,16 @@ func (r *httpRun) one(ctx context.Context, due time.Time) {
 	r.total.Add(total)
 }
 
-// Kinds of failures that took a time: at least that long would the answer have taken.
+// Timeouts count as latencies: the response would have taken at least that long.
 const (
 	connectTimeout  = "connect timeout"
 	responseTimeout = "response timeout"
 )
 
-// TimedOut returns how many requests failed so.
+// TimedOut returns the number of requests that timed out.
 func (r *HTTPResult) TimedOut() int { return r.Errors[connectTimeout] + r.Errors[responseTimeout] }
 
-// errorKind sorts an error for the summary.
+// errorKind classifies an error for the summary.
 func errorKind(err error) string {
 	var timeout net.Error
 	var op *net.OpError
@@ -312,13 +310,13 @@ func errorKind(err error) string {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return "closed early"
 	}
-	if errors.As(err, &errno) { // without the port, which each has another of
+	if errors.As(err, &errno) { // without the port, which differs per connection
 		return "other: " + errno.Error()
 	}
 	return "other: " + err.Error()
 }
 
-// watch tells the progress every second until it is stopped.
+// watch reports the progress every second until it is stopped.
 func (r *httpRun) watch(progress func(complete, failed uint64)) (stop func()) {
 	if progress == nil {
 		return func() {}
@@ -343,7 +341,7 @@ func (r *httpRun) watch(progress func(complete, failed uint64)) (stop func()) {
 	return func() { close(end); <-ended }
 }
 
-// unsent returns how many requests were due before the end and not made.
+// unsent returns the number of requests that were due before the end and not sent.
 func (r *httpRun) unsent(took time.Duration) uint64 {
 	if r.spec.Duration > 0 {
 		took = min(took, r.spec.Duration)

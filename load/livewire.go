@@ -43,10 +43,9 @@ const (
 	maxRepeat      = 1<<32 - 1
 )
 
-// liveRun runs an XDP program over frame on one CPU: as many times as left says, or,
-// when left is nil, until the context ends or done reports true. It is one system
-// call wherever possible, because each call begins with about 20 ms of waiting
-// for an RCU grace period. It must run on a goroutine that may lock its thread.
+// liveRun runs an XDP program over frame on one CPU. It runs left times or, if left is nil, until the context ends or
+// done returns true. It uses one system call if possible, because each call waits about 20 ms for an RCU grace
+// period. It must run on a goroutine that may lock its thread.
 type liveRun struct {
 	place   Place
 	prog    *ebpf.Program
@@ -55,8 +54,8 @@ type liveRun struct {
 	left    func() uint64
 	batch   int // packets between flushes; 0 means the kernel's 64
 	started chan<- struct{}
-	thread  *atomic.Int64 // told the thread id
-	ended   *atomic.Int64 // told when the run was to end, in ns of CLOCK_MONOTONIC
+	thread  *atomic.Int64 // receives the thread ID
+	ended   *atomic.Int64 // receives the stop time, in ns of CLOCK_MONOTONIC
 	done    func() bool
 }
 
@@ -75,8 +74,8 @@ func (r *liveRun) run(ctx context.Context) error {
 	return r.place.Do(func() error { return r.loop(ctx) })
 }
 
-// loop makes the calls. A watcher interrupts a call with a signal that the Go
-// runtime ignores (it uses SIGURG itself to preempt).
+// loop makes the calls. A watcher interrupts a call with SIGURG, which the Go runtime tolerates because it preempts
+// with that signal.
 func (r *liveRun) loop(ctx context.Context) error {
 	tid, stop := unix.Gettid(), make(chan struct{})
 	r.thread.Store(int64(tid))
@@ -115,7 +114,7 @@ func (r *liveRun) loop(ctx context.Context) error {
 				return nil
 			}
 		}
-		// Any signal to the thread interrupts the call; it goes on with what is left.
+		// Any signal to the thread interrupts the call. The next call runs the rest.
 		if err := testRun(r.prog, r.frame, uint32(n), r.batch); err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("live frames: %w (kernel 5.18 or newer is needed)", err)
 		}
@@ -123,17 +122,17 @@ func (r *liveRun) loop(ctx context.Context) error {
 	return nil
 }
 
-// monotonic is the clock of bpf_ktime_get_ns.
+// monotonic returns the clock of bpf_ktime_get_ns.
 func monotonic() int64 {
 	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // it is always there
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // cannot fail
 	return ts.Nano()
 }
 
-// span is the time that the runs of several CPUs took together.
+// span is the time from the first begin to the last end of several runs.
 type span struct{ begin, end int64 }
 
-// add extends the span by the time of one run; one that has not begun or not ended is ignored.
+// add extends the span by the time of one run. A run without begin or end is ignored.
 func (t *span) add(begin, end int64) {
 	if begin == 0 || end < begin {
 		return
@@ -144,7 +143,7 @@ func (t *span) add(begin, end int64) {
 	t.end = max(t.end, end)
 }
 
-// shareOf is CPU nth's part of a limit over n CPUs; a limit of 0 is none.
+// shareOf returns CPU nth's part of a limit over n CPUs; a limit of 0 means no limit.
 func shareOf(limit uint64, nth, n int) uint64 {
 	if limit == 0 {
 		return math.MaxUint64
@@ -156,8 +155,8 @@ func shareOf(limit uint64, nth, n int) uint64 {
 	return share
 }
 
-// schedule returns how long n turns of one of several CPUs take at a rate over all of
-// them, in ns: the last has its share, too, so that a second holds as many as the rate says.
+// schedule returns the time in ns that n turns on one of several CPUs take at a rate over all CPUs. It includes the
+// interval after the last turn, so that a second holds as many turns as the rate.
 func schedule(n uint64, rate float64, cpus int) int64 {
 	if rate == 0 {
 		return 0
@@ -165,8 +164,8 @@ func schedule(n uint64, rate float64, cpus int) int64 {
 	return int64(float64(n) * 1e9 * float64(cpus) / rate)
 }
 
-// unsent returns how many turns were due at a rate, up to a share of the limit, and not
-// begun. Each CPU's schedule starts with its own first turn.
+// unsent returns the number of turns that were due at a rate, up to a share of the limit, and not begun. Each CPU's
+// schedule starts with its own first turn.
 func unsent(took time.Duration, rate float64, share, begun uint64) uint64 {
 	if took <= 0 || begun == 0 {
 		return 0

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package load generates network load and measures what arrives: single packets
-// and complete TCP connections by XDP programs that the kernel runs in a loop
-// (BPF_PROG_TEST_RUN with live frames), and real HTTP requests by Go's client.
+// Package load generates network load and measures the received packets. XDP programs in a kernel loop
+// (BPF_PROG_TEST_RUN with live frames) generate single packets and complete TCP connections. Go's client generates
+// real HTTP requests.
 //
-// On a veth the whole way of a packet (sender, gateway, far end) is one chain of
-// soft interrupts on the sender's CPU. That is what "per CPU" means in its
-// results: one CPU does everything, and nearly all of its time is the gateway's,
-// because sender and far end are a few instructions each.
+// On a veth the whole path of a packet (sender, gateway, far end) is one chain of soft interrupts on the sender's
+// CPU. So "per CPU" in its results means that one CPU runs the whole path. Nearly all of its time is the gateway's,
+// because sender and far end take a few instructions each.
 package load
 
 import (
@@ -17,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Place is where something runs, usually a *lab.Node: Do calls its argument on
-// the calling goroutine, inside the place's network namespace.
+// Place is a network namespace, usually a *lab.Node. Do calls its argument on the calling goroutine, inside the
+// namespace.
 type Place interface {
 	Do(func() error) error
 }
@@ -29,8 +28,7 @@ type Here struct{}
 // Do calls f.
 func (Here) Do(f func() error) error { return f() }
 
-// CPUs returns those that the calling thread may use, lowest first: they need not be
-// the machine's first ones.
+// CPUs returns the CPUs that the calling thread may use, lowest first. They need not begin with CPU 0.
 func CPUs() ([]int, error) {
 	var mine unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &mine); err != nil {
@@ -45,7 +43,7 @@ func CPUs() ([]int, error) {
 	return all, nil
 }
 
-// checkRate refuses rates that no schedule can hold; 0 stands for none.
+// checkRate returns an error for rates outside the range of the schedule; 0 means no rate.
 func checkRate(perSecond float64) error {
 	if perSecond != 0 && !(perSecond >= 1e-3 && perSecond <= 1e9) {
 		return fmt.Errorf("rate %g a second: 0, or from 0.001 to 1,000,000,000", perSecond)
@@ -61,12 +59,11 @@ func gcd(a, b uint32) uint32 {
 	return a
 }
 
-// goldenStride is the stride that shuffled packets follow.
+// goldenStride returns the stride of shuffled packets.
 func goldenStride(n uint32) uint32 { return strideNear(n, 0.6180339887498949) }
 
-// strideNear returns a step near the given share of n that is coprime to n, so
-// that adding it modulo n visits every number below n once before any repeats, and
-// neighbours in time are far apart in value.
+// strideNear returns a step near the given share of n that is coprime to n. Adding it modulo n visits every number
+// below n once, and consecutive values are far apart.
 func strideNear(n uint32, share float64) uint32 {
 	if n < 3 {
 		return 1

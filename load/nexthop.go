@@ -11,9 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// nextHopMAC finds the hardware address to which the current namespace sends
-// packets for dest on an interface. It asks the kernel to resolve the neighbour
-// when it is not known yet, and waits up to two seconds.
+// nextHopMAC returns the hardware address of the next hop for dest on an interface, in the current namespace. It
+// makes the kernel resolve an unknown neighbour, and waits up to two seconds.
 func nextHopMAC(dest netip.Addr, ifindex int) (net.HardwareAddr, error) {
 	hop := net.IP(dest.AsSlice())
 	routes, err := netlink.RouteGet(hop)
@@ -38,8 +37,8 @@ func nextHopMAC(dest netip.Addr, ifindex int) (net.HardwareAddr, error) {
 	return nil, fmt.Errorf("next hop %s: no answer to address resolution", hop)
 }
 
-// poke makes the kernel resolve a neighbour without sending it a packet of ours.
-// An error shows as a neighbour that stays unknown.
+// poke makes the kernel resolve a neighbour without a packet to the neighbour. After an error the neighbour stays
+// unresolved.
 func poke(hop net.IP, ifindex int) {
 	_ = netlink.NeighSet(&netlink.Neigh{LinkIndex: ifindex, IP: hop, Flags: netlink.NTF_USE, State: netlink.NUD_NONE})
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 )
 
-// Reference is one of the forwarders that mark the limit of what is possible on
-// a machine. It is a measure, not a gateway: no services, no states, no ICMP.
+// Reference is a minimal forwarder that marks the practical limit of a machine. It is a yardstick, not a gateway: it
+// has no services, states or ICMP.
 type Reference struct {
 	objects *forwardObjects
 	links   []link.Link
@@ -30,19 +30,18 @@ const (
 	Redirect ReferenceKind = "redirect"
 	// RedirectTC is the same on TC (TCX, Linux 6.6).
 	RedirectTC ReferenceKind = "redirect-tc"
-	// Cross does what Redirect does and puts a header of the other family, with constant
-	// addresses, before the payload: the limit of translation between the families. No
-	// checksum is right after it.
+	// Cross redirects like Redirect and replaces the IP header by one of the other family, with constant addresses:
+	// the limit of translation between the families. Its packets have wrong checksums.
 	Cross ReferenceKind = "cross"
-	// BareDNAT looks a UDP flow up in a hash map and rewrites its destination.
+	// BareDNAT looks up a UDP flow in a hash map and rewrites its destination.
 	BareDNAT ReferenceKind = "bare-dnat"
-	// FIB asks the kernel's routing table for every packet.
+	// FIB queries the kernel's routing table for every packet.
 	FIB ReferenceKind = "fib"
 	// Drop drops every IP packet.
 	Drop ReferenceKind = "drop"
 )
 
-// BareFlow is one flow of BareDNAT: where a tuple is sent to.
+// BareFlow is one flow of BareDNAT with its destination.
 type BareFlow struct {
 	Source, Dest netip.AddrPort
 	To           netip.AddrPort
@@ -51,13 +50,13 @@ type BareFlow struct {
 // ReferenceOptions configures a reference program.
 type ReferenceOptions struct {
 	In, Out string // interfaces of the place
-	// SourceMAC and DestMAC of the packets that BareDNAT sends.
+	// SourceMAC and DestMAC are the hardware addresses in packets of BareDNAT.
 	SourceMAC, DestMAC net.HardwareAddr
-	// Flows of BareDNAT, called for 0 … FlowCount-1.
+	// Flow returns the flows of BareDNAT for 0 … FlowCount-1.
 	FlowCount int
 	Flow      func(int) BareFlow
-	// ShuffledElements makes the hash elements in another order than that of Flow,
-	// so that neighbours in it are not neighbours in memory.
+	// ShuffledElements creates the hash elements in a different order from Flow, so that neighbouring flows are not
+	// neighbours in memory.
 	ShuffledElements bool
 }
 
@@ -126,8 +125,8 @@ func ifindexOf(place Place, iface string) (int, error) {
 func (r *Reference) addFlows(o ReferenceOptions, out int) error {
 	const batch = 4096
 	keys, values := make([]forwardBareKey, 0, batch), make([]forwardBareFlow, 0, batch)
-	// A preallocated hash hands its elements out in the order of its memory. The
-	// step is another than that of shuffled packets, which would find them in order.
+	// A preallocated hash allocates its elements in memory order. The stride must differ from that for shuffled
+	// packets, which would visit the elements in order.
 	stride, at := uint32(1), uint32(0)
 	if o.ShuffledElements {
 		stride = strideNear(uint32(o.FlowCount), math.Sqrt2-1)
@@ -153,7 +152,7 @@ func (r *Reference) addFlows(o ReferenceOptions, out int) error {
 	return nil
 }
 
-// wire4 and wire2 lay values out so that their memory is in wire order.
+// wire4 and wire2 convert values so that their bytes in memory are in network byte order.
 func wire4(a netip.Addr) uint32 {
 	b := a.As4()
 	return uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16 | uint32(b[3])<<24
@@ -170,7 +169,7 @@ func (r *Reference) Close() error {
 	return errors.Join(append(errs, r.objects.Close())...)
 }
 
-// Reflector sends UDP datagrams back to where they came from.
+// Reflector sends UDP datagrams back to their source.
 type Reflector struct {
 	objects *sinkObjects
 	link    link.Link

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Sender sends packets out of one interface, with one program a CPU.
+// Sender sends packets from one interface, with one program per CPU.
 type Sender struct {
 	place   Place
 	spec    PacketSpec
@@ -21,8 +21,8 @@ type Sender struct {
 	frame   []byte
 	objects []*packetsObjects
 	clock   *cpuClock
-	ended   []atomic.Int64 // when each CPU's latest run was told to end
-	loop    bool           // run the barest loop instead, to compare with
+	ended   []atomic.Int64 // stop time of each CPU's latest run
+	loop    bool           // run the barest loop instead, for comparison
 }
 
 // maxStampers is SENDERS of load_sink.bpf.c.
@@ -31,9 +31,8 @@ const maxStampers = 64
 // breakPlan lets a test send wrong checksums.
 var breakPlan func(*packetsPlan)
 
-// NewSender loads the programs. cpus are the CPUs to send from; nil means CPU 0.
-// Missing hardware addresses are filled in: the source's from the interface, the
-// destination's from the neighbour table of the place.
+// NewSender loads the programs. cpus are the sending CPUs; nil means CPU 0. Missing hardware addresses are filled in:
+// the source's from the interface, the destination's from the place's neighbour table.
 func NewSender(place Place, spec PacketSpec, cpus []int) (*Sender, error) {
 	if err := spec.normalize(); err != nil {
 		return nil, err
@@ -41,7 +40,7 @@ func NewSender(place Place, spec PacketSpec, cpus []int) (*Sender, error) {
 	if len(cpus) == 0 {
 		cpus = []int{0}
 	}
-	if spec.Limit > 0 { // no CPU without a packet
+	if spec.Limit > 0 { // each CPU needs a packet
 		cpus = cpus[:min(uint64(len(cpus)), spec.Limit)]
 	}
 	if spec.Stamp && len(cpus) > maxStampers {
@@ -112,15 +111,15 @@ func loadSender(plan packetsPlan) (*packetsObjects, error) {
 	return &o, nil
 }
 
-// BareLoop has the next Run send by the shortest program that can fill a link, one
-// header from a template and every packet the same: what Run is otherwise measured against.
+// BareLoop makes the next Run use the shortest program that can fill a link. It sends copies of one header from a
+// template. Run is compared with it.
 func (s *Sender) BareLoop() { s.loop = true }
 
-// Spec returns what is sent, with defaults filled in.
+// Spec returns the spec with defaults filled in.
 func (s *Sender) Spec() PacketSpec { return s.spec }
 
-// Run sends until the context ends or the spec's limit is reached. started, when
-// not nil, is closed once every CPU is about to send.
+// Run sends until the context ends or the spec's limit is reached. started, if not nil, is closed when every CPU is
+// about to send.
 func (s *Sender) Run(ctx context.Context, started chan<- struct{}) error {
 	begun := make(chan struct{}, len(s.cpus))
 	g, ctx := errgroup.WithContext(ctx)
@@ -137,7 +136,7 @@ func (s *Sender) Run(ctx context.Context, started chan<- struct{}) error {
 			return share - min(share, sent)
 		}
 		if s.spec.Rate > 0 {
-			// Flushed often, so that a packet does not wait for the batch to fill.
+			// Flush often, so that a packet does not wait for a full batch.
 			r.batch = 8
 		}
 		switch {
@@ -160,16 +159,15 @@ func (s *Sender) Run(ctx context.Context, started chan<- struct{}) error {
 	return g.Wait()
 }
 
-// share is what sender nth sends of the limit.
+// share returns sender nth's part of the limit.
 func (s *Sender) share(nth int) uint64 { return shareOf(s.spec.Limit, nth, len(s.cpus)) }
 
-// CPUTime returns the CPU time of the threads that send, on veth links with that of
-// the gateway and the far end, and of the kernel's soft interrupt threads of these
-// CPUs. Only differences of it mean something, and only within one Run.
+// CPUTime returns the CPU time of the sending threads and of the kernel's soft interrupt threads of their CPUs. On
+// veth links it includes the gateway and the far end. Only differences within one Run are meaningful.
 func (s *Sender) CPUTime() time.Duration { return s.clock.now() }
 
-// Sent returns how many packets were handed to the interface so far, those among
-// them that it refused, because it was down for example.
+// Sent returns the number of packets passed to the interface so far, including refused packets, for example while it
+// is down.
 func (s *Sender) Sent() uint64 {
 	var sum uint64
 	for nth := range s.objects {
@@ -178,8 +176,8 @@ func (s *Sender) Sent() uint64 {
 	return sum
 }
 
-// Took returns the time from the first packet to the last of the one Run that has
-// ended, without what the kernel takes to begin and to end it; see schedule.
+// Took returns the duration of the last Run from the first packet to the last, without the kernel's setup and
+// teardown; see schedule.
 func (s *Sender) Took() time.Duration {
 	var t span
 	for nth := range s.objects {
@@ -197,8 +195,8 @@ func (s *Sender) times(nth int) (begin, end int64) {
 	return begin, end
 }
 
-// Unsent returns how many packets were due in the one Run that has ended and not sent: the
-// rate is more than the CPUs make, and the latency holds the wait for them.
+// Unsent returns the number of packets of the last Run that were due and not sent. The rate then exceeds the capacity
+// of the CPUs, and the latency includes the wait for them.
 func (s *Sender) Unsent() (sum uint64) {
 	for nth := range s.objects {
 		begin, end := s.times(nth)

@@ -11,29 +11,27 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 )
 
-// DefaultResponse is the size in bytes of an HTTP response, headers included,
-// where nothing else is said.
+// DefaultResponse is the default size in bytes of an HTTP response, headers included.
 const DefaultResponse = 210
 
-// maxResponse is what fits one segment of an IPv6 packet of 1,500 bytes.
+// maxResponse fits one segment of an IPv6 packet of 1,500 bytes.
 const maxResponse = 1500 - ipv6Len - 20
 
 // maxRequest is REQUEST_MAX of load_tcp.h.
 const maxRequest = 256
 
-// requestFor returns what a client asks; its length is a multiple of 8. It is as
-// long as the response where that is possible: the frame of a request becomes
-// that of the response, and a gateway may have left no room behind it. The byte
-// after "Connection: " is changed where the connection stays open: a word that
-// HTTP does not know there means just that (RFC 9112 §9.3).
+// requestFor returns a client's request. Its length is a multiple of 8. It equals the length of the response if
+// possible: the server end reuses the frame of the request, and a gateway may have left no room behind it. To keep
+// the connection open, the client changes the byte after "Connection: ". HTTP ignores an unknown option there and
+// keeps the connection (RFC 9112 §9.3).
 func requestFor(response int) string {
 	const head, tail = "GET / HTTP/1.1\r\nConnection: close\r\nHost: sluice.example\r\nAccept: */*\r\nUser-Agent: sluice", "\r\n\r\n"
 	size := min(max(response, len(head)+len(tail))+7, maxRequest) / 8 * 8
 	return head + strings.Repeat("-", size-len(head)-len(tail)) + tail
 }
 
-// responseHead returns the status line and headers of a response of a size in
-// bytes; its length is a multiple of 8.
+// responseHead returns the status line and headers of a response of the given size in bytes. Its length is a multiple
+// of 8.
 func responseHead(size int) (string, error) {
 	if size == 0 {
 		size = DefaultResponse
@@ -49,19 +47,18 @@ func responseHead(size int) (string, error) {
 	return h, nil
 }
 
-// Server is the server end of connections: it answers every TCP packet to any
-// address and keeps nothing.
+// Server is the server end of connections. It answers every TCP packet to any address and is stateless.
 type Server struct {
 	objects *flowsObjects
 	links   []link.Link
 }
 
-// ServerOptions says how the server end answers.
+// ServerOptions configures the answers of the server end.
 type ServerOptions struct {
 	// ResponseSize of the whole HTTP response in bytes; 0 means 210.
 	ResponseSize int
-	// ReplyBy is the interface that all answers leave by, for direct server
-	// return; empty means the one that the packet came from.
+	// ReplyBy is the interface that sends all answers, for direct server return; empty means the interface that
+	// received the packet.
 	ReplyBy string
 }
 

@@ -14,39 +14,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SinkOptions says what the far end does beyond counting.
+// SinkOptions selects checks of the far end in addition to the counters.
 type SinkOptions struct {
-	// Checksums verifies the IPv4 header's and the transport's.
+	// Checksums verifies the checksums of the IPv4 header and of the transport.
 	Checksums bool
-	// Stamps reads sequence numbers and times from the payloads. The sequence is
-	// right where all packets of one sending CPU arrive at one CPU, as on veth links.
+	// Stamps reads sequence numbers and times from the payloads. The sequence is valid if all packets of one sending
+	// CPU arrive at one CPU, as on veth links.
 	Stamps bool
 }
 
-// Received is what the far end counted since it was attached.
+// Received holds the counters of the far end since its attachment.
 type Received struct {
 	Packets        uint64 `json:"packets"`
 	Bytes          uint64 `json:"bytes"` // of frames, without FCS
 	BadIPChecksum  uint64 `json:"bad_ip_checksum"`
 	BadL4Checksum  uint64 `json:"bad_l4_checksum"`
-	Fragments      uint64 `json:"fragments"` // packets whose datagram could not be checked
+	Fragments      uint64 `json:"fragments"` // packets of datagrams that could not be checked
 	Unchecked      uint64 `json:"unchecked"` // packets of protocols other than TCP, UDP and ICMP
-	Unstamped      uint64 `json:"unstamped"` // without a stamp where one was expected
+	Unstamped      uint64 `json:"unstamped"` // packets without an expected stamp
 	SequenceLost   uint64 `json:"sequence_lost"`
 	SequenceLate   uint64 `json:"sequence_late"`
 	PassedToKernel uint64 `json:"passed_to_kernel"` // not test traffic
 }
 
-// Sink counts and drops what arrives at one or more interfaces.
+// Sink counts and drops the packets that one or more interfaces receive.
 type Sink struct {
 	objects *sinkObjects
 	links   []link.Link
-	// What the sequence numbers had told at the last Reset: the program goes on
-	// with the numbers that it expects.
+	// Counters at the last Reset: the program continues with its expected sequence numbers.
 	lostBefore, lateBefore uint64
 }
 
-// NewSink loads the far end's program. Attach puts it on interfaces.
+// NewSink loads the far end's program. Attach attaches it to interfaces.
 func NewSink(o SinkOptions) (*Sink, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, fmt.Errorf("sink: memory limit: %w", err)
@@ -72,7 +71,7 @@ func NewSink(o SinkOptions) (*Sink, error) {
 	return s, nil
 }
 
-// Attach puts the far end on an interface, by the driver's own XDP.
+// Attach attaches the far end to an interface with native XDP.
 func (s *Sink) Attach(place Place, iface string) error {
 	l, err := attachXDP(place, iface, s.objects.LoadSink)
 	if err != nil {
@@ -115,18 +114,18 @@ func attach(place Place, iface, how string, to func(index int) (link.Link, error
 // Read returns the counters.
 func (s *Sink) Read() (Received, error) {
 	r, err := s.readAll()
-	r.SequenceLost -= min(r.SequenceLost, s.lostBefore) // it falls when late packets come
+	r.SequenceLost -= min(r.SequenceLost, s.lostBefore) // it decreases when late packets arrive
 	r.SequenceLate -= s.lateBefore
 	return r, err
 }
 
-// Await reads the counters when so many packets have arrived, or no more do:
-// what was sent may still be under way. It takes five seconds at most.
+// Await returns the counters after so many packets have arrived, or when no more arrive, because sent packets may
+// still be queued. It takes five seconds at most.
 func (s *Sink) Await(packets uint64) (Received, error) {
 	return s.await(packets, 500*time.Millisecond, 5*time.Second)
 }
 
-// await gives up when no packet came for patience, or at the bound.
+// await returns when no packet arrives within patience, or at the bound.
 func (s *Sink) await(packets uint64, patience, bound time.Duration) (Received, error) {
 	const pause = 5 * time.Millisecond
 	begin := time.Now()
@@ -145,8 +144,7 @@ func (s *Sink) await(packets uint64, patience, bound time.Duration) (Received, e
 	}
 }
 
-// readAll reads the counters since the programs were loaded, or Reset for those
-// that it clears.
+// readAll reads the counters since the load of the programs, or since Reset for the counters that Reset clears.
 func (s *Sink) readAll() (Received, error) {
 	var perCPU []sinkReceived
 	var r Received
@@ -174,8 +172,8 @@ func (s *Sink) readAll() (Received, error) {
 	return r, nil
 }
 
-// ByCPU returns how many packets arrived on each CPU: the kernel may have moved
-// the receiving side of a link away from the sender's CPU.
+// ByCPU returns the number of packets received on each CPU. The kernel may have moved the receive side of a link away
+// from the sender's CPU.
 func (s *Sink) ByCPU() ([]uint64, error) {
 	var perCPU []sinkReceived
 	if err := s.objects.LoadReceived.Lookup(uint32(0), &perCPU); err != nil {

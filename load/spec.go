@@ -13,13 +13,12 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Range is a run of consecutive addresses with a range of ports each.
+// Range is a sequence of consecutive addresses with a range of ports each.
 type Range struct {
 	First netip.Addr `json:"first"`
 	// Count of addresses; 0 means 1. The addresses differ in their last 32 bits only.
 	Count int `json:"count"`
-	// Ports of each address; for ICMP the source's are identifiers. The zero
-	// value means the single port 0.
+	// Ports of each address; for ICMP the source ports are identifiers. The zero value means the single port 0.
 	Ports flow.Ports `json:"ports"`
 }
 
@@ -76,7 +75,7 @@ func ParseRange(s string) (Range, error) {
 	return r, r.check()
 }
 
-// check refuses ranges that a program cannot count through.
+// check returns an error for ranges that a program cannot count through.
 func (r Range) check() error {
 	if r.Count < 0 || uint64(low32(r.First))+uint64(r.addresses()) > 1<<32 {
 		return fmt.Errorf("address range %s: %d addresses from there go beyond the last 32 bits", r, r.Count)
@@ -108,7 +107,7 @@ func (r Range) ports() uint32 {
 	return uint32(r.Ports.Len())
 }
 
-// At returns the n-th endpoint of the range: ports run fastest.
+// At returns the n-th endpoint of the range: consecutive numbers differ in the port first.
 func (r Range) At(n int) netip.AddrPort {
 	ports := int(r.ports())
 	return netip.AddrPortFrom(addAddr(r.First, uint32(n/ports)), r.Ports.First+uint16(n%ports))
@@ -131,42 +130,42 @@ func addAddr(a netip.Addr, n uint32) netip.Addr {
 	return out
 }
 
-// PacketSpec says what packets to send. The zero value of a field is its default.
+// PacketSpec configures the packets. The zero value of a field is its default.
 type PacketSpec struct {
-	// Source and Dest ranges; every packet takes the next tuple of their product.
+	// Source and Dest ranges; every packet uses the next tuple of their product.
 	Source Range `json:"source"`
 	Dest   Range `json:"dest"`
 	// Flows is the number of distinct tuples; 0 means the whole product.
 	Flows int `json:"flows"`
-	// Skip is the tuple to begin with, counted from 0.
+	// Skip is the first tuple, counted from 0.
 	Skip int `json:"skip,omitempty"`
-	// Shuffled takes the tuples far from their neighbours in memory instead of one
-	// after the other, which defeats the processor's prefetching of table entries.
+	// Shuffled uses the tuples in an order that is far from the order in memory. It defeats the processor's
+	// prefetching of table entries.
 	Shuffled bool `json:"shuffled,omitempty"`
 	// Protocol is UDP (default), TCP, ICMP or ICMPv6 (echo requests).
 	Protocol flow.Protocol `json:"protocol"`
-	// Size of a frame in bytes without FCS; 0 means 60, or more where the headers need it.
+	// Size of a frame in bytes without FCS; 0 means 60, or the size of the headers if that is larger.
 	Size int `json:"size"`
 	// Flags of TCP, as "syn", "syn,ack"; empty means "ack".
 	Flags string `json:"flags,omitempty"`
 	// TTL or hop limit; 0 means 64.
 	TTL int `json:"ttl,omitempty"`
-	// Fragments is the number of fragments a datagram is sent in; 0 and 1 mean whole.
-	// Size then is that of one fragment.
+	// Fragments is the number of fragments per datagram; 0 and 1 mean unfragmented. Size then applies to one
+	// fragment.
 	Fragments int `json:"fragments,omitempty"`
 	// Stamp puts a sequence number and the time into the payload.
 	Stamp bool `json:"stamp,omitempty"`
-	// Rate in packets a second over all CPUs, held open-loop; 0 means as fast as it goes.
+	// Rate in packets per second over all CPUs, open-loop; 0 means unlimited.
 	Rate float64 `json:"rate,omitempty"`
 	// Limit is the number of packets to send over all CPUs; 0 means until stopped.
 	Limit uint64 `json:"limit,omitempty"`
-	// Interface to send from, and the hardware addresses of the frames.
+	// Interface that sends, and the hardware addresses of the frames.
 	Interface string           `json:"interface"`
 	SourceMAC net.HardwareAddr `json:"-"`
 	DestMAC   net.HardwareAddr `json:"-"`
 }
 
-// tuples returns the size of the product of both ranges, maxFlows when it is larger.
+// tuples returns the size of the product of both ranges, at most maxFlows.
 func (s PacketSpec) tuples() uint64 {
 	factors := []uint32{s.Source.addresses(), s.Dest.addresses(), s.Source.ports()}
 	if s.hasPorts() {
@@ -179,15 +178,15 @@ func (s PacketSpec) tuples() uint64 {
 	return n
 }
 
-// maxFlows is what the sender's 32-bit arithmetic of tuples can do.
+// maxFlows is the limit of the sender's 32-bit arithmetic.
 const maxFlows = 1<<31 - 1
 
 func (s PacketSpec) hasPorts() bool { return s.Protocol == flow.UDP || s.Protocol == flow.TCP }
 
-// maxFragments is how many places for one a fragment's 13-bit offset can name (RFC 791).
+// maxFragments is the number of values of a fragment's 13-bit offset (RFC 791).
 const maxFragments = 1 << 13
 
-// Validate says what of it cannot be sent, whatever the interface.
+// Validate returns an error if the spec is impossible on any interface.
 func (s PacketSpec) Validate() error {
 	if err := s.normalize(); err != nil {
 		return err
@@ -196,7 +195,7 @@ func (s PacketSpec) Validate() error {
 	return err
 }
 
-// normalize fills in defaults and reports the first thing that cannot be sent.
+// normalize fills in defaults and reports the first invalid field.
 func (s *PacketSpec) normalize() error {
 	if s.Protocol == flow.Any {
 		s.Protocol = flow.UDP

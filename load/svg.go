@@ -17,8 +17,7 @@ const (
 	svgTop, svgBottom   = 40, 50
 )
 
-// SVG draws the histogram over a logarithmic time axis, with the percentiles
-// marked.
+// SVG draws the histogram over a logarithmic time axis and marks the percentiles.
 func (h *Histogram) SVG(title string) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="12">`+"\n", svgWidth, svgHeight)
@@ -31,7 +30,7 @@ func (h *Histogram) SVG(title string) []byte {
 		return b.Bytes()
 	}
 	low, high := float64(max(buckets[0].From, 1)), float64(buckets[len(buckets)-1].To)
-	if high < low*10 { // a decade at least, with the values in its middle
+	if high < low*10 { // show at least a decade, with the values in its middle
 		middle := math.Sqrt(low * high)
 		low, high = middle/math.Sqrt(10), middle*math.Sqrt(10)
 	}
@@ -58,8 +57,8 @@ func (h *Histogram) SVG(title string) []byte {
 	return b.Bytes()
 }
 
-// drawBars draws the density: counts over the width of a bucket on the
-// logarithmic axis, so that wide buckets do not look full.
+// drawBars draws the density: counts divided by the bucket's width on the logarithmic axis, so that wide buckets do
+// not look full.
 func (h *Histogram) drawBars(b *bytes.Buffer, buckets []Bucket, x func(float64) float64) {
 	width := func(k Bucket) float64 { return math.Log(float64(k.To)) - math.Log(max(float64(k.From), 0.5)) }
 	var top float64
@@ -75,8 +74,7 @@ func (h *Histogram) drawBars(b *bytes.Buffer, buckets []Bucket, x func(float64) 
 	fmt.Fprintf(b, `<line x1="%d" x2="%d" y1="%.0f" y2="%.0f" stroke="#222222"/>`+"\n", svgLeft, svgWidth-svgRight, floor, floor)
 }
 
-// drawPercentiles marks them by lines, with the figures above all lines and where
-// there is room.
+// drawPercentiles marks the percentiles by lines, with the figures above them where there is room.
 func (h *Histogram) drawPercentiles(b *bytes.Buffer, x func(float64) float64) {
 	var lines, words bytes.Buffer
 	for i, q := range []struct {
@@ -96,7 +94,7 @@ func (h *Histogram) drawPercentiles(b *bytes.Buffer, x func(float64) float64) {
 	fmt.Fprintf(b, `<g stroke="#ffffff" stroke-width="3" paint-order="stroke">`+"\n%s</g>\n", &words)
 }
 
-// threeDigits rounds what is at most 3 % exact.
+// threeDigits rounds a value with an error of up to 3 %.
 func threeDigits(d time.Duration) time.Duration {
 	unit := time.Duration(1)
 	for ; d/unit >= 1000; unit *= 10 {

@@ -16,13 +16,13 @@ const (
 	ipv6Len  = 40
 	fragLen  = 8  // IPv6 fragment extension header
 	stampLen = 16 // struct stamp of load_frame.h
-	// maxFrame is what fits beside the kernel's bookkeeping into a 4 KiB page of
-	// a live-frame run (headroom 256, struct xdp_page_head, struct skb_shared_info).
+	// maxFrame is the room for a frame in a 4 KiB page of a live-frame run. The page also holds the headroom of 256
+	// bytes, struct xdp_page_head and struct skb_shared_info.
 	maxFrame = 3408
 )
 
-// template is one frame with the lowest addresses and ports, and where the
-// parts of it are that the sender varies. Offsets count from the frame's start.
+// template is one frame with the lowest addresses and ports, and the offsets of the parts that the sender varies.
+// Offsets count from the frame's start.
 type template struct {
 	frame   []byte
 	headLen int // headers and stamp
@@ -60,7 +60,7 @@ func l4HeaderLen(p flow.Protocol) int {
 	return 8
 }
 
-// newTemplate lays the frame out. The spec has been normalized.
+// newTemplate builds the frame from a normalized spec.
 func newTemplate(s *PacketSpec) (*template, error) {
 	v6, fragmented := s.Source.First.Is6(), s.Fragments > 1
 	t := &template{l4Off: ethLen + ipv4Len}
@@ -86,7 +86,7 @@ func newTemplate(s *PacketSpec) (*template, error) {
 	if s.Size > maxFrame {
 		return nil, fmt.Errorf("packets: size %d: at most %d bytes fit a frame", s.Size, maxFrame)
 	}
-	// As IPv4's total length and IPv6's payload length can say.
+	// Limit of IPv4's total length and IPv6's payload length.
 	if all := (s.Size - t.l4Off) * max(s.Fragments, 1); all+ipv4Len > 65535 {
 		return nil, fmt.Errorf("packets: %d fragments of %d bytes: a datagram of %d bytes, at most %d are possible", s.Fragments, s.Size, all, 65535-ipv4Len)
 	}
@@ -107,10 +107,9 @@ func newTemplate(s *PacketSpec) (*template, error) {
 	return t, nil
 }
 
-// keepFixed forgets where the fields are that no packet has another value in:
-// the template's value stands, and the program has less to do.
+// keepFixed clears the offsets of constant fields. The template's value then applies, and the program has less work.
 func (t *template) keepFixed(s *PacketSpec) {
-	below := uint64(1) // tuples that the fields before this one tell apart
+	below := uint64(1) // number of tuples that the previous fields distinguish
 	for _, f := range []struct {
 		off   *uint16
 		count uint32
@@ -125,7 +124,7 @@ func (t *template) keepFixed(s *PacketSpec) {
 	}
 }
 
-// fixChecksums writes the checksums that are the same in every packet.
+// fixChecksums writes the checksums that are equal in every packet.
 func (t *template) fixChecksums() {
 	p := &t.plan
 	addresses := p.SourceOff != 0 || p.DestOff != 0
@@ -224,8 +223,8 @@ func (t *template) writeTransport(s *PacketSpec) error {
 	return nil
 }
 
-// sums computes what the checksums add up to without the fields that vary, in
-// the byte order that the program adds in (little-endian words of wire bytes).
+// sums computes the checksums without the varying fields, in the program's byte order (little-endian words of wire
+// bytes).
 func (t *template) sums(s *PacketSpec, v6 bool) {
 	still := append([]byte(nil), t.frame...)
 	for _, f := range []struct {
@@ -275,7 +274,7 @@ func sumWords(b []byte) uint32 {
 	return sum
 }
 
-// fill completes the program's plan for sender number nth of senders.
+// fill completes the program's plan for sender nth of senders.
 func (t *template) fill(s *PacketSpec, nth, senders int, ifindex int) packetsPlan {
 	p := t.plan
 	var head [len(p.Head) * 8]byte

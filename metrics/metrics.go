@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package metrics is the Prometheus view of a gateway. It keeps no numbers of its
-// own: every scrape reads the datapaths, the health of the backends and the last
-// apply, so that what is counted in the kernel is told as it is.
+// Package metrics exports a gateway's Prometheus metrics. It stores no values: every scrape reads the datapaths, the
+// health of the backends and the last apply.
 package metrics
 
 import (
@@ -23,44 +22,44 @@ import (
 // scrapeTimeout bounds the reading of one datapath's counters.
 const scrapeTimeout = 5 * time.Second
 
-// Datapath is a datapath whose counters are told.
+// Datapath is a datapath with exported counters.
 type Datapath interface {
 	Name() string
 	Counters(context.Context) (*datapath.Counters, error)
 }
 
-// Health tells the states of the backends that are checked.
+// Health returns the states of the checked backends.
 type Health interface {
 	Snapshot() []health.Status
 }
 
-// PCP tells what inside hosts asked for.
+// PCP returns counts of the requests of inside hosts.
 type PCP interface {
 	Counts() map[pcp.Count]uint64
 	Use() map[string]int
 }
 
-// API tells how the API over TCP fares.
+// API returns the state of the API over TCP.
 type API interface {
 	Refused() uint64
 	Expires() time.Time // of the certificate; zero without TLS
 }
 
-// Apply is the last outcome of an apply.
+// Apply is the result of the last apply.
 type Apply struct {
-	Revision uint64    // of the snapshot that was applied; 0 before the first
-	At       time.Time // when
-	Err      error     // nil when it is in force
+	Revision uint64    // of the applied snapshot; 0 before the first
+	At       time.Time // time of the apply
+	Err      error     // nil if the snapshot is in force
 	Changes  []*datapath.Change
 }
 
-// Sources are what a Collector reads. Nil sources are left out.
+// Sources are the inputs of a Collector. Nil sources are skipped.
 type Sources struct {
 	Version   string
 	Datapaths []Datapath
 	Health    Health
 	PCP       PCP
-	// Addresses counts those of services and pools by who answers for them; nil for nobody.
+	// Addresses counts the addresses of services and pools by owner state; nil omits the metric.
 	Addresses func() map[string]int
 	API       API
 	LastApply func() Apply
@@ -72,8 +71,7 @@ type Collector struct{ src Sources }
 // New returns a collector over src.
 func New(src Sources) *Collector { return &Collector{src} }
 
-// Handler serves the metrics page of src, with those of the Go runtime and of the
-// process.
+// Handler serves the metrics of src, of the Go runtime and of the process.
 func Handler(src Sources) http.Handler {
 	r := prometheus.NewRegistry()
 	r.MustRegister(New(src), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -102,8 +100,8 @@ const (
 	gauge   = prometheus.GaugeValue
 )
 
-// The families, in the order of the page. Counters begin when the object was made
-// in the kernel and survive a restart of the daemon.
+// The families, in the order of the page. Counters begin at the creation of the kernel object and survive a restart
+// of the daemon.
 var (
 	buildInfo = family(gauge, "build_info", "Version of Sluice and of Go; always 1.", "version", "goversion")
 
@@ -131,18 +129,18 @@ var (
 	readOK        = family(gauge, "datapath_read_success", "1 when the datapath's counters could be read for this page.", "datapath")
 
 	checkUp       = family(gauge, "backend_up", "1 when the check holds the backend for up.", "service", "backend", "check")
-	checkSince    = family(gauge, "backend_state_timestamp_seconds", "When the backend went into its present state, in seconds since 1970.", "service", "backend", "check")
+	checkSince    = family(gauge, "backend_state_timestamp_seconds", "When the backend entered its present state, in seconds since 1970.", "service", "backend", "check")
 	checkProbes   = family(counter, "backend_probes_total", "Probes of a backend that ended.", "service", "backend", "check")
 	checkFailures = family(counter, "backend_probe_failures_total", "Probes of a backend that failed.", "service", "backend", "check")
-	checkUnknown  = family(counter, "backend_probes_unknown_total", "Probes of a backend that told nothing of it, for want of a port, a file, memory or a place in the connection table on this host.", "service", "backend", "check")
+	checkUnknown  = family(counter, "backend_probes_unknown_total", "Probes of a backend without a result, because this host lacked a port, a file, memory or room in the connection table.", "service", "backend", "check")
 	checkDuration = family(gauge, "backend_probe_duration_seconds", "How long the last probe of a backend took.", "service", "backend", "check")
 	checkLate     = family(gauge, "backend_probe_late_seconds", "By how much the last probe of a backend began late; above 0 there are more probes than may run at once.", "service", "backend", "check")
 
 	pcpRequests  = family(counter, "pcp_requests_total", "Requests of inside hosts for mappings (RFC 6887; natpmp-...: RFC 6886) since the daemon began, by their result.", "opcode", "result")
-	addressCount = family(gauge, "addresses", "Addresses of services and pools by who answers for them: held, probing, own, routed, lost, foreign or absent; a range outside the connected networks counts once.", "state")
+	addressCount = family(gauge, "addresses", "Addresses of services and pools by the state of their owner: held, probing, own, routed, lost, foreign or absent; a range outside the connected networks counts once.", "state")
 	pcpMappings  = family(gauge, "pcp_mappings", "Mappings that inside hosts have asked for.", "rule")
 
-	apiRefused = family(counter, "api_refused_total", "Connections and requests over TCP that were refused, since the daemon began: too many, or without proof of who the client is.")
+	apiRefused = family(counter, "api_refused_total", "Connections and requests over TCP that were refused since the daemon began: too many, or without proof of the client's identity.")
 	apiExpires = family(gauge, "api_certificate_expiry_timestamp_seconds", "When the certificate of the API over TCP expires, in seconds since 1970.")
 
 	applyRevision = family(gauge, "apply_revision", "Number of the snapshot that was applied last.")
@@ -194,7 +192,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// page is what one scrape writes to.
+// page receives the samples of one scrape.
 type page chan<- prometheus.Metric
 
 func (p page) put(m *metric, value float64, labels ...string) {
@@ -246,7 +244,7 @@ func (p page) service(carrier string, s datapath.ServiceCounters) {
 	}
 }
 
-// active leaves out what the datapath does not know.
+// active omits values that the datapath does not know.
 func (p page) active(m *metric, n int, labels ...string) {
 	if n >= 0 {
 		p.put(m, float64(n), labels...)
@@ -285,11 +283,11 @@ func truth(b bool) float64 {
 	return 0
 }
 
-// seconds is when t was, by the clock as it is set now: a host without a battery begins in
-// 1970, and whoever takes the difference to the present would read decades.
+// seconds returns t by the current wall clock. A host without a clock battery starts in 1970, and a difference to the
+// present would be decades.
 func seconds(t time.Time) float64 {
 	now := time.Now()
-	if set := now.Round(0).Sub(t.Round(0)) - now.Sub(t); set.Abs() >= time.Second { // less is drift
+	if set := now.Round(0).Sub(t.Round(0)) - now.Sub(t); set.Abs() >= time.Second { // less is clock drift
 		t = t.Add(set.Round(time.Second))
 	}
 	return float64(t.UnixMilli()) / 1e3

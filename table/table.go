@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package table prints rows in aligned columns that fit a terminal: the widest
-// columns that allow it are shortened first, or what does not fit stands in a
-// table below. Output to a file or pipe is neither shortened nor folded.
+// Package table prints rows in aligned columns that fit a terminal. It shortens the widest columns, or prints the
+// columns that do not fit in a second table below. Output to a file or pipe is neither shortened nor folded.
 package table
 
 import (
@@ -20,14 +19,13 @@ type Table struct {
 	header []string
 	right  []bool
 	rows   [][]string
-	// Width in columns of the terminal; 0 takes it from the writer when it is a
-	// terminal, and means no limit otherwise.
+	// Width of the terminal in columns. If it is 0, Write uses the writer's width, or no limit if the writer is not a
+	// terminal.
 	Width int
 	// Fold prints columns that do not fit below the others, with the first column
 	// again, instead of shortening all.
 	Fold bool
-	// Middle shortens cells in their middle instead of at their end: for addresses,
-	// which differ at both.
+	// Middle shortens cells in their middle instead of at their end, for addresses, which differ at both ends.
 	Middle bool
 }
 
@@ -79,7 +77,7 @@ func (t *Table) Write(w io.Writer) error {
 	return err
 }
 
-// print writes some of the columns.
+// print writes the selected columns.
 func (t *Table) print(b *strings.Builder, columns, widths []int) {
 	for _, row := range append([][]string{t.header}, t.rows...) {
 		line := ""
@@ -103,8 +101,7 @@ func (t *Table) print(b *strings.Builder, columns, widths []int) {
 	}
 }
 
-// Middle cuts the middle out of a text of more columns than width, and puts mark, one
-// column wide, in its place.
+// Middle removes the middle of a text that is wider than width columns and inserts mark, which is one column wide.
 func Middle(s string, width int, mark string) string {
 	columns := ansi.StringWidth(s)
 	if columns <= width {
@@ -122,7 +119,7 @@ func all(n int) []int {
 	return columns
 }
 
-// fold shares the columns out to tables that fit, each with the first column.
+// fold distributes the columns to tables that fit, each with the first column.
 func fold(widths []int, limit int) [][]int {
 	var folds [][]int
 	width := 0
@@ -165,8 +162,7 @@ func (t *Table) limit(w io.Writer) int {
 	return width
 }
 
-// shrink narrows the widest of some columns until they fit; none gets narrower than
-// six cells.
+// shrink narrows the widest columns until all fit. No column gets narrower than six cells.
 func shrink(widths, columns []int, limit int) {
 	for {
 		sum, widest := gap*(len(columns)-1), columns[0]

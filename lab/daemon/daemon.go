@@ -20,13 +20,13 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// readyTime bounds the wait for a started daemon, endTime that for a stopped one.
+// readyTime bounds the wait for the start of a daemon, endTime for its end.
 const (
 	readyTime = 2 * time.Minute
 	endTime   = 2 * time.Minute
 )
 
-// Daemon is "sluice run" in a node. The client speaks to it.
+// Daemon is "sluice run" in a node. The embedded client uses its API.
 type Daemon struct {
 	*api.Client
 	// File is the configuration that the daemon watches.
@@ -34,14 +34,14 @@ type Daemon struct {
 
 	node   *lab.Node
 	binary string
-	args   []string // of "run", beside the file
+	args   []string // of "run", in addition to the file
 	cmd    *exec.Cmd
 	log    *tail
-	exited chan struct{} // closed when the process has ended
+	exited chan struct{} // closed after the process has exited
 }
 
-// Start writes the configuration to a file of that name, runs the binary as "sluice run" in the
-// node, with more arguments if there are any, and returns when the daemon is ready: its rules are in force.
+// Start writes the configuration to a file and runs the binary as "sluice run" in the node with the arguments. It
+// returns when the daemon is ready: its rules are in force.
 func Start(ctx context.Context, n *lab.Node, binary, name string, config []byte, args ...string) (*Daemon, error) {
 	d := &Daemon{
 		Client: api.NewClient(filepath.Join(n.StateDir(), "sluice.sock")),
@@ -64,7 +64,7 @@ func (d *Daemon) Restart(ctx context.Context) error {
 	d.log = &tail{}
 	d.exited = make(chan struct{})
 	d.cmd = d.Command(ctx, append([]string{"run", "-c", d.File}, d.args...)...)
-	// Ctrl-C at the terminal is for the caller, who ends the daemon when it is time.
+	// Ctrl-C at the terminal must reach only the caller, which ends the daemon itself.
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
 	if err := d.cmd.Start(); err != nil {
@@ -72,7 +72,7 @@ func (d *Daemon) Restart(ctx context.Context) error {
 	}
 	cmd, exited := d.cmd, d.exited
 	go func() {
-		_ = cmd.Wait() // Stop looks at the exit code
+		_ = cmd.Wait() // Stop checks the exit code
 		close(exited)
 	}()
 	deadline := time.NewTimer(readyTime)
@@ -94,8 +94,8 @@ func (d *Daemon) Restart(ctx context.Context) error {
 	}
 }
 
-// Command prepares another command of the binary in the daemon's node, for example "show".
-// It is not bound to the end of ctx.
+// Command prepares another command of the binary in the daemon's node, for example "show". The end of ctx does not
+// end it.
 func (d *Daemon) Command(ctx context.Context, args ...string) *exec.Cmd {
 	return d.node.Command(context.WithoutCancel(ctx), d.binary, append(args, "--state-dir", d.node.StateDir())...)
 }
@@ -103,14 +103,13 @@ func (d *Daemon) Command(ctx context.Context, args ...string) *exec.Cmd {
 // PID returns the process id of the daemon.
 func (d *Daemon) PID() int { return d.cmd.Process.Pid }
 
-// Log returns the end of what the daemon wrote.
+// Log returns the last part of the daemon's output.
 func (d *Daemon) Log() string { return d.log.String() }
 
 // Signal sends a signal to the daemon.
 func (d *Daemon) Signal(sig syscall.Signal) error { return d.cmd.Process.Signal(sig) }
 
-// Stop ends the daemon, which takes its rules along, and returns when it has ended. An exit code
-// other than 0 is an error.
+// Stop ends the daemon, which removes its rules, and waits for its exit. An exit code other than 0 is an error.
 func (d *Daemon) Stop() error {
 	if err := d.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -118,12 +117,12 @@ func (d *Daemon) Stop() error {
 	return d.AwaitEnd()
 }
 
-// AwaitEnd returns when the daemon has ended. An exit code other than 0 is an error.
+// AwaitEnd waits for the daemon's exit. An exit code other than 0 is an error.
 func (d *Daemon) AwaitEnd() error {
 	select {
 	case <-d.exited:
 	case <-time.After(endTime):
-		_ = d.Signal(syscall.SIGQUIT) // the Go runtime writes what every goroutine waits for, and exits
+		_ = d.Signal(syscall.SIGQUIT) // the Go runtime prints the stack of every goroutine and exits
 		select {
 		case <-d.exited:
 		case <-time.After(time.Second):
@@ -150,7 +149,7 @@ func (d *Daemon) ended() error {
 	return fmt.Errorf("the daemon has ended (%v):\n%s", d.cmd.ProcessState, d.log)
 }
 
-// Backend returns the present state of a backend.
+// Backend returns the current state of a backend.
 func (d *Daemon) Backend(ctx context.Context, service, name string) (api.Backend, error) {
 	all, err := d.Backends(ctx)
 	if err != nil {
@@ -164,7 +163,7 @@ func (d *Daemon) Backend(ctx context.Context, service, name string) (api.Backend
 	return api.Backend{}, fmt.Errorf("service %s has no backend %s", service, name)
 }
 
-// AwaitUse waits until a backend takes new flows, or takes none, and returns when that was seen.
+// AwaitUse waits until a backend accepts new flows (inUse) or accepts none, and returns the time of the observation.
 func (d *Daemon) AwaitUse(ctx context.Context, service, name string, inUse bool) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, readyTime)
 	defer cancel()
@@ -182,16 +181,16 @@ func (d *Daemon) AwaitUse(ctx context.Context, service, name string, inUse bool)
 	}
 }
 
-// tail keeps the last lines that the daemon wrote.
+// tail holds the last lines of the daemon's output.
 type tail struct {
 	mu  sync.Mutex // protects buf
 	buf bytes.Buffer
 }
 
-// tailBytes is how much of the daemon's log is kept.
+// tailBytes is the size of the stored output.
 const tailBytes = 32 << 10
 
-// Write adds to the log.
+// Write appends to the log.
 func (t *tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/host"
 )
 
-// playFullNAT shows both families, in front and behind, and DNS.
+// playFullNAT shows both families, at the clients and at the servers, and DNS.
 func playFullNAT(ctx context.Context, s *stage) error {
 	var all servers
 	defer func() { all.stop() }()
@@ -50,8 +50,8 @@ func playFullNAT(ctx context.Context, s *stage) error {
 	return gw.Stop()
 }
 
-// byFamily splits services over both families into one of each, for hosts without the eBPF
-// datapath, which alone translates between IPv4 and IPv6.
+// byFamily splits services over both families into one per family. Hosts without the eBPF datapath need this, because
+// only that datapath translates between IPv4 and IPv6.
 func byFamily(text []byte) ([]byte, error) {
 	cfg, err := config.Decode("lb-fullnat.yaml", text)
 	if err != nil {
@@ -78,8 +78,8 @@ func byFamily(text []byte) ([]byte, error) {
 	return config.Marshal(cfg)
 }
 
-// askAPI sends requests to both virtual addresses. Its rate stays below the service's limit of
-// 1,000 new connections a second.
+// askAPI sends requests to both virtual addresses. Its rate is below the service's limit of 1,000 new connections per
+// second.
 func (s *stage) askAPI(ctx context.Context) {
 	pool := map[string]bool{
 		"10.0.2.100": true, "10.0.2.101": true, "10.0.2.102": true, "10.0.2.103": true, "fd00:2::100": true,
@@ -107,7 +107,7 @@ func (s *stage) askAPI(ctx context.Context) {
 		s.judge(others == 0 && t.Good() > 0, "servers see only the source pool ("+family.name+")", "%d addresses of the pool, %d requests from elsewhere",
 			len(t.Clients()), others)
 	}
-	// A small set of clients, again and again: each keeps its server.
+	// A small set of clients sends repeatedly: each must keep its server.
 	load := host.Load{
 		From: s.lab.Node("client"), Target: netip.MustParseAddrPort("192.0.2.20:8000"),
 		Ask: host.AskWeb, Sources: netip.MustParsePrefix("10.64.99.0/27"), Count: 300, Rate: 750,
@@ -116,7 +116,7 @@ func (s *stage) askAPI(ctx context.Context) {
 	s.judge(t.Wanderers() == 0 && len(t.Failures) == 0, "a client keeps its server", "%d of 30 clients met two servers in %d requests", t.Wanderers(), t.Sent())
 }
 
-// playDirect shows direct server return: replies do not pass the gateway.
+// playDirect shows direct server return: replies bypass the gateway.
 func playDirect(ctx context.Context, s *stage) error {
 	var all servers
 	defer func() { all.stop() }()
@@ -145,13 +145,13 @@ func playDirect(ctx context.Context, s *stage) error {
 	}
 	replies, passed = replies2-replies, passed2-passed
 	s.judge(len(t.Failures) == 0, "every request is answered", "%d of %d%s: %s", t.Good(), t.Sent(), causes(t.Failures), t.Spread())
-	// Neighbour discovery may send a packet or two.
+	// Neighbour discovery may send a few packets.
 	s.judge(replies >= uint64(t.Good()) && passed < uint64(t.Sent())/100, "replies bypass the gateway",
-		"%d packets came past it, it sent %d to the client", replies, passed)
+		"%d packets bypassed it, it sent %d to the client", replies, passed)
 	return gw.Stop()
 }
 
-// received returns the packets that one interface received and another one sent.
+// received returns the number of packets that rx received on one interface, and that tx sent on another.
 func received(rx *lab.Node, rxIface string, tx *lab.Node, txIface string) (in, out uint64, err error) {
 	h, err := rx.Handle()
 	if err != nil {
@@ -174,7 +174,7 @@ func received(rx *lab.Node, rxIface string, tx *lab.Node, txIface string) (in, o
 	return link.Attrs().Statistics.RxPackets, link2.Attrs().Statistics.TxPackets, nil
 }
 
-// playStateless shows balancing without any state.
+// playStateless shows balancing without state.
 func playStateless(ctx context.Context, s *stage) error {
 	var all servers
 	defer func() { all.stop() }()
@@ -210,12 +210,12 @@ func playStateless(ctx context.Context, s *stage) error {
 	return gw.Stop()
 }
 
-// tracked returns how many connections the node's kernel tracks.
+// tracked returns the number of connections that the node's kernel tracks.
 func tracked(n *lab.Node) (count int, err error) {
 	err = n.Do(func() error {
 		data, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
 		if os.IsNotExist(err) {
-			return nil // connection tracking was never used on this machine
+			return nil // connection tracking is not loaded on this machine
 		}
 		if err != nil {
 			return err

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package demo shows Sluice at work: it builds labs, runs the real daemon in their gateways with
-// the example configurations, sends real traffic through, breaks things on the way, and compares
-// what it measures with what Sluice promises.
+// Package demo demonstrates Sluice. It builds labs, runs the real daemon in their gateways with the example
+// configurations, sends real traffic and causes failures. It compares its measurements with Sluice's promises.
 package demo
 
 import (
@@ -22,33 +21,33 @@ import (
 
 // Options of the demo.
 type Options struct {
-	// Sluice is the program to run as "Sluice run -c FILE".
+	// Sluice is the program, run as "Sluice run -c FILE".
 	Sluice string
-	// Progress is told what happens, a line at a time; nil means silence.
+	// Progress receives a line per step; nil disables it.
 	Progress func(line string)
 }
 
-// Result is one promise and what became of it.
+// Result is the outcome of one promise.
 type Result struct {
-	Example  string `json:"example"` // configuration file that was in force
+	Example  string `json:"example"` // configuration file in force
 	Promise  string `json:"promise"`
 	Measured string `json:"measured"`
 	Kept     bool   `json:"kept"`
-	// Skipped says why an example was not shown at all: this host cannot carry it.
+	// Skipped is the reason why this host cannot run an example.
 	Skipped string `json:"skipped,omitempty"`
 }
 
-// Report is what the demo found.
+// Report is the result of the demo.
 type Report struct {
 	Results []Result `json:"results"`
-	// Exchanges are HTTP requests, DNS questions and datagrams with an answer; Unanswered are
-	// those without one, of which some are expected while a server is dead.
+	// Exchanges counts HTTP requests, DNS questions and datagrams with an answer. Unanswered counts exchanges without
+	// one; some are expected while a server is down.
 	Exchanges  int           `json:"exchanges"`
 	Unanswered int           `json:"unanswered"`
 	Took       time.Duration `json:"took_ns"`
 }
 
-// Broken returns the promises that were not kept.
+// Broken returns the promises that were not fulfilled.
 func (r *Report) Broken() []Result {
 	var broken []Result
 	for _, one := range r.Results {
@@ -59,8 +58,8 @@ func (r *Report) Broken() []Result {
 	return broken
 }
 
-// Run plays all acts. Everything is removed when it returns. A broken promise is in the report;
-// an error means that the demo itself could not go on, and the report holds what came before.
+// Run runs all acts and removes all objects before it returns. The report contains broken promises. An error means
+// that the demo could not continue; the report then contains the earlier results.
 func Run(ctx context.Context, opt Options) (*Report, error) {
 	if opt.Progress == nil {
 		opt.Progress = func(string) {}
@@ -78,13 +77,13 @@ func Run(ctx context.Context, opt Options) (*Report, error) {
 	return report, err
 }
 
-// stage is one lab with what the acts on it share.
+// stage is one lab with the data shared by its acts.
 type stage struct {
 	opt     Options
 	report  *Report
 	lab     *lab.Lab
 	example string
-	lesser  bool // what runs is less than the example, for this host carries no more
+	lesser  bool // a reduced form of the example runs, because the host does not support the whole
 }
 
 func onStage(ctx context.Context, opt Options, report *Report, t lab.Topology, acts ...func(context.Context, *stage) error) (err error) {
@@ -111,7 +110,7 @@ func (s *stage) say(format string, args ...any) {
 	s.opt.Progress("  " + fmt.Sprintf(format, args...))
 }
 
-// judge notes one promise and what was measured.
+// judge records one promise and its measurement.
 func (s *stage) judge(kept bool, promise, measured string, args ...any) {
 	r := Result{Example: s.example, Promise: promise, Measured: fmt.Sprintf(measured, args...), Kept: kept}
 	s.report.Results = append(s.report.Results, r)
@@ -122,19 +121,19 @@ func (s *stage) judge(kept bool, promise, measured string, args ...any) {
 	s.say("%s %s: %s", mark, r.Promise, r.Measured)
 }
 
-// notCarried is how the daemon says that no datapath of this host can do what is asked.
+// notCarried is the daemon's error text if no datapath of this host supports an object.
 const notCarried = "no datapath carries it"
 
-// whyNot picks the reason out of an error that says notCarried.
+// whyNot extracts the reason from an error with notCarried.
 func whyNot(err error) string {
 	_, why, _ := strings.Cut(err.Error(), notCarried+": ")
 	why, _, _ = strings.Cut(why, "\n")
 	return why
 }
 
-// start runs the daemon in a node with one of the examples and tells which datapath carries what.
-// When no datapath of this host carries the example, it tries what lesser makes of it; when that
-// is nil or not carried either, it notes why and returns nil.
+// start runs the daemon in a node with one of the examples and reports the datapath of each object. If no datapath of
+// this host supports the example, start tries the reduced configuration of lesser. If that is nil or also
+// unsupported, start records the reason and returns nil.
 func (s *stage) start(ctx context.Context, node, example string, lesser func([]byte) ([]byte, error)) (*daemon.Daemon, error) {
 	s.example, s.lesser = example, false
 	s.opt.Progress("examples/" + example)
@@ -145,7 +144,7 @@ func (s *stage) start(ctx context.Context, node, example string, lesser func([]b
 	d, err := daemon.Start(ctx, s.lab.Node(node), s.opt.Sluice, example, config)
 	if lesser != nil && err != nil && strings.Contains(err.Error(), notCarried) {
 		s.lesser = true
-		s.say("this host does not carry it as it stands: %s", whyNot(err))
+		s.say("this host does not support the whole example: %s", whyNot(err))
 		if config, err = lesser(config); err != nil {
 			return nil, err
 		}
@@ -163,7 +162,7 @@ func (s *stage) start(ctx context.Context, node, example string, lesser func([]b
 	return d, s.sayPlaces(ctx, d)
 }
 
-// sayPlaces tells which datapath carries what.
+// sayPlaces reports the datapath of each object.
 func (s *stage) sayPlaces(ctx context.Context, d *daemon.Daemon) error {
 	services, err := d.Services(ctx)
 	if err != nil {
@@ -182,10 +181,10 @@ func (s *stage) sayPlaces(ctx context.Context, d *daemon.Daemon) error {
 	return nil
 }
 
-// patience is how long an exchange may take on a machine that is busy otherwise.
+// patience is the time limit of an exchange on a busy machine.
 const patience = 10 * time.Second
 
-// run makes a load's exchanges and adds them to the report.
+// run performs a load's exchanges and adds them to the report.
 func (s *stage) run(ctx context.Context, l host.Load) host.Tally {
 	l.Timeout = cmp.Or(l.Timeout, patience)
 	t := l.Run(ctx)
@@ -198,8 +197,8 @@ func (s *stage) count(t host.Tally) {
 	s.report.Unanswered += len(t.Failures)
 }
 
-// background runs a load until its end is asked for. What is under way then is still counted: a
-// loss must not hide in the end.
+// background runs a load until end is called. Exchanges in progress are completed and counted, so that losses at the
+// end are not hidden.
 func (s *stage) background(ctx context.Context, l host.Load) (end func() host.Tally) {
 	l.Timeout = cmp.Or(l.Timeout, patience)
 	stop := make(chan struct{})
@@ -225,7 +224,7 @@ func (all servers) stop() {
 	}
 }
 
-// wait lets a background load run on for a while.
+// wait lets a background load run for d.
 func wait(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
@@ -233,7 +232,7 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// causes writes why exchanges failed: " (3 timeout, 1 connection refused)".
+// causes formats the causes of failures: " (3 timeout, 1 connection refused)".
 func causes(failures []host.Failure) string {
 	if len(failures) == 0 {
 		return ""
@@ -249,7 +248,7 @@ func causes(failures []host.Failure) string {
 	return " (" + text + ")"
 }
 
-// within reports whether a share is near enough to what was wanted, both from 0 to 1.
+// within reports whether a share is close enough to the expected one; both are between 0 and 1.
 func within(got, want, tolerance float64) bool {
 	return got >= want-tolerance && got <= want+tolerance
 }
@@ -261,7 +260,7 @@ func share(t host.Tally, server string) float64 {
 	return float64(t.Servers()[server]) / float64(t.Good())
 }
 
-// manyClients are addresses that the client of the balancer lab owns.
+// manyClients are addresses that belong to the client of the balancer lab.
 var (
 	manyClients  = netip.MustParsePrefix("10.64.0.0/16")
 	manyClients6 = netip.MustParsePrefix("fd00:64::/64")

@@ -14,17 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelLog reads what the kernel logs from now on. The zero value reads nothing.
+// kernelLog reads new messages of the kernel's log. The zero value reads nothing.
 type kernelLog struct {
 	fd   int
 	open bool
-	why  error // why it is not open
+	why  error // reason why it is not open
 }
 
-// openKernelLog lets rules in namespaces log, which the host does not do by default, until the
-// lab goes down, and goes to the end of the kernel's log.
+// openKernelLog lets rules in namespaces log until the lab is removed; the host's default forbids it. It starts
+// reading at the end of the kernel's log.
 func (s *stage) openKernelLog(ctx context.Context) *kernelLog {
-	// Another program may hold the host's settings; the log is not worth a long wait.
+	// Another program may hold the host's settings. The log does not justify a long wait.
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	if err := s.lab.HostSysctl(ctx, "net.netfilter.nf_log_all_netns", "1"); err != nil {
@@ -50,7 +50,7 @@ func (k *kernelLog) Close() error {
 	return unix.Close(k.fd)
 }
 
-// lines returns the messages with the text in them that came since the last call.
+// lines returns the messages since the last call that contain the text.
 func (k *kernelLog) lines(text string) ([]string, error) {
 	var found []string
 	buf := make([]byte, 8192) // the kernel's CONSOLE_EXT_LOG_MAX: one record at a time
@@ -60,7 +60,7 @@ func (k *kernelLog) lines(text string) ([]string, error) {
 		case errors.Is(err, unix.EAGAIN):
 			return found, nil
 		case errors.Is(err, unix.EPIPE), errors.Is(err, unix.EINTR):
-			continue // records were overwritten before we came to read them
+			continue // records were overwritten before this read
 		case err != nil:
 			return found, os.NewSyscallError("read /dev/kmsg", err)
 		}
@@ -73,7 +73,7 @@ func (k *kernelLog) lines(text string) ([]string, error) {
 	}
 }
 
-// readKernelLog judges the rate-limited log rule of router.yaml: 6 a minute, one at once.
+// readKernelLog checks the rate-limited log rule of router.yaml: 6 per minute, burst 1.
 func (s *stage) readKernelLog(k *kernelLog, elapsed time.Duration) {
 	if !k.open {
 		s.say("what the router logged cannot be read here: %v", k.why)

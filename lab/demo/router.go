@@ -19,7 +19,7 @@ var (
 	banned        = netip.MustParsePrefix("198.51.100.0/24")
 )
 
-// playRouter shows the office router: out, in, around the corner, FTP, the deny list, the log.
+// playRouter shows the office router: outgoing, incoming and hairpin connections, FTP, the deny list, the log.
 func playRouter(ctx context.Context, s *stage) error {
 	var all servers
 	defer func() { all.stop() }()
@@ -68,7 +68,7 @@ func (s *stage) passRouter(ctx context.Context) {
 		"%d of %d answered%s", t.Good(), t.Sent(), causes(t.Failures))
 }
 
-// fetchFiles downloads from the published FTP server, which the helper has to understand.
+// fetchFiles downloads from the published FTP server through the helper.
 func (s *stage) fetchFiles(ctx context.Context) {
 	source := netip.MustParseAddrPort("203.0.113.10:0")
 	for _, mode := range []host.FTPMode{host.Passive, host.ExtendedPassive, host.Active, host.ExtendedActive} {
@@ -80,17 +80,17 @@ func (s *stage) fetchFiles(ctx context.Context) {
 			s.judge(false, promise, "%v", err)
 		default:
 			s.report.Exchanges++
-			s.judge(true, promise, "data connection to %s", r.Told)
+			s.judge(true, promise, "data connection to %s", r.Announced)
 		}
 	}
 }
 
-// tryBanned knocks from addresses on the deny list. No answer is the right answer, so these do
-// not count as failures.
+// tryBanned sends requests from addresses on the deny list. No answer is the expected result, so these do not count
+// as failures.
 func (s *stage) tryBanned(ctx context.Context) {
 	t := host.Load{
 		From: s.lab.Node("outside"), Target: netip.AddrPortFrom(officePublic, 80), Ask: host.AskWeb,
 		Sources: banned, Count: 50, Parallel: 50, Timeout: 500 * time.Millisecond,
 	}.Run(ctx)
-	s.judge(t.Good() == 0 && t.Sent() == 50, "the deny list lets nobody in", "%d of %d got an answer", t.Good(), t.Sent())
+	s.judge(t.Good() == 0 && t.Sent() == 50, "the deny list drops all banned clients", "%d of %d got an answer", t.Good(), t.Sent())
 }

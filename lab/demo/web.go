@@ -14,10 +14,10 @@ import (
 	"github.com/sluice-lb/sluice/lab/host"
 )
 
-// webWindow is how long a dead backend of lb-dnat may keep its place: interval × fall + 0.5 s.
+// webWindow is the maximum time until a dead backend of lb-dnat is removed: interval × fall + 0.5 s.
 const webWindow = 2*time.Second + 500*time.Millisecond
 
-// web is the act of lb-dnat: balance, lose a server, reload, lose the daemon.
+// web is the act of lb-dnat: balance, stop a server, reload, kill the daemon.
 type web struct {
 	*stage
 	gw     *daemon.Daemon
@@ -75,8 +75,8 @@ func (w *web) balance(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// lateness begins to add up how long this program gets no CPU when it wants one: what the
-// gateway promises it cannot keep meanwhile. The returned function ends that and tells.
+// lateness measures the delays of this program's scheduling, during which the gateway cannot keep its promises
+// either. end stops the measurement and returns the total.
 func lateness() (end func() time.Duration) {
 	const tick, usual = 10 * time.Millisecond, 50 * time.Millisecond
 	stop, told := make(chan struct{}), make(chan time.Duration)
@@ -102,7 +102,7 @@ func lateness() (end func() time.Duration) {
 	}
 }
 
-// loseServer kills a server under load and brings it back.
+// loseServer stops a server under load and restarts it.
 func (w *web) loseServer(ctx context.Context) error {
 	load := w.load
 	load.Rate = 400
@@ -147,7 +147,7 @@ func (w *web) loseServer(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// reloads is how often the configuration changes under load.
+// reloads is the number of configuration changes under load.
 const reloads = 20
 
 // reload adds and removes a backend under load, many times.
@@ -189,7 +189,7 @@ func (w *web) reload(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// loseDaemon kills the daemon with SIGKILL under load and starts it again.
+// loseDaemon kills the daemon with SIGKILL under load and restarts it.
 func (w *web) loseDaemon(ctx context.Context) error {
 	load := w.load
 	load.Rate = 400

@@ -18,11 +18,11 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// Ask makes one exchange with a server: from the node, with the source address and port given
-// (the zero AddrPort, or port 0, leave the choice to the kernel), until ctx ends.
+// Ask sends one request from the node to a server and returns the answer. It uses the source address and port; the
+// zero AddrPort or port 0 leaves the choice to the kernel. It waits until ctx ends.
 type Ask func(ctx context.Context, n *lab.Node, source, target netip.AddrPort) (Answer, error)
 
-// AskWeb sends one HTTP request on a connection of its own. A status other than 200 is an error.
+// AskWeb sends one HTTP request on a new connection. A status other than 200 is an error.
 func AskWeb(ctx context.Context, n *lab.Node, source, target netip.AddrPort) (Answer, error) {
 	c, err := dial(ctx, n, "tcp", source, target)
 	if err != nil {
@@ -47,7 +47,7 @@ func AskWeb(ctx context.Context, n *lab.Node, source, target netip.AddrPort) (An
 	return parseAnswer(string(body))
 }
 
-// AskDatagram sends one datagram and waits for the answer. Nothing is sent twice.
+// AskDatagram sends one datagram and waits for the answer. It does not retransmit.
 func AskDatagram(ctx context.Context, n *lab.Node, source, target netip.AddrPort) (Answer, error) {
 	reply, err := exchange(ctx, n, source, target, []byte("sluice"))
 	if err != nil {
@@ -56,7 +56,7 @@ func AskDatagram(ctx context.Context, n *lab.Node, source, target netip.AddrPort
 	return parseAnswer(string(reply))
 }
 
-// AskDNS sends one question by UDP and waits for the answer. Nothing is sent twice.
+// AskDNS sends one question by UDP and waits for the answer. It does not retransmit.
 func AskDNS(ctx context.Context, n *lab.Node, source, target netip.AddrPort) (Answer, error) {
 	var q, r dns.Msg
 	q.SetQuestion("name.example.", dns.TypeTXT)
@@ -95,7 +95,7 @@ func exchange(ctx context.Context, n *lab.Node, source, target netip.AddrPort, d
 	return buf[:size], err
 }
 
-// dial connects; when ctx ends, so does whatever the connection waits for.
+// dial connects. The end of ctx interrupts the connection.
 func dial(ctx context.Context, n *lab.Node, network string, source, target netip.AddrPort) (net.Conn, error) {
 	d := &net.Dialer{}
 	switch {
@@ -124,7 +124,7 @@ type Line struct {
 	in   *bufio.Reader
 }
 
-// DialLine opens a connection that stays open until it is closed.
+// DialLine opens a connection that stays open until Close.
 func DialLine(ctx context.Context, n *lab.Node, source, target netip.AddrPort) (*Line, error) {
 	c, err := dial(ctx, n, "tcp", source, target)
 	if err != nil {
@@ -137,7 +137,7 @@ func DialLine(ctx context.Context, n *lab.Node, source, target netip.AddrPort) (
 	return &Line{c, bufio.NewReader(c)}, nil
 }
 
-// Ask sends one line and waits for its answer for at most the timeout.
+// Ask sends one line and waits for its answer until the timeout.
 func (l *Line) Ask(timeout time.Duration) (Answer, error) {
 	if err := l.conn.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return Answer{}, err

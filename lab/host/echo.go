@@ -13,8 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// Lines is a TCP server that answers every line with its [Answer]; one connection can be used for
-// as long as wanted.
+// Lines is a TCP server that answers every line with its [Answer], for any number of lines per connection.
 type Lines struct {
 	listener net.Listener
 	name     string
@@ -61,7 +60,7 @@ func (s *Lines) Stop() error {
 	return err
 }
 
-// Lines returns how many lines were answered.
+// Lines returns the number of answered lines.
 func (s *Lines) Lines() uint64 { return s.lines.Load() }
 
 // Datagrams is a UDP server that answers every datagram with its [Answer].
@@ -112,7 +111,7 @@ func serveUDP(n *lab.Node, addr string, answer func(datagram []byte, from net.Ad
 			}
 			s.received.Add(1)
 			if reply, err := answer(buf[:size], from); err == nil {
-				_, _ = c.WriteTo(reply, from) // a lost reply is the client's to notice
+				_, _ = c.WriteTo(reply, from) // the client detects a lost reply
 			}
 		}
 	}()
@@ -122,5 +121,5 @@ func serveUDP(n *lab.Node, addr string, answer func(datagram []byte, from net.Ad
 // Stop closes the socket.
 func (s *Datagrams) Stop() error { return s.conn.Close() }
 
-// Received returns how many datagrams came in, answerable or not.
+// Received returns the number of received datagrams, including invalid ones.
 func (s *Datagrams) Received() uint64 { return s.received.Load() }

@@ -16,27 +16,26 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// FTPMode is how the data connection of a download is made.
+// FTPMode selects the data connection of a download.
 type FTPMode string
 
 // The data connections of RFC 959 and RFC 2428.
 const (
-	Passive         FTPMode = "PASV" // the client connects to where the server says
-	ExtendedPassive FTPMode = "EPSV" // the client connects to a port that the server says
-	Active          FTPMode = "PORT" // the server connects to where the client says
+	Passive         FTPMode = "PASV" // the client connects to the server's announced address and port
+	ExtendedPassive FTPMode = "EPSV" // the client connects to the server's announced port
+	Active          FTPMode = "PORT" // the server connects to the client's announced address and port
 	ExtendedActive  FTPMode = "EPRT" // the same for both families
 )
 
-// FTPResult is what came of one download.
+// FTPResult is the result of one download.
 type FTPResult struct {
 	Answer
-	// Told is the endpoint of the data connection as the other side told it, after whatever the
-	// path made of it.
-	Told netip.AddrPort
+	// Announced is the announced endpoint of the data connection, as received after any translation on the path.
+	Announced netip.AddrPort
 }
 
-// FetchFTP downloads one file through a data connection of the given mode. In passive mode it
-// believes the server and connects to the address that it is told.
+// FetchFTP downloads one file through a data connection of the given mode. In passive mode it connects to the
+// announced address without a check.
 func FetchFTP(ctx context.Context, n *lab.Node, source, target netip.AddrPort, mode FTPMode) (FTPResult, error) {
 	ctx, cancel := context.WithTimeout(ctx, 4*ftpTimeout)
 	defer cancel()
@@ -88,14 +87,14 @@ func (f *ftpClient) fetchPassive(mode FTPMode) (FTPResult, error) {
 	if err != nil {
 		return r, err
 	}
-	if r.Told, err = f.told(mode, text); err != nil {
+	if r.Announced, err = f.announced(mode, text); err != nil {
 		return r, fmt.Errorf("ftp: %s: %w", mode, err)
 	}
-	// From the address of the control connection: helpers expect no other.
+	// Use the address of the control connection, because helpers expect no other.
 	own := f.conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
-	data, err := dial(f.ctx, f.node, "tcp", netip.AddrPortFrom(own, 0), r.Told)
+	data, err := dial(f.ctx, f.node, "tcp", netip.AddrPortFrom(own, 0), r.Announced)
 	if err != nil {
-		return r, fmt.Errorf("ftp: data connection to %s: %w", r.Told, err)
+		return r, fmt.Errorf("ftp: data connection to %s: %w", r.Announced, err)
 	}
 	defer data.Close()
 	if _, err := f.command(150, "RETR who"); err != nil {
@@ -104,8 +103,8 @@ func (f *ftpClient) fetchPassive(mode FTPMode) (FTPResult, error) {
 	return f.finish(r, data)
 }
 
-// told reads the endpoint out of the reply to PASV or EPSV.
-func (f *ftpClient) told(mode FTPMode, text string) (netip.AddrPort, error) {
+// announced parses the endpoint in the reply to PASV or EPSV.
+func (f *ftpClient) announced(mode FTPMode, text string) (netip.AddrPort, error) {
 	_, inside, ok := strings.Cut(text, "(")
 	inside, _, ok2 := strings.Cut(inside, ")")
 	if !ok || !ok2 {
@@ -133,14 +132,14 @@ func (f *ftpClient) fetchActive(mode FTPMode) (FTPResult, error) {
 		return r, err
 	}
 	defer l.Close()
-	r.Told = l.Addr().(*net.TCPAddr).AddrPort()
+	r.Announced = l.Addr().(*net.TCPAddr).AddrPort()
 	family := 1
 	if own.Is6() {
 		family = 2
 	}
-	line := fmt.Sprintf("EPRT |%d|%s|%d|", family, own, r.Told.Port())
+	line := fmt.Sprintf("EPRT |%d|%s|%d|", family, own, r.Announced.Port())
 	if mode == Active {
-		line = "PORT " + hostPort(netip.AddrPortFrom(own, r.Told.Port()))
+		line = "PORT " + hostPort(netip.AddrPortFrom(own, r.Announced.Port()))
 	}
 	if _, err := f.command(200, line); err != nil {
 		return r, err

@@ -21,9 +21,9 @@ import (
 // ftpTimeout bounds every wait of the FTP server and client.
 const ftpTimeout = 30 * time.Second
 
-// FTP is a small FTP server (RFC 959, RFC 2428) for anonymous downloads, in active and passive
-// mode. Every file holds the server's [Answer], with the client of the data connection. It speaks
-// of its own address as it sees it, which is exactly what a NAT helper has to correct.
+// FTP is a small FTP server (RFC 959, RFC 2428) for anonymous downloads in active and passive mode. Every file
+// contains the server's [Answer], with the client of the data connection. It announces its own local address, which a
+// NAT helper must rewrite.
 type FTP struct {
 	node      *lab.Node
 	name      string
@@ -60,7 +60,7 @@ func (s *FTP) Stop() error {
 	return err
 }
 
-// Transfers returns how many files were sent in full.
+// Transfers returns the number of completely sent files.
 func (s *FTP) Transfers() uint64 { return s.transfers.Load() }
 
 // ftpSession is one control connection.
@@ -116,7 +116,7 @@ func (f *ftpSession) obey(verb, arg string) {
 	}
 }
 
-// forget drops what the last PASV or PORT arranged.
+// forget resets the state of the last PASV or PORT.
 func (f *ftpSession) forget() {
 	if f.passive != nil {
 		f.passive.Close()
@@ -180,7 +180,7 @@ func (f *ftpSession) send() {
 	f.reply(226, "done")
 }
 
-// open makes the data connection as the client asked for it.
+// open opens the data connection in the mode requested by the client.
 func (f *ftpSession) open() (net.Conn, error) {
 	switch {
 	case f.passive != nil:
@@ -196,7 +196,7 @@ func (f *ftpSession) open() (net.Conn, error) {
 	return nil, errors.New("say PASV or PORT first")
 }
 
-// hostPort writes an IPv4 endpoint as "h1,h2,h3,h4,p1,p2" (RFC 959 §4.1.2).
+// hostPort returns an IPv4 endpoint as "h1,h2,h3,h4,p1,p2" (RFC 959 §4.1.2).
 func hostPort(ap netip.AddrPort) string {
 	a := ap.Addr().As4()
 	return fmt.Sprintf("%d,%d,%d,%d,%d,%d", a[0], a[1], a[2], a[3], ap.Port()>>8, ap.Port()&0xff)
@@ -218,7 +218,7 @@ func parseHostPort(s string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[:4])), uint16(b[4])<<8|uint16(b[5])), nil
 }
 
-// parseEPRT reads "|1|192.0.2.1|6446|" (RFC 2428 §2).
+// parseEPRT parses "|1|192.0.2.1|6446|" (RFC 2428 §2).
 func parseEPRT(s string) (netip.AddrPort, error) {
 	bad := fmt.Errorf("%q is not |family|address|port|", s)
 	if len(s) < 2 {
@@ -239,7 +239,7 @@ func parseEPRT(s string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(a, uint16(port)), nil
 }
 
-// drain reads what is left of a data connection.
+// drain reads the rest of a data connection.
 func drain(c net.Conn) (string, error) {
 	if err := c.SetDeadline(time.Now().Add(ftpTimeout)); err != nil {
 		return "", err

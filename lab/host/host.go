@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package host is what the machines of a lab run: small servers that answer with their name and
-// the client address they saw, and clients that count who answered, what failed and when. All of
-// it runs in this process, on sockets that were opened inside the namespaces of the lab.
+// Package host implements the hosts of a lab. Its small servers answer with their name and the client address that
+// they saw. Its clients count answers by server, failures and times. All run in this process, on sockets opened
+// inside the lab's namespaces.
 package host
 
 import (
@@ -12,15 +12,15 @@ import (
 	"sync"
 )
 
-// Answer is what a server says: who it is and who it believes to talk to.
+// Answer is a server's answer: its name and the client's address.
 type Answer struct {
 	Name   string
-	Client string // address and port as the server saw them
+	Client string // address and port as received by the server
 }
 
 func (a Answer) String() string { return a.Name + " " + a.Client }
 
-// parseAnswer reads the form that [Answer.String] writes.
+// parseAnswer parses the output of [Answer.String].
 func parseAnswer(s string) (Answer, error) {
 	name, client, ok := strings.Cut(strings.TrimSpace(s), " ")
 	if !ok || name == "" {
@@ -29,15 +29,15 @@ func parseAnswer(s string) (Answer, error) {
 	return Answer{Name: name, Client: client}, nil
 }
 
-// connections remembers the open connections of a server, so that stopping it resets them at
-// once, as the end of a process does.
+// connections holds the open connections of a server. Stopping the server resets them immediately, as the exit of a
+// process does.
 type connections struct {
 	mu     sync.Mutex // protects open and closed
 	open   map[net.Conn]bool
 	closed bool
 }
 
-// add reports false, and closes c, when the server has stopped.
+// add reports false, and closes c, if the server has stopped.
 func (s *connections) add(c net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -22,32 +22,32 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// Load is many exchanges with one target.
+// Load is a series of exchanges with one target.
 type Load struct {
 	From   *lab.Node
 	Target netip.AddrPort
 	Ask    Ask
-	// Sources is where the clients' addresses come from, one after the other; the node must own
-	// them. The zero Prefix leaves the address to the kernel.
+	// Sources is the prefix of the clients' addresses, used in sequence; the node must own them. For the zero Prefix
+	// the kernel chooses the address.
 	Sources netip.Prefix
 	// Count is the number of exchanges; 0 means until ctx ends.
 	Count int
-	// Parallel is how many exchanges run at a time; 0 means 16.
+	// Parallel is the number of concurrent exchanges; 0 means 16.
 	Parallel int
-	// Rate limits the exchanges per second, of all parallel ones together; 0 means no limit.
+	// Rate limits the exchanges per second in total; 0 means no limit.
 	Rate int
-	// Timeout is how long an exchange may take; 0 means 2 s.
+	// Timeout is the time limit of an exchange; 0 means 2 s.
 	Timeout time.Duration
 }
 
-// Failure is an exchange without a good answer.
+// Failure is an exchange without a valid answer.
 type Failure struct {
 	Start time.Time
 	End   time.Time
 	Cause string
 }
 
-// Tally is what came of a load.
+// Tally is the result of a load.
 type Tally struct {
 	Answers  map[Seen]int
 	Failures []Failure
@@ -55,16 +55,16 @@ type Tally struct {
 	Elapsed  time.Duration
 }
 
-// Seen says who met whom in a good answer.
+// Seen identifies the server and the client of a good answer.
 type Seen struct {
 	Server string
-	// Source is the client's address, zero when the kernel chose it.
+	// Source is the client's address, or zero if the kernel chose it.
 	Source netip.Addr
-	// Client is the address, without port, that the server saw.
+	// Client is the address, without port, that the server received.
 	Client string
 }
 
-// Good returns how many exchanges were answered.
+// Good returns the number of answered exchanges.
 func (t Tally) Good() int {
 	sum := 0
 	for _, n := range t.Answers {
@@ -82,7 +82,7 @@ func (t Tally) Servers() map[string]int {
 	return m
 }
 
-// Clients counts good answers by the address that the server saw.
+// Clients counts good answers by the client address that the server received.
 func (t Tally) Clients() map[string]int {
 	m := make(map[string]int)
 	for s, n := range t.Answers {
@@ -91,7 +91,7 @@ func (t Tally) Clients() map[string]int {
 	return m
 }
 
-// Wanderers returns how many source addresses were answered by more than one server.
+// Wanderers returns the number of source addresses with answers from more than one server.
 func (t Tally) Wanderers() int {
 	servers := make(map[netip.Addr]map[string]bool)
 	for s := range t.Answers {
@@ -109,11 +109,10 @@ func (t Tally) Wanderers() int {
 	return n
 }
 
-// Sent returns how many exchanges were tried.
+// Sent returns the number of attempted exchanges.
 func (t Tally) Sent() int { return t.Good() + len(t.Failures) }
 
-// FailuresOutside returns the failures of exchanges that did not overlap the time from start
-// to end.
+// FailuresOutside returns the failures of exchanges that did not overlap the period from start to end.
 func (t Tally) FailuresOutside(start, end time.Time) []Failure {
 	var out []Failure
 	for _, f := range t.Failures {
@@ -133,7 +132,7 @@ func (t Tally) Causes() map[string]int {
 	return m
 }
 
-// Spread writes the answers by server, in order of the name: "a 25 %, b 75 %".
+// Spread formats the answers by server, in order of the name: "a 25 %, b 75 %".
 func (t Tally) Spread() string {
 	good, servers := t.Good(), t.Servers()
 	var parts []string
@@ -143,12 +142,11 @@ func (t Tally) Spread() string {
 	return strings.Join(parts, ", ")
 }
 
-// Run makes the exchanges and counts. It returns when all are made or ctx ends; exchanges that
-// ctx cut short are not counted.
+// Run performs the exchanges and counts the results. It returns when all are complete or ctx ends; exchanges
+// interrupted by ctx are not counted.
 func (l Load) Run(ctx context.Context) Tally { return l.RunUntil(ctx, nil) }
 
-// RunUntil is Run that also ends when stop is closed; exchanges under way are then brought to
-// their end and counted.
+// RunUntil is like Run, but also ends when stop is closed. Exchanges in progress are then completed and counted.
 func (l Load) RunUntil(ctx context.Context, stop <-chan struct{}) Tally {
 	r := &runner{load: l, stop: stop, tally: Tally{
 		Answers: make(map[Seen]int),
@@ -219,8 +217,7 @@ func (r *runner) one(ctx context.Context, i int64) {
 	r.tally.Answers[Seen{a.Name, source, client}]++
 }
 
-// source returns the address of the i-th exchange: the host part counts up from 1 and starts
-// again at the end of the prefix.
+// source returns the address of the i-th exchange. The host part counts from 1 and restarts at the end of the prefix.
 func (l Load) source(i int64) netip.Addr {
 	if !l.Sources.IsValid() {
 		return netip.Addr{}
@@ -228,7 +225,7 @@ func (l Load) source(i int64) netip.Addr {
 	b := l.Sources.Masked().Addr().AsSlice()
 	// 16 host bits are enough for a lab; a longer prefix has fewer.
 	bits := min(l.Sources.Addr().BitLen()-l.Sources.Bits(), 16)
-	n := uint16(i%(1<<bits-2)) + 1 // neither the network's nor the broadcast address
+	n := uint16(i%(1<<bits-2)) + 1 // excludes the network and broadcast addresses
 	if bits < 2 {
 		n = 0
 	}
@@ -238,7 +235,7 @@ func (l Load) source(i int64) netip.Addr {
 	return a
 }
 
-// cause names what went wrong in words that are the same for every exchange.
+// cause describes an error in words that are equal for all exchanges.
 func cause(err error) string {
 	var errno syscall.Errno
 	var netErr net.Error

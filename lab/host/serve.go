@@ -10,11 +10,11 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// Servers are running servers of a node.
+// Servers are the running servers of a node.
 type Servers struct{ stops []func() error }
 
-// Serve starts the servers that the lab's topology names for the node, on every address that the
-// node has. When one cannot start, none is left running.
+// Serve starts the servers that the lab's topology lists for the node, on every address of the node. If one fails to
+// start, Serve stops all.
 func Serve(l *lab.Lab, n *lab.Node) (*Servers, error) {
 	s := &Servers{}
 	for _, spec := range n.Spec().Servers {
@@ -46,7 +46,7 @@ func (s *Servers) serve(n *lab.Node, spec lab.ServerSpec, addrs []netip.Addr) er
 	return nil
 }
 
-// keep starts a server and remembers how to stop it.
+// keep starts a server and stores its Stop function.
 func keep[S interface{ Stop() error }](s *Servers, at string, n *lab.Node, start func(n *lab.Node, name, at string) (S, error)) error {
 	server, err := start(n, n.Short(), at)
 	if err == nil {
@@ -55,7 +55,7 @@ func keep[S interface{ Stop() error }](s *Servers, at string, n *lab.Node, start
 	return err
 }
 
-// Stop ends all servers, with the connections that they have.
+// Stop stops all servers and closes their connections.
 func (s *Servers) Stop() error {
 	var errs []error
 	for _, stop := range s.stops {

@@ -19,23 +19,23 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// Stream sends numbered datagrams at a steady rate, so that each one that is lost, sent twice or
-// led elsewhere is known by its number.
+// Stream sends numbered datagrams at a constant rate. The number identifies each lost, duplicated or misdirected
+// datagram.
 type Stream struct {
 	From   *lab.Node
 	Target netip.AddrPort
-	// Flows is how many sockets take turns; 0 means 16.
+	// Flows is the number of sockets, used in turn; 0 means 16.
 	Flows int
 	// Rate in datagrams per second over all flows; 0 means 2,000.
 	Rate int
 
 	conns []net.Conn
-	next  []atomic.Uint32 // by flow: number of the next datagram
+	next  []atomic.Uint32 // by flow: next sequence number
 	stop  chan struct{}
 	ended chan error
 }
 
-// Start opens the sockets and begins to send.
+// Start opens the sockets and starts sending.
 func (s *Stream) Start(ctx context.Context) error {
 	if s.Flows == 0 {
 		s.Flows = 16
@@ -57,7 +57,7 @@ func (s *Stream) Start(ctx context.Context) error {
 	return nil
 }
 
-// run sends what is due every millisecond; a turn that comes late sends more.
+// run sends the due datagrams every millisecond. A late turn sends more.
 func (s *Stream) run() error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -70,7 +70,7 @@ func (s *Stream) run() error {
 		case <-tick.C:
 		}
 		due := int(time.Since(begun) * time.Duration(s.Rate) / time.Second)
-		for end := min(due, sent+100); sent < end; sent++ { // a burst fits every queue on the way
+		for end := min(due, sent+100); sent < end; sent++ { // a burst fits every queue on the path
 			flow := sent % s.Flows
 			binary.BigEndian.PutUint32(b[:4], uint32(flow))
 			binary.BigEndian.PutUint32(b[4:], s.next[flow].Load())
@@ -82,7 +82,7 @@ func (s *Stream) run() error {
 	}
 }
 
-// Sent returns, by flow, how many datagrams have left so far: the number of the next one.
+// Sent returns, by flow, the number of datagrams sent so far, which is also the next sequence number.
 func (s *Stream) Sent() []uint32 {
 	n := make([]uint32, s.Flows)
 	for i := range n {
@@ -91,7 +91,7 @@ func (s *Stream) Sent() []uint32 {
 	return n
 }
 
-// Stop ends sending.
+// Stop stops sending.
 func (s *Stream) Stop() error {
 	close(s.stop)
 	return errors.Join(<-s.ended, s.close())
@@ -105,7 +105,7 @@ func (s *Stream) close() (err error) {
 	return err
 }
 
-// Collector is where the datagrams of a [Stream] arrive.
+// Collector receives the datagrams of a [Stream].
 type Collector struct {
 	conn net.PacketConn
 	name string
@@ -167,7 +167,7 @@ func (c *Collector) run() {
 	}
 }
 
-// Arrivals returns what has arrived so far, in order.
+// Arrivals returns the received datagrams in order.
 func (c *Collector) Arrivals() []Arrival {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -177,7 +177,7 @@ func (c *Collector) Arrivals() []Arrival {
 // Stop closes the socket.
 func (c *Collector) Stop() error { return c.conn.Close() }
 
-// Missing returns, by flow, the numbers below sent that did not arrive, and how many arrived twice.
+// Missing returns, by flow, the numbers below sent that did not arrive, and the number of duplicates.
 func Missing(sent []uint32, arrivals []Arrival) (missing map[int][]uint32, twice int) {
 	seen := make([][]bool, len(sent))
 	for i, n := range sent {
@@ -185,7 +185,7 @@ func Missing(sent []uint32, arrivals []Arrival) (missing map[int][]uint32, twice
 	}
 	for _, a := range arrivals {
 		if int(a.Flow) >= len(sent) || a.Number >= sent[a.Flow] {
-			continue // sent after the count was taken
+			continue // sent after the reading of sent
 		}
 		if seen[a.Flow][a.Number] {
 			twice++

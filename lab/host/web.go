@@ -26,8 +26,7 @@ type Web struct {
 	running *http.Server
 }
 
-// ServeWeb starts a web server in the node on all of the addresses, literals such as
-// "10.0.2.2:8080".
+// ServeWeb starts a web server in the node on all addresses, literals such as "10.0.2.2:8080".
 func ServeWeb(n *lab.Node, name string, addrs ...string) (*Web, error) {
 	w := &Web{node: n, name: name, addrs: addrs}
 	w.status.Store(http.StatusOK)
@@ -47,7 +46,7 @@ func (w *Web) Start() error {
 	server := &http.Server{
 		Handler:           w,
 		ReadHeaderTimeout: 10 * time.Second,
-		ErrorLog:          log.New(discard{}, "", 0), // clients that vanish are no news here
+		ErrorLog:          log.New(discard{}, "", 0), // a disconnect is not an error here
 	}
 	var listeners []net.Listener
 	for _, a := range w.addrs {
@@ -71,7 +70,7 @@ type discard struct{}
 
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
 
-// Stop closes the listeners and every open connection at once, as the end of its process would.
+// Stop closes the listeners and every open connection immediately, as the exit of its process would.
 func (w *Web) Stop() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -90,11 +89,11 @@ func (w *Web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	fmt.Fprintln(rw, Answer{w.name, r.RemoteAddr})
 }
 
-// Name returns the name that the server answers.
+// Name returns the name in the server's answers.
 func (w *Web) Name() string { return w.name }
 
-// Requests returns how many requests came in, health checks included.
+// Requests returns the number of received requests, including health checks.
 func (w *Web) Requests() uint64 { return w.requests.Load() }
 
-// SetStatus makes the server answer with this HTTP status from now on.
+// SetStatus sets the HTTP status of further answers.
 func (w *Web) SetStatus(code int) { w.status.Store(int32(code)) }

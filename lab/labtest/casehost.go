@@ -18,10 +18,9 @@ import (
 	"github.com/sluice-lb/sluice/nat"
 )
 
-// CaseHost makes the calling thread's network namespace the host of a packet case. The far
-// ends of its interfaces are in the namespace far, for packets to be sent on them, or beside
-// the interfaces where that is [netns.None] and none will. It returns the indices of both by
-// the interface's name.
+// CaseHost makes the calling thread's network namespace the host of a packet case. The far ends of its interfaces are
+// in the namespace far, so that a test can send packets on them. For far == [netns.None] both ends are in the same
+// namespace. It returns the indices of both by the interface's name.
 func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err error) {
 	for _, f := range [][2]string{{"ipv4/ip_forward", "1"}, {"ipv4/conf/all/promote_secondaries", "1"}, {"ipv6/conf/all/forwarding", "1"},
 		{"ipv6/conf/default/accept_dad", "0"}, {"ipv6/conf/default/addr_gen_mode", "1"}} {
@@ -95,8 +94,7 @@ func setNet(name, value string) error {
 	return os.WriteFile("/proc/sys/net/"+name, []byte(value), 0o644)
 }
 
-// awaitUp waits until the kernel's worker has seen the link come up: what is sent on it
-// before is lost.
+// awaitUp waits until the kernel's worker has handled the link's activation. Earlier packets are lost.
 func awaitUp(index int) error {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		l, err := netlink.LinkByIndex(index)
@@ -107,7 +105,7 @@ func awaitUp(index int) error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("interface %s does not come up: %s", l.Attrs().Name, l.Attrs().OperState)
+			return fmt.Errorf("interface %s is not up: %s", l.Attrs().Name, l.Attrs().OperState)
 		}
 	}
 }

@@ -17,13 +17,13 @@ import (
 	"github.com/sluice-lb/sluice/nat"
 )
 
-// ChangeHost makes the host that [CaseHost] has made, or ChangeHost, another with the same
-// interfaces. It reports whether more than neighbours have changed.
+// ChangeHost changes the host made by [CaseHost] or ChangeHost into another one with the same interfaces. It reports
+// whether more than neighbours have changed.
 func ChangeHost(was, now nat.Host) (more bool, err error) {
 	var errs []error
 	links := map[string]netlink.Link{}
-	six := false                 // IPv6 addresses came
-	renewed := map[string]bool{} // interfaces whose neighbours the kernel has forgotten
+	six := false                 // IPv6 addresses were added
+	renewed := map[string]bool{} // interfaces with neighbour entries flushed by the kernel
 	for n, i := range now.Interfaces {
 		old := was.Interfaces[n]
 		l, err := netlink.LinkByName(i.Name)
@@ -84,7 +84,7 @@ func named(what string, of any, err error) error {
 	return nil
 }
 
-// gone lists what is among some and not among others.
+// gone returns the elements of some that are not in others.
 func gone[T comparable](some, others []T) (list []T) {
 	for _, x := range some {
 		if !slices.Contains(others, x) {
@@ -105,7 +105,7 @@ func neighbour(n nat.Neighbour, index int) *netlink.Neigh {
 func route(r nat.Route, index int) *netlink.Route {
 	to := &netlink.Route{LinkIndex: index, Dst: network(r.To)}
 	if r.Via.IsValid() {
-		to.Gw, to.Flags = r.Via.AsSlice(), int(netlink.FLAG_ONLINK) // by unnumbered interfaces too
+		to.Gw, to.Flags = r.Via.AsSlice(), int(netlink.FLAG_ONLINK) // also for unnumbered interfaces
 	}
 	return to
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package labtest lets tests say what they need of the machine, build a lab that is removed with
-// the test, and wait on conditions instead of sleeping.
+// Package labtest lets tests declare requirements of the machine. It builds labs with the lifetime of a test, and
+// waits for conditions instead of sleeping.
 package labtest
 
 import (
@@ -22,23 +22,23 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// Need is something a test needs of the machine.
+// Need is a requirement of a test.
 type Need struct {
-	// check returns "" or what is missing. Deserved says that the machine cannot have it, so
-	// that even CI may skip.
+	// check returns "" or the missing requirement. deserved reports that the machine cannot have it, so that even CI
+	// may skip.
 	check func() (missing string, deserved bool)
 }
 
-// Needs that tests have in common.
+// Common requirements of tests.
 var (
-	// Root is the right to make namespaces and to change networks.
+	// Root is the right to create namespaces and to change networks.
 	Root = Need{func() (string, bool) {
 		if os.Geteuid() != 0 {
 			return "root", false
 		}
 		return "", false
 	}}
-	// BPF is a kernel that lets this process create BPF maps.
+	// BPF is a kernel that allows this process to create BPF maps.
 	BPF = Need{func() (string, bool) {
 		if err := createMap(); err != nil {
 			return fmt.Sprintf("bpf: %v", err), false
@@ -65,8 +65,7 @@ var (
 	}}
 )
 
-// Kernel needs a kernel version, such as "6.6", for a feature. On an older kernel the skip is
-// deserved.
+// Kernel requires a kernel version, such as "6.6", for a feature. On an older kernel the skip is deserved.
 func Kernel(version, feature string) Need {
 	return Need{func() (string, bool) {
 		var u unix.Utsname
@@ -81,7 +80,7 @@ func Kernel(version, feature string) Need {
 	}}
 }
 
-// Tool needs a program in $PATH.
+// Tool requires a program in $PATH.
 func Tool(name string) Need {
 	return Need{func() (string, bool) {
 		if _, err := exec.LookPath(name); err != nil {
@@ -91,8 +90,8 @@ func Tool(name string) Need {
 	}}
 }
 
-// Require skips the test when the machine lacks one of the needs. With CI=true in the environment
-// the test fails instead, unless the kernel is too old to have it.
+// Require skips the test if the machine lacks a requirement. With CI=true in the environment the test fails instead,
+// unless the kernel is too old.
 func Require(t testing.TB, needs ...Need) {
 	t.Helper()
 	for _, n := range needs {
@@ -107,8 +106,8 @@ func Require(t testing.TB, needs ...Need) {
 	}
 }
 
-// Lacks skips a test that has found out what this machine lacks. With CI=true in the environment
-// the test fails instead.
+// Lacks skips a test because of a missing requirement found during the test. With CI=true in the environment the test
+// fails instead.
 func Lacks(t testing.TB, format string, args ...any) {
 	t.Helper()
 	if os.Getenv("CI") == "true" {
@@ -118,7 +117,7 @@ func Lacks(t testing.TB, format string, args ...any) {
 	}
 }
 
-// New builds the topology and takes it down with the test. It requires [Root].
+// New builds the topology and removes it at the end of the test. It requires [Root].
 func New(t testing.TB, topology lab.Topology) *lab.Lab {
 	t.Helper()
 	Require(t, Root)
@@ -136,14 +135,14 @@ func New(t testing.TB, topology lab.Topology) *lab.Lab {
 	return l
 }
 
-// KeepHostSettings has who changes settings of the whole host wait until the test ends: where the connection
-// tables of all namespaces have room for a few hundred entries for a while, others lose theirs.
+// KeepHostSettings blocks changes of host-wide settings until the test ends. Without it, another test might shrink
+// the connection tables of all namespaces to a few hundred entries.
 func KeepHostSettings(t testing.TB) {
 	t.Helper()
 	lockHostSettings(t, unix.LOCK_SH)
 }
 
-// ChangeHostSettings has others who change settings of the whole host, or need them, wait until the test ends.
+// ChangeHostSettings blocks other users of host-wide settings until the test ends.
 func ChangeHostSettings(t testing.TB) {
 	t.Helper()
 	lockHostSettings(t, unix.LOCK_EX)
@@ -158,8 +157,8 @@ func lockHostSettings(t testing.TB, how int) {
 	t.Cleanup(func() { f.Close() })
 }
 
-// Eventually calls condition until it returns nil, and fails the test with the last error when the
-// time is over. What is waited for stands in the failure.
+// Eventually calls condition until it returns nil, and fails the test with the last error after the timeout. The
+// failure message contains what.
 func Eventually(t testing.TB, timeout time.Duration, what string, condition func() error) {
 	t.Helper()
 	deadline := time.Now().Add(timeout)
@@ -172,7 +171,7 @@ func Eventually(t testing.TB, timeout time.Duration, what string, condition func
 			t.Fatalf("waited %v for %s: %v", timeout, what, err)
 		}
 		time.Sleep(5 * time.Millisecond)  // between two looks at the condition
-		over = time.Now().After(deadline) // one more look, also when the machine stood still
+		over = time.Now().After(deadline) // check once more, also if the machine was suspended
 	}
 }
 
