@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// chained reports backends and targets at which another service or port-forward listens: a packet is
-// translated once, so that it would not reach a server from there.
+// chained reports backends and targets that are listeners of another service or port-forward. A
+// packet is translated once and would not reach a server there.
 func (v *validator) chained(all []claim) {
 	at := map[netip.Addr][]claim{}
 	for _, c := range all {

@@ -2,34 +2,33 @@
 
 package config
 
-// Check is how the health of a service's backends is found out.
+// Check configures the health checks of a service's backends.
 type Check struct {
 	// Type of the probe.
 	Type CheckType `yaml:"type" json:"type" jsonschema:"enum=tcp,enum=http,enum=https,enum=udp,enum=dns,enum=icmp,enum=exec,required"`
 	// Port probed; default the backend's port, or the service's first port.
 	Port uint16 `yaml:"port,omitempty" json:"port,omitempty"`
-	// Interval from the beginning of one probe to that of the next, 100ms or more.
-	// It is shortened a little where a long timeout would let a failure be found
-	// later than interval × fall + 0.5 s.
+	// Interval between the starts of two probes, 100ms or more. With a long timeout it is shortened
+	// slightly, so that a failure is detected within interval × fall + 0.5 s.
 	Interval Duration `yaml:"interval,omitempty" json:"interval,omitzero" jsonschema:"default=2s"`
 	// Timeout of one probe, less than the interval; default 1s, at most half the
 	// interval.
 	Timeout Duration `yaml:"timeout,omitempty" json:"timeout,omitzero"`
-	// Rise is how many good probes in a row bring a backend up again. The first
-	// good probe of a new backend brings it up by itself.
+	// Rise is the number of consecutive successful probes after which a backend is up. The first
+	// successful probe of a new backend is sufficient.
 	Rise int `yaml:"rise,omitempty" json:"rise,omitempty" jsonschema:"minimum=1,maximum=100,default=2"`
-	// Fall is how many bad probes in a row take a backend down.
+	// Fall is the number of consecutive failed probes after which a backend is down.
 	Fall int `yaml:"fall,omitempty" json:"fall,omitempty" jsonschema:"minimum=1,maximum=100,default=3"`
-	// Jitter begins probes earlier by a random part of the interval, up to this,
-	// 0 to 0.5.
+	// Jitter starts probes earlier by a random part of the interval, at most this fraction, 0 to
+	// 0.5.
 	Jitter *float64 `yaml:"jitter,omitempty" json:"jitter,omitempty" jsonschema:"default=0.1"`
 	// Initial is the state before the first probe has ended.
 	Initial string `yaml:"initial,omitempty" json:"initial,omitempty" jsonschema:"enum=up,enum=down,default=down"`
 
 	// Path of an http(s) request, with the query if there is one; default /.
 	Path string `yaml:"path,omitempty" json:"path,omitempty"`
-	// Host of an http(s) request, and the name that an https certificate must
-	// have; default the backend's address.
+	// Host of an http(s) request, and the name in an https certificate; default the backend's
+	// address.
 	Host string `yaml:"host,omitempty" json:"host,omitempty"`
 	// Method of an http(s) request; default GET.
 	Method string `yaml:"method,omitempty" json:"method,omitempty"`
@@ -44,10 +43,10 @@ type Check struct {
 
 	// Send is the payload of a tcp or udp probe.
 	Send string `yaml:"send,omitempty" json:"send,omitempty"`
-	// Expect is what the answer to a tcp or udp probe must begin with. Without it
-	// a udp probe takes silence for good: only an ICMP error is bad.
+	// Expect is the beginning of the answer to a tcp or udp probe. Without it a udp probe accepts
+	// silence, and only an ICMP error is a failure.
 	Expect string `yaml:"expect,omitempty" json:"expect,omitempty"`
-	// Query is the name that a dns probe asks for; default the root ".".
+	// Query is the name in a dns probe; default the root ".".
 	Query string `yaml:"query,omitempty" json:"query,omitempty"`
 	// QueryType of a dns probe: A, AAAA, CNAME, MX, NS, PTR, SOA, SRV or TXT;
 	// default NS. Any answer with the code NOERROR is good.
@@ -57,10 +56,9 @@ type Check struct {
 	// SLUICE_ADDRESS and SLUICE_PORT. Exit status 0 is good. At the timeout the
 	// program and its children are killed.
 	Command []string `yaml:"command,omitempty" json:"command,omitempty" jsonschema:"maxItems=256"`
-	// Via is the path of the probe: direct asks the backend's own address; service
-	// (mode dsr) asks the service's address and sends that to the one backend, by
-	// an ip rule and a routing table for each. It needs a service's address that
-	// is not one of this host.
+	// Via is the path of the probe. direct sends it to the backend's own address. service (mode
+	// dsr) sends it to the service's address through one backend, by an ip rule and a routing table
+	// for each backend. It needs an address of the service that is not an address of this host.
 	Via string `yaml:"via,omitempty" json:"via,omitempty" jsonschema:"enum=direct,enum=service,default=direct"`
 	// Mark is the firewall mark of the probe's packets; 0 for none.
 	Mark uint32 `yaml:"mark,omitempty" json:"mark,omitempty"`

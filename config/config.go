@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package config is the YAML model: what an operator writes, with its defaults,
-// its validation and its JSON Schema. It is pure: it reads no host state. A
-// Config that Validate accepts is what the rest of Sluice works on; there is no
-// second, internal form of it.
+// Package config is the YAML model: the keys of the file, their defaults, validation and JSON
+// Schema. It is pure: it reads no host state. All of Sluice works on a Config that Validate
+// accepts. There is no second, internal form.
 package config
 
 import (
@@ -14,16 +13,15 @@ import (
 
 // Config is one whole configuration file.
 type Config struct {
-	// Datapath chooses what carries the rules: auto picks per rule the fastest
-	// datapath that can carry all of it.
+	// Datapath chooses the datapath. auto selects the fastest one that supports all of a rule, for
+	// each rule.
 	Datapath DatapathChoice `yaml:"datapath,omitempty" json:"datapath,omitempty" jsonschema:"enum=auto,enum=nftables,enum=ebpf,default=auto"`
-	// Attach chooses the hook of the eBPF datapath: auto takes native XDP on
-	// network cards and TC on virtual links with a local stack behind them. While a
-	// link is up that XDP cannot send to, such as a bridge, TC stands behind XDP too
-	// and carries what goes there, and what opens flows.
+	// Attach chooses the hook of the eBPF datapath. auto uses native XDP on network cards, and TC
+	// on virtual links with a local stack behind them. While a link is up to which XDP cannot
+	// transmit, such as a bridge, TC runs behind XDP. It then handles packets to such links, and
+	// packets that open flows.
 	Attach Attach `yaml:"attach,omitempty" json:"attach,omitempty" jsonschema:"enum=auto,enum=xdp,enum=xdp-generic,enum=tc,default=auto"`
-	// Interfaces that Sluice attaches to. Empty means every interface that is up
-	// and not a loopback when a datapath needs a list.
+	// Interfaces that Sluice attaches to. If empty, all interfaces that are up, except loopbacks.
 	Interfaces []string `yaml:"interfaces,omitempty" json:"interfaces,omitempty" jsonschema:"maxItems=1024"`
 	// Services are the load-balanced virtual addresses.
 	Services []Service `yaml:"services,omitempty" json:"services,omitempty" jsonschema:"maxItems=100000"`
@@ -31,38 +29,36 @@ type Config struct {
 	NAT []NATRule `yaml:"nat,omitempty" json:"nat,omitempty" jsonschema:"maxItems=10000"`
 	// Firewall holds deny and allow sets, logging and notrack rules.
 	Firewall Firewall `yaml:"firewall,omitempty" json:"firewall,omitzero"`
-	// Established says what becomes of open TCP and SCTP connections that a new
-	// configuration would treat otherwise (another backend, another address, a service
-	// or rule where there was none): keep lets them end by themselves, end ends them
-	// when it is applied. Connections of other protocols, which would go on for as long
-	// as somebody sends, always end. On eBPF those of a service or rule that is taken
-	// away end in any case.
+	// Established selects the treatment of open TCP and SCTP connections that a new configuration
+	// would treat differently (another backend, another address, a new service or rule). keep lets
+	// them end by themselves. end ends them during the apply. Connections of other protocols always
+	// end, because they would otherwise last as long as the client sends. On eBPF, connections of a
+	// removed service or rule always end.
 	Established Established `yaml:"established,omitempty" json:"established,omitempty" jsonschema:"enum=keep,enum=end,default=keep"`
 	// Timeouts of flows. Zero fields mean the default.
 	Timeouts Timeouts `yaml:"timeouts,omitempty" json:"timeouts,omitzero"`
 	// Tables sizes the eBPF datapath's tables.
 	Tables Tables `yaml:"tables,omitempty" json:"tables,omitzero"`
-	// Flowtable offloads established flows of the nftables datapath where the
-	// kernel has flowtables: auto uses them when present, on fails without them.
+	// Flowtable offloads established flows of the nftables datapath if the kernel has flowtables.
+	// auto uses them if present. on fails without them.
 	Flowtable Switch `yaml:"flowtable,omitempty" json:"flowtable,omitempty" jsonschema:"enum=auto,enum=on,enum=off,default=auto"`
-	// HoldAddresses holds the addresses of services, port-forwards and pools that lie
-	// in a connected network of this host and are nobody's: Sluice looks for duplicates,
-	// puts them on the interface of that network, so that the host answers for them by
-	// ARP and neighbour discovery, announces them and gives them back at the end. off
-	// leaves that to others, such as VRRP. Outside the connected networks routers send
-	// packets for them here, and nothing is held.
+	// HoldAddresses adds the addresses of services, port-forwards and pools to this host, if they
+	// lie in a connected network and no host uses them. Sluice checks for duplicates, adds the
+	// address to the interface of that network, so that the host answers ARP and neighbour
+	// discovery, announces it, and removes it at the end. off leaves this to other programs, such
+	// as VRRP. Addresses outside the connected networks are reached through routers and are not
+	// added.
 	HoldAddresses Switch `yaml:"hold-addresses,omitempty" json:"hold-addresses,omitempty" jsonschema:"enum=on,enum=off,default=on"`
-	// LowestIPv6MTU is the largest packet, in bytes, that every IPv6 path behind this
-	// gateway carries. IPv4 packets without DF that would become larger leave in
-	// fragments of that size (RFC 7915 §4.1). Zero takes the MTU of the link that a
-	// packet leaves by, and fragments of 1280 bytes.
+	// LowestIPv6MTU is the largest packet, in bytes, that every IPv6 path behind this gateway
+	// carries. IPv4 packets without DF that would become larger leave in fragments of that size
+	// (RFC 7915 §4.1). Zero uses the MTU of the output link, and fragments of 1280 bytes.
 	LowestIPv6MTU int `yaml:"lowest-ipv6-mtu,omitempty" json:"lowest-ipv6-mtu,omitempty" jsonschema:"minimum=0,maximum=65535"`
-	// ICMPErrors are those that the eBPF datapath sends of its own: about packets that are
-	// too large, whose TTL is used up, or that cannot be translated (RFC 7915 §4.4). Without
-	// them hosts do not learn the path's MTU; auto is on.
+	// ICMPErrors controls the ICMP errors that the eBPF datapath generates: for packets that are
+	// too large, have an expired TTL, or that cannot be translated (RFC 7915 §4.4). Without these
+	// errors hosts do not learn the path MTU. auto is on.
 	ICMPErrors Switch `yaml:"icmp-errors,omitempty" json:"icmp-errors,omitempty" jsonschema:"enum=auto,enum=on,enum=off,default=auto"`
-	// ICMPErrorsPerSecond is how many of them it sends in a second, on all CPUs together
-	// (RFC 1812 §4.3.2.8); 0 is 1000.
+	// ICMPErrorsPerSecond limits the generated ICMP errors a second, over all CPUs (RFC 1812
+	// §4.3.2.8). 0 means 1000.
 	ICMPErrorsPerSecond int `yaml:"icmp-errors-per-second,omitempty" json:"icmp-errors-per-second,omitempty" jsonschema:"minimum=0,maximum=1000000"`
 
 	draft bool // changes are made in place; see Draft
@@ -89,10 +85,10 @@ const (
 	AttachTC         Attach = "tc"
 )
 
-// Established is what becomes of open connections when the configuration changes.
+// Established is the treatment of open connections when the configuration changes.
 type Established string
 
-// What may become of them.
+// Treatments of open connections.
 const (
 	EstablishedKeep Established = "keep"
 	EstablishedEnd  Established = "end"
@@ -108,37 +104,36 @@ const (
 	SwitchOff  Switch = "off"
 )
 
-// Timeouts after which an idle flow is forgotten. Zero means the default, which
-// is the value that the named RFC recommends. Values below the RFC's floor are
-// refused unless Force is set.
+// Timeouts after which an idle flow is removed. Zero means the default, the value recommended by
+// the named RFC. Values below the RFC's minimum are refused unless Force is set.
 type Timeouts struct {
-	// TCPEstablished is for TCP connections whose handshake is complete; the
-	// default is the floor of RFC 5382 REQ-5.
+	// TCPEstablished applies to TCP connections with a complete handshake. The default is the
+	// minimum of RFC 5382 REQ-5.
 	TCPEstablished Duration `yaml:"tcp-established,omitempty" json:"tcp-established,omitzero" jsonschema:"default=2h4m"`
-	// TCPTransitory is for TCP connections that open or close; the default is the
-	// floor of RFC 5382 REQ-5.
+	// TCPTransitory applies to TCP connections that are opening or closing. The default is the
+	// minimum of RFC 5382 REQ-5.
 	TCPTransitory Duration `yaml:"tcp-transitory,omitempty" json:"tcp-transitory,omitzero" jsonschema:"default=4m"`
-	// UDP is for UDP; the floor of RFC 4787 REQ-5 is 2m.
+	// UDP applies to UDP. The minimum of RFC 4787 REQ-5 is 2m.
 	UDP Duration `yaml:"udp,omitempty" json:"udp,omitzero" jsonschema:"default=5m"`
-	// ICMP is for ICMP queries; the default is the floor of RFC 5508 REQ-2.
+	// ICMP applies to ICMP queries. The default is the minimum of RFC 5508 REQ-2.
 	ICMP Duration `yaml:"icmp,omitempty" json:"icmp,omitzero" jsonschema:"default=1m"`
-	// Other is for all other protocols.
+	// Other applies to all other protocols.
 	Other Duration `yaml:"other,omitempty" json:"other,omitzero" jsonschema:"default=10m"`
-	// Force accepts values below the floors.
+	// Force accepts values below the RFC minimums.
 	Force bool `yaml:"force,omitempty" json:"force,omitempty"`
 }
 
-// Tables bounds the tables of the eBPF datapath. Flow tables grow as flows come; zero
-// means that they may take 1/32 of the machine's memory.
+// Tables limits the tables of the eBPF datapath. Flow tables grow with the number of flows. Zero
+// allows them 1/32 of the machine's memory.
 type Tables struct {
-	// Flows is how many IPv4 flows can live at once.
+	// Flows is the maximum number of concurrent IPv4 flows.
 	Flows int `yaml:"flows,omitempty" json:"flows,omitempty" jsonschema:"minimum=0,maximum=268435456"`
-	// Flows6 is how many flows with an IPv6 side can live at once.
+	// Flows6 is the maximum number of concurrent flows with an IPv6 side.
 	Flows6 int `yaml:"flows6,omitempty" json:"flows6,omitempty" jsonschema:"minimum=0,maximum=268435456"`
-	// HalfOpen is how many TCP flows whose handshake is not complete can live at
-	// once; default a quarter of the rest.
+	// HalfOpen is the maximum number of concurrent TCP flows with an incomplete handshake. The
+	// default is a quarter of the flow tables.
 	HalfOpen int `yaml:"half-open,omitempty" json:"half-open,omitempty" jsonschema:"minimum=0,maximum=268435456"`
-	// Clients is how many clients with quotas or persistence are known at once.
+	// Clients is the maximum number of clients with quotas or persistence.
 	Clients int `yaml:"clients,omitempty" json:"clients,omitempty" jsonschema:"minimum=0,maximum=268435456"`
 }
 
@@ -150,41 +145,38 @@ type Service struct {
 	Listen []Listen `yaml:"listen" json:"listen" jsonschema:"required,minItems=1,maxItems=1024"`
 	// Protocol is tcp, udp, sctp or any (every protocol, no port translation).
 	Protocol flow.Protocol `yaml:"protocol" json:"protocol" jsonschema:"type=string,enum=tcp,enum=udp,enum=sctp,enum=any,required"`
-	// Mode is how packets reach a backend: dnat keeps the client's address and
-	// replies return through the gateway; fullnat rewrites both addresses, between
-	// any families; dsr rewrites the MAC address and replies bypass the gateway;
-	// tunnel wraps packets and replies bypass; stateless rewrites addresses without
-	// flow state.
+	// Mode selects how packets reach a backend. dnat keeps the client's address; replies return
+	// through the gateway. fullnat rewrites both addresses, between any families. dsr rewrites the
+	// MAC address; replies bypass the gateway. tunnel encapsulates packets; replies bypass the
+	// gateway. stateless rewrites addresses without flow state.
 	Mode Mode `yaml:"mode" json:"mode" jsonschema:"enum=dnat,enum=fullnat,enum=dsr,enum=tunnel,enum=stateless,required"`
 	// Scheduler picks the backend of a new flow; default rr, in mode stateless
 	// source-hash.
 	Scheduler Scheduler `yaml:"scheduler,omitempty" json:"scheduler,omitempty" jsonschema:"enum=rr,enum=wrr,enum=random,enum=source-hash,enum=symmetric-hash,enum=maglev,enum=lc,enum=wlc"`
-	// SlowStart is the time in which a backend that comes up, or is added, gets to its full
-	// share of new flows, in ten steps, 1s to 1h; 0: at once. It needs a scheduler that
-	// goes by weight.
+	// SlowStart is the time after which a backend that becomes usable, or is added, receives its
+	// full share of new flows. The share grows in ten steps. 1s to 1h; 0 disables it. It needs a
+	// scheduler that uses weights.
 	SlowStart Duration `yaml:"slow-start,omitempty" json:"slow-start,omitzero"`
-	// SourcePool are the addresses that fullnat puts in place of the client's.
-	// Empty means the address of the interface that the packet leaves by.
+	// SourcePool are the addresses that fullnat uses as source instead of the client's. If empty,
+	// the address of the output interface is used.
 	SourcePool []AddressRange `yaml:"source-pool,omitempty" json:"source-pool,omitempty" jsonschema:"maxItems=256"`
-	// Hairpin lets clients on the network of a backend of mode dnat, and the backend
-	// itself, use the service: they get the address of the gateway's interface there as
-	// their source, because the server would answer them directly otherwise; auto is on.
-	// eBPF: TCP and UDP.
+	// Hairpin lets clients on the network of a backend of mode dnat, and the backend itself, use
+	// the service. Their source becomes the address of the gateway's interface in that network,
+	// because the server would otherwise answer them directly. auto is on. eBPF: TCP and UDP.
 	Hairpin Switch `yaml:"hairpin,omitempty" json:"hairpin,omitempty" jsonschema:"enum=auto,enum=on,enum=off"`
 	// Persistence keeps a client on its backend for longer than one flow.
 	Persistence *Persistence `yaml:"persistence,omitempty" json:"persistence,omitempty"`
-	// Sessions pins clients to backends for good.
+	// Sessions assigns clients to backends permanently.
 	Sessions []Session `yaml:"sessions,omitempty" json:"sessions,omitempty" jsonschema:"maxItems=65536"`
 	// Backends are the real servers. With backends-from there may be none.
 	Backends []Backend `yaml:"backends" json:"backends" jsonschema:"maxItems=4096"`
-	// BackendsFrom finds more of them while the gateway runs.
+	// BackendsFrom discovers further backends while the gateway runs.
 	BackendsFrom *BackendsFrom `yaml:"backends-from,omitempty" json:"backends-from,omitempty"`
-	// Check finds out which backends work. Without it all are up.
+	// Check detects which backends work. Without a check all backends are up.
 	Check *Check `yaml:"check,omitempty" json:"check,omitempty"`
-	// WhenDown is the answer to clients while no backend is usable, and to what is sent
-	// to other ports of the service's addresses, unless these are the host's own or on
-	// a network that it is connected to; default reset (TCP RST, ICMP port unreachable
-	// for the rest).
+	// WhenDown is the answer to clients while no backend is usable, and to packets for other ports
+	// of the service's addresses, unless the host owns the address or is connected to its network.
+	// The default is reset (TCP RST; ICMP port unreachable for other protocols).
 	WhenDown WhenDown `yaml:"when-down,omitempty" json:"when-down,omitempty" jsonschema:"enum=reset,enum=reject,enum=drop,default=reset"`
 	// Limits protect the service and its backends.
 	Limits Limits `yaml:"limits,omitempty" json:"limits,omitzero"`
@@ -192,7 +184,7 @@ type Service struct {
 	Allow []string `yaml:"allow,omitempty" json:"allow,omitempty" jsonschema:"maxItems=256"`
 	// Deny names firewall sets: their sources may not connect.
 	Deny []string `yaml:"deny,omitempty" json:"deny,omitempty" jsonschema:"maxItems=256"`
-	// Mark is put on the service's connections (ct mark) and packets; 0 for none.
+	// Mark is set on the service's connections (ct mark) and packets. 0 means none.
 	Mark uint32 `yaml:"mark,omitempty" json:"mark,omitempty"`
 	// Helper is the connection tracking helper of the service's protocol.
 	Helper Helper `yaml:"helper,omitempty" json:"helper,omitempty" jsonschema:"enum=ftp,enum=tftp,enum=sip,enum=pptp,enum=snmp,enum=amanda,enum=irc"`
@@ -200,14 +192,12 @@ type Service struct {
 	Log *Log `yaml:"log,omitempty" json:"log,omitempty"`
 	// Tunnel is the encapsulation of mode tunnel; default ipip.
 	Tunnel *Tunnel `yaml:"tunnel,omitempty" json:"tunnel,omitempty"`
-	// ClientAddress tells fullnat backends who the client is.
+	// ClientAddress sends the client's address to fullnat backends.
 	ClientAddress ClientAddress `yaml:"client-address,omitempty" json:"client-address,omitempty" jsonschema:"enum=none,enum=toa,enum=proxy-v2,default=none"`
-	// SYNCookies answers SYNs from the datapath by cookies while handshakes fill
-	// half of tables.half-open or more (ebpf; modes dnat and fullnat, protocol tcp,
-	// without client-address).
+	// SYNCookies answers SYNs with cookies in the datapath while handshakes fill at least half of
+	// tables.half-open (ebpf; modes dnat and fullnat, protocol tcp, without client-address).
 	SYNCookies bool `yaml:"syn-cookies,omitempty" json:"syn-cookies,omitempty"`
-	// MSSClamp lowers the TCP MSS option to what the path carries (ebpf; nftables
-	// "rt mtu").
+	// MSSClamp lowers the TCP MSS option to the path's limit (ebpf; nftables "rt mtu").
 	MSSClamp bool `yaml:"mss-clamp,omitempty" json:"mss-clamp,omitempty"`
 	// Datapath overrides the configuration's choice for this service.
 	Datapath DatapathChoice `yaml:"datapath,omitempty" json:"datapath,omitempty" jsonschema:"enum=auto,enum=nftables,enum=ebpf"`
@@ -215,24 +205,24 @@ type Service struct {
 
 // Listen is one virtual address with its ports.
 type Listen struct {
-	// Address is one virtual address, IPv4 or IPv6. Without it the listener follows the
-	// address of interface as it changes: its first global one of each family of the
-	// backends, or of a port-forward's target. Other ports of it stay the host's, and
-	// listeners that name the address go first.
+	// Address is one virtual address, IPv4 or IPv6. Without an address the listener follows the
+	// address of interface: its first global address in each family of the backends, or of a
+	// port-forward's target. Other ports of that address remain the host's. Listeners that name the
+	// address take precedence.
 	Address netip.Addr `yaml:"address,omitempty" json:"address,omitzero" jsonschema:"type=string"`
-	// Ports the address is served on; empty means every port (protocol any, or a
-	// service that takes all ports of its protocol).
+	// Ports of the address; if empty, every port (protocol any, or a service for all ports of its
+	// protocol).
 	Ports []flow.Ports `yaml:"ports,omitempty" json:"ports,omitempty" jsonschema:"maxItems=1024"`
-	// Interface limits the listener to packets that arrive there. Other ports of the
-	// address are then left to whoever has it. Without address it names the interface
-	// whose address is listened on, wherever packets arrive.
+	// Interface restricts the listener to packets that arrive there. Other ports of the address are
+	// then left to the owner of the address. Without address, it names the interface whose address
+	// is used, wherever packets arrive.
 	Interface string `yaml:"interface,omitempty" json:"interface,omitempty"`
 }
 
-// Follows reports whether it listens on whatever address its interface has.
+// Follows reports whether the listener follows the address of its interface.
 func (l Listen) Follows() bool { return !l.Address.IsValid() && l.Interface != "" }
 
-// Mode is how a service's packets reach a backend.
+// Mode selects how a service's packets reach a backend.
 type Mode string
 
 // Modes; see docs/concepts.md.
@@ -265,20 +255,20 @@ type Backend struct {
 	Name string `yaml:"name,omitempty" json:"name,omitempty"`
 	// Address of the server.
 	Address netip.Addr `yaml:"address" json:"address" jsonschema:"type=string,required"`
-	// Port that the server listens on; 0 keeps the port the client asked for.
+	// Port of the server; 0 keeps the port that the client addressed.
 	Port uint16 `yaml:"port,omitempty" json:"port,omitempty"`
 	// Weight is the share of new flows, 1 to 256; default 1.
 	Weight int `yaml:"weight,omitempty" json:"weight,omitempty" jsonschema:"minimum=1,maximum=256,default=1"`
 	// Priority class, 1 to 9, 1 first: a class is used only while no better one
 	// has a usable backend; default 1.
 	Priority int `yaml:"priority,omitempty" json:"priority,omitempty" jsonschema:"minimum=1,maximum=9,default=1"`
-	// Drain sends no new flows; flows that live go on.
+	// Drain stops new flows; existing flows continue.
 	Drain bool `yaml:"drain,omitempty" json:"drain,omitempty"`
-	// MaxConnections at once on this backend; 0 for no limit.
+	// MaxConnections is the limit of concurrent connections to this backend; 0 means no limit.
 	MaxConnections int `yaml:"max-connections,omitempty" json:"max-connections,omitempty" jsonschema:"minimum=0"`
 	// MAC of the server for dsr; default: learned from the neighbour table.
 	MAC MAC `yaml:"mac,omitempty" json:"mac,omitzero" jsonschema:"type=string"`
-	// Mark is put on the connections of this backend.
+	// Mark is set on the connections of this backend.
 	Mark uint32 `yaml:"mark,omitempty" json:"mark,omitempty"`
 }
 
@@ -295,20 +285,20 @@ const (
 	KeyDestMAC       PersistenceKey = "destination-mac"
 )
 
-// Persistence keeps a client on one backend.
+// Persistence assigns a client to one backend.
 type Persistence struct {
-	// Key is what identifies the client; default [source-address].
+	// Key lists the fields that identify the client; default [source-address].
 	Key []PersistenceKey `yaml:"key,omitempty" json:"key,omitempty" jsonschema:"maxItems=6"`
 	// Timeout since the client's last new flow.
 	Timeout Duration `yaml:"timeout,omitempty" json:"timeout,omitzero" jsonschema:"default=5m"`
-	// Size bounds how many clients are remembered.
+	// Size limits the number of remembered clients.
 	Size int `yaml:"size,omitempty" json:"size,omitempty" jsonschema:"minimum=1,maximum=268435456,default=65536"`
 }
 
-// Session pins one client to one backend.
+// Session assigns one client to one backend.
 type Session struct {
-	// Client is an address or a prefix. Of two that hold the client the longer one
-	// counts, in whatever order they stand.
+	// Client is an address or a prefix. The longest matching prefix decides, in any order of the
+	// list.
 	Client netip.Prefix `yaml:"client" json:"client" jsonschema:"type=string,required"`
 	// Backend is the name of one of the service's backends.
 	Backend string `yaml:"backend" json:"backend" jsonschema:"required"`
@@ -326,21 +316,21 @@ const (
 
 // Limits protect a service. Zero means no limit.
 type Limits struct {
-	// NewConnections bounds new connections of the whole service.
+	// NewConnections limits new connections of the whole service.
 	NewConnections Rate `yaml:"new-connections,omitempty" json:"new-connections,omitzero"`
-	// NewConnectionsPerClient bounds new connections of each source address (IPv6:
-	// of each /64).
+	// NewConnectionsPerClient limits new connections of each source address (IPv6: of each /64).
 	NewConnectionsPerClient Rate `yaml:"new-connections-per-client,omitempty" json:"new-connections-per-client,omitzero"`
-	// Connections at once of the whole service.
+	// Connections limits concurrent connections of the whole service.
 	Connections int `yaml:"connections,omitempty" json:"connections,omitempty" jsonschema:"minimum=0"`
-	// ConnectionsPerClient at once of each source address (IPv6: of each /64).
+	// ConnectionsPerClient limits concurrent connections of each source address (IPv6: of each
+	// /64).
 	ConnectionsPerClient int `yaml:"connections-per-client,omitempty" json:"connections-per-client,omitempty" jsonschema:"minimum=0"`
-	// ConnectionsPerBackend at once on each backend.
+	// ConnectionsPerBackend limits concurrent connections of each backend.
 	ConnectionsPerBackend int `yaml:"connections-per-backend,omitempty" json:"connections-per-backend,omitempty" jsonschema:"minimum=0"`
-	// ResetRate bounds TCP RSTs from clients.
+	// ResetRate limits TCP RSTs from clients.
 	ResetRate Rate `yaml:"reset-rate,omitempty" json:"reset-rate,omitzero"`
-	// StrictTCP drops new TCP flows that do not begin with a plain SYN, and
-	// packets that connection tracking calls invalid.
+	// StrictTCP drops new TCP flows that do not begin with a plain SYN, and packets that conntrack
+	// marks as invalid.
 	StrictTCP bool `yaml:"strict-tcp,omitempty" json:"strict-tcp,omitempty"`
 }
 
@@ -372,11 +362,11 @@ func (h *Helpers) UnmarshalJSON(b []byte) (err error) {
 type Log struct {
 	// Prefix of each line, up to 127 bytes.
 	Prefix string `yaml:"prefix,omitempty" json:"prefix,omitempty" jsonschema:"maxLength=127"`
-	// Rate that is logged at most; default 10/second.
+	// Rate limits the logged lines; default 10/second.
 	Rate Rate `yaml:"rate,omitempty" json:"rate,omitzero" jsonschema:"default=10/second"`
-	// Burst that is logged above the rate.
+	// Burst is the number of lines logged above the rate.
 	Burst int `yaml:"burst,omitempty" json:"burst,omitempty" jsonschema:"minimum=1,default=5"`
-	// Level of the lines, as syslog counts it.
+	// Level of the lines, a syslog level.
 	Level LogLevel `yaml:"level,omitempty" json:"level,omitempty" jsonschema:"enum=emerg,enum=alert,enum=crit,enum=err,enum=warning,enum=notice,enum=info,enum=debug,default=info"`
 }
 
@@ -400,10 +390,10 @@ const (
 	TunnelGUE  TunnelType = "gue"
 )
 
-// ClientAddress tells fullnat backends who the client is.
+// ClientAddress is a method that carries the client's address to a fullnat backend.
 type ClientAddress string
 
-// Ways to tell.
+// Methods that carry the client's address.
 const (
 	ClientAddressNone    ClientAddress = "none"
 	ClientAddressTOA     ClientAddress = "toa"      // TCP option 254 on the first data segment

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Defaults, and the floors that RFC 5382, RFC 4787 and RFC 5508 set.
+// Defaults, and the minimum values of RFC 5382, RFC 4787 and RFC 5508.
 const (
 	defaultTCPEstablished = 2*time.Hour + 4*time.Minute // RFC 5382 REQ-5
 	defaultTCPTransitory  = 4 * time.Minute             // RFC 5382 REQ-5
@@ -28,8 +28,7 @@ const (
 	defaultJitter   = 0.1
 )
 
-// SetDefaults fills in what the configuration leaves open. It changes nothing
-// that is set, and a second call changes nothing.
+// SetDefaults sets the fields that are zero. A second call changes nothing.
 func (c *Config) SetDefaults() {
 	orElse(&c.Datapath, DatapathAuto)
 	orElse(&c.Attach, AttachAuto)
@@ -101,7 +100,7 @@ func (s *Service) setDefaults() {
 	if s.BackendsFrom != nil {
 		s.BackendsFrom.setDefaults()
 		if s.Backends == nil {
-			s.Backends = []Backend{} // as it is written
+			s.Backends = []Backend{} // as in the file
 		}
 	}
 	s.nameBackends()
@@ -114,8 +113,8 @@ func (s *Service) setDefaults() {
 	}
 }
 
-// defaultScheduler is rr, and source-hash where no flow state remembers what rr
-// chose for the packet before.
+// defaultScheduler returns rr, and source-hash for modes without flow state, in which rr would
+// select another backend for each packet.
 func (m Mode) defaultScheduler() Scheduler {
 	if m == ModeStateless {
 		return SchedulerSourceHash
@@ -123,8 +122,8 @@ func (m Mode) defaultScheduler() Scheduler {
 	return SchedulerRR
 }
 
-// nameBackends calls a backend without a name by its address, and by address and
-// port when that name is taken.
+// nameBackends names a backend without a name by its address, or by address and port if that name
+// is in use.
 func (s *Service) nameBackends() {
 	taken := make(map[string]bool, len(s.Backends))
 	for i := range s.Backends {
@@ -167,9 +166,9 @@ func (k *Check) setDefaults() {
 	}
 }
 
-// DefaultPorts are the outside ports of a rule that names none. Some below 1024 are among them,
-// for those inside below 1024 (RFC 4787 REQ-3a): NFS, rsh and some NTP servers answer no others.
-// With blocks there are none, as a block would be one of low ports alone.
+// DefaultPorts returns the outside ports of a rule without ports. They include ports below 1024 for
+// inside ports below 1024 (RFC 4787 REQ-3a), because NFS, rsh and some NTP servers reject others.
+// With port blocks they do not, because a block would then consist of low ports only.
 func DefaultPorts(block int) flow.Ports {
 	if block > 0 {
 		return flow.Ports{First: 1024, Last: 65535}
@@ -191,7 +190,7 @@ func (r *NATRule) setDefaults() {
 	}
 }
 
-// defaultHook is the earliest hook at which the rule can do its work.
+// defaultHook returns the earliest hook that supports the rule.
 func (r *FirewallRule) defaultHook() Hook {
 	switch {
 	case r.Action == ActionNotrack:

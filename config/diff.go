@@ -8,19 +8,20 @@ import (
 	"strings"
 )
 
-// Diff returns the edits that make b of a, both valid and with their defaults. [Merge] of a with them is b.
+// Diff returns the edits that turn a into b. Both must be valid and have their defaults. [Merge] of
+// a with the edits returns b.
 func Diff(a, b *Config) []Edit {
 	var d differ
 	d.parts(nil, reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem())
 	return d.edits
 }
 
-// DiffAgain is Diff(a, b) for who knows the edits that make an older configuration of a: services that
-// are the same there are not compared.
+// DiffAgain returns Diff(a, b) faster if the edits from a to an older configuration are known.
+// Services that are identical in b and older are not compared.
 func DiffAgain(a, b, older *Config, edits []Edit) []Edit {
 	d := differ{of: make(map[string][]Edit, len(edits)), older: older.Services}
 	d.edits = slices.Grow(d.edits, len(edits))
-	for len(edits) > 0 { // those of a service mostly stand together
+	for len(edits) > 0 { // edits of a service are usually adjacent
 		name, n := serviceOf(edits[0].Path), 1
 		for n < len(edits) && serviceOf(edits[n].Path) == name {
 			n++
@@ -39,8 +40,8 @@ func DiffAgain(a, b, older *Config, edits []Edit) []Edit {
 	return d.edits
 }
 
-// serviceOf returns the name of the service that a path leads to or into, "" for none.
-// Names have no character that a path escapes.
+// serviceOf returns the name of the service that contains a path, or "". Names need no escaping in
+// a path.
 func serviceOf(path string) string {
 	rest, ok := strings.CutPrefix(path, "services/")
 	if !ok {
@@ -53,13 +54,13 @@ func serviceOf(path string) string {
 // differ collects edits.
 type differ struct {
 	edits []Edit
-	// of are those that are known of older services, by name.
+	// of are the known edits of older services, by name.
 	of    map[string][]Edit
 	older []Service
 }
 
-// known adds the edits of a service that is the same as the older one at its place, and reports whether
-// it is.
+// known adds the edits of a service that is identical to the older one at its index, and reports
+// whether it is.
 func (d *differ) known(s *Service, at int) bool {
 	if at >= len(d.older) || !s.Is(&d.older[at]) {
 		return false
@@ -70,8 +71,8 @@ func (d *differ) known(s *Service, at int) bool {
 	return true
 }
 
-// services compares two lists of services with the same names at the same places; others it leaves, and
-// says so. Of thousands one may differ.
+// services compares two lists of services with the same names at the same indexes, and reports
+// whether they are. It is faster than objects if few of many services differ.
 func (d *differ) services(path []string, a, b []Service) bool {
 	if len(a) != len(b) {
 		return false
@@ -143,7 +144,7 @@ func (d *differ) members(path []string, a, b reflect.Value) {
 	}
 }
 
-// objects compares two lists whose elements have names.
+// objects compares two lists of named objects.
 func (d *differ) objects(path []string, a, b reflect.Value, was, is []string) {
 	element := func(name string, i, j int) {
 		if len(path) == 1 && path[0] == "services" && d.known(b.Index(j).Addr().Interface().(*Service), j) {
@@ -160,7 +161,7 @@ func (d *differ) objects(path []string, a, b reflect.Value, was, is []string) {
 		return
 	}
 	wasAt, isAt := places(was), places(is)
-	rest := []string{} // the order that the edits before @order leave
+	rest := []string{} // the order after the preceding edits
 	for i, name := range was {
 		j, ok := isAt[name]
 		if !ok {
@@ -181,8 +182,8 @@ func (d *differ) objects(path []string, a, b reflect.Value, was, is []string) {
 	}
 }
 
-// namesOf returns the names of a list's elements; nil for what is not a list of objects with
-// names of their own.
+// namesOf returns the names of a list's elements, or nil if the list has no objects or their names
+// are not unique.
 func namesOf(v reflect.Value) []string {
 	if v.Kind() != reflect.Slice || v.Type().Elem().Kind() != reflect.Struct {
 		return nil
@@ -204,7 +205,7 @@ func namesOf(v reflect.Value) []string {
 	return names
 }
 
-// indexOf returns where the object of that name stands in a list, -1 for nowhere.
+// indexOf returns the index of the object with that name in a list, or -1.
 func indexOf(v reflect.Value, name string) int {
 	f, ok := v.Type().Elem().FieldByName("Name")
 	if !ok || f.Type.Kind() != reflect.String {
@@ -218,7 +219,7 @@ func indexOf(v reflect.Value, name string) int {
 	return -1
 }
 
-// places returns where each name stands in a list.
+// places returns the index of each name.
 func places(names []string) map[string]int {
 	at := make(map[string]int, len(names))
 	for i, name := range names {
@@ -227,7 +228,7 @@ func places(names []string) map[string]int {
 	return at
 }
 
-// inline writes a value as YAML in one line; "" when it has none to write.
+// inline returns a value as YAML in one line; "" for an empty value.
 func inline(v reflect.Value) string {
 	if v.Kind() == reflect.Pointer && v.IsNil() || isEmptyText(v) {
 		return ""
@@ -240,7 +241,7 @@ func inline(v reflect.Value) string {
 	return w.String()
 }
 
-// isEmptyText reports whether v is a word that is left out of the file when it is empty.
+// isEmptyText reports whether v is an empty scalar, which the file omits.
 func isEmptyText(v reflect.Value) bool {
 	return isText(v.Type()) && v.IsZero() || v.Kind() == reflect.String && v.Len() == 0
 }

@@ -9,37 +9,42 @@ import (
 	"time"
 )
 
-// BackendsFrom says where backends are found: by one of dns, docker and directory. What is found is
-// neither written to the file nor kept as a change; 'sluice config show --origin' lists it. Of two with
-// one name or one address and port the one under backends counts.
+// BackendsFrom discovers backends from one of dns, docker and directory. Discovered backends are
+// not written to the file and are not stored as changes. 'sluice config show --origin' lists them.
+// If a discovered backend has the same name, or the same address and port, as one under backends,
+// the latter is used.
 type BackendsFrom struct {
-	// DNS is a name that is asked for A and AAAA, in the families that the service can use; one that
-	// begins with "_", as in _http._tcp.app.example, for SRV, whose ports, weights and priorities count.
-	// It is asked again when the answer's time to live is over, 1 s to 5 min.
+	// DNS is a name to resolve. Its A and AAAA records are used, in the families that the service
+	// supports. A name that begins with "_", such as _http._tcp.app.example, is resolved as SRV
+	// with ports, weights and priorities. The query is repeated when the answer's TTL ends, after 1
+	// s to 5 min.
 	DNS string `yaml:"dns,omitempty" json:"dns,omitempty" jsonschema:"maxLength=253"`
-	// Servers that are asked instead of those of /etc/resolv.conf: addresses, with ports where
-	// they are not 53.
+	// Servers to query instead of the name servers in /etc/resolv.conf: addresses, with a port
+	// unless it is 53.
 	Servers []string `yaml:"servers,omitempty" json:"servers,omitempty" jsonschema:"maxItems=8"`
-	// Docker is a label, as key or key=value: the running containers that have it are backends, those
-	// with a health check while it is good. The labels sluice.port and sluice.weight set what they name.
+	// Docker is a label, key or key=value. Running containers with this label are backends; those
+	// with a health check only while they are healthy. The labels sluice.port and sluice.weight set
+	// port and weight.
 	Docker string `yaml:"docker,omitempty" json:"docker,omitempty" jsonschema:"maxLength=255"`
 	// Socket of the Docker engine.
 	Socket string `yaml:"socket,omitempty" json:"socket,omitempty" jsonschema:"default=/var/run/docker.sock"`
-	// Network of Docker whose addresses are taken; default the first by name in which the container
-	// has one.
+	// Network is the Docker network to take addresses from; default the container's first network
+	// by name.
 	Network string `yaml:"network,omitempty" json:"network,omitempty"`
-	// Directory of files *.yaml, each a list of backends as under backends. A file that is broken counts
-	// with what it had before.
+	// Directory of files *.yaml, each a list of backends in the form of backends. A file with an
+	// error keeps its previous content in force.
 	Directory string `yaml:"directory,omitempty" json:"directory,omitempty"`
-	// Port of backends that are found without one; 0 keeps the port that the client asked for.
+	// Port of discovered backends without a port; 0 keeps the port that the client addressed.
 	Port uint16 `yaml:"port,omitempty" json:"port,omitempty"`
-	// Hold is how long a backend stays that is not found any more; default 30s with dns, else 0s.
+	// Hold is the time for which a backend remains that is no longer discovered; default 30s with
+	// dns, else 0s.
 	Hold Duration `yaml:"hold,omitempty" json:"hold,omitzero"`
-	// Least is how many stay at least: below it none is removed, however long it was not found.
+	// Least is the minimum number of discovered backends. Below it none is removed, however long it
+	// is missing.
 	Least int `yaml:"least,omitempty" json:"least,omitempty" jsonschema:"minimum=1,maximum=4096,default=1"`
 }
 
-// Defaults of what is found.
+// Defaults of discovery.
 const (
 	defaultSocket = "/var/run/docker.sock"
 	defaultHold   = 30 * time.Second
@@ -55,7 +60,7 @@ func (f *BackendsFrom) setDefaults() {
 	}
 }
 
-// Origin says in words where the backends come from.
+// Origin describes the source of the backends.
 func (f *BackendsFrom) Origin() string {
 	switch {
 	case f.DNS != "":
@@ -105,10 +110,10 @@ func ServerAddress(s string) (netip.AddrPort, bool) {
 	return at, err == nil
 }
 
-// holder is a configuration up to its backends.
+// holder is the beginning of a configuration, up to its list of backends.
 const holder = "services:\n- name: found\n  protocol: tcp\n  mode: fullnat\n  listen: [{address: 192.0.2.1, ports: [80]}]\n  backends:\n"
 
-// DecodeBackends reads a list of backends of either family, as it stands under backends in the file.
+// DecodeBackends reads a list of backends of either family, in the form of the key backends.
 func DecodeBackends(name string, raw []byte) ([]Backend, error) {
 	const margin = "    "
 	c, err := Decode(name, []byte(holder+margin+strings.ReplaceAll(string(raw), "\n", "\n"+margin)))

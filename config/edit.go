@@ -11,8 +11,8 @@ import (
 // Edit is one difference between two configurations: a value that is added, removed or replaced.
 type Edit struct {
 	// Path leads to the value: the keys of the file, and the names of the objects of a list, as in
-	// services/web/backends/a/weight. In a key or name "~" is written ~0 and "/" is written ~1
-	// (RFC 6901 §3). The path of a list with objects, followed by @order, stands for their order.
+	// services/web/backends/a/weight. In a key or name "~" is written ~0 and "/" is written ~1 (RFC
+	// 6901 §3). The path of a list of objects, followed by @order, denotes their order.
 	Path string `json:"path" doc:"keys and names that lead to the value, as in services/web/backends/a/weight"`
 	// Before and After are the value as YAML in one line; empty where there is none.
 	Before string `json:"before,omitempty" doc:"the value before, as YAML in one line; empty: none"`
@@ -29,10 +29,10 @@ func (e Edit) String() string {
 	return "~ " + e.Path + ": " + e.Before + " -> " + e.After
 }
 
-// order is the last step of the path that stands for the order of a list.
+// order is the last step of a path that denotes the order of a list.
 const order = "@order"
 
-// Conflict is an edit that does not fit a configuration, which has another value in its place.
+// Conflict is an edit whose Before differs from the value in the configuration.
 type Conflict struct {
 	Edit
 	Now string `json:"now" doc:"what the configuration has there, as YAML in one line; empty: nothing"`
@@ -49,10 +49,10 @@ func (c Conflict) String() string {
 		c.Path, or(c.Before, "nothing"), or(c.After, "nothing"), or(c.Now, "nothing"))
 }
 
-// Merge makes the edits to a configuration with its defaults. Where that has what an edit begins
-// from, it gets what the edit ends with; where it has that already, nothing is to do, and the edit
-// is not among those that are returned as still needed. Anything else is a conflict. c is not
-// changed. An error says that the result is not valid, or that an edit cannot be read.
+// Merge applies edits to a copy of a configuration with its defaults. An edit whose After is
+// already the value is not returned in needed. If a value is neither Before nor After of its edit,
+// the edit is a conflict. An error means that the result is invalid, or that an edit cannot be
+// parsed.
 func Merge(c *Config, edits []Edit) (merged *Config, needed []Edit, conflicts []Conflict, err error) {
 	merged = &Config{}
 	clone(reflect.ValueOf(merged).Elem(), reflect.ValueOf(c).Elem())
@@ -77,12 +77,12 @@ func Merge(c *Config, edits []Edit) (merged *Config, needed []Edit, conflicts []
 	return merged, needed, nil, nil
 }
 
-// edit makes one edit. Where c has another value than the edit begins from, that is returned.
+// edit applies one edit. If the value is not the edit's Before, edit returns the value in now.
 func (c *Config) edit(e Edit) (done bool, now string, err error) {
 	return change(reflect.ValueOf(c).Elem(), Split(e.Path), e)
 }
 
-// change makes an edit below v, which can be set.
+// change applies an edit below v, which must be settable.
 func change(v reflect.Value, steps []string, e Edit) (done bool, now string, err error) {
 	t := v.Type()
 	if len(steps) == 0 {
@@ -100,7 +100,7 @@ func change(v reflect.Value, steps []string, e Edit) (done bool, now string, err
 		part := v.Field(f.index)
 		done, now, err = change(part, steps[1:], e)
 		if k := part.Kind(); f.omitempty && (k == reflect.Slice || k == reflect.Map) && part.Len() == 0 {
-			part.SetZero() // as in a file without the key
+			part.SetZero() // equal to a file without the key
 		}
 		return done, now, err
 	case t.Kind() == reflect.Map && t.Key().Kind() == reflect.String:
@@ -167,8 +167,8 @@ func changeObject(v reflect.Value, steps []string, e Edit) (done bool, now strin
 	return change(v.Index(at), steps[1:], e)
 }
 
-// reorder puts the objects of a list in another order. Those that the edit does not know keep
-// their place behind the one that they follow.
+// reorder changes the order of a list of objects. Objects unknown to the edit remain behind their
+// predecessor.
 func reorder(v reflect.Value, e Edit) (done bool, now string, err error) {
 	var before, after []string
 	for text, names := range map[string]*[]string{e.Before: &before, e.After: &after} {
@@ -188,12 +188,12 @@ func reorder(v reflect.Value, e Edit) (done bool, now string, err error) {
 	}
 	if !slices.Equal(known(before), both(before)) {
 		if slices.Equal(known(after), both(after)) {
-			return false, e.After, nil // it is so already
+			return false, e.After, nil // already in this order
 		}
 		return false, inline(reflect.ValueOf(names)), nil
 	}
 	var wanted []string
-	for i, n := range names { // those at the beginning that the edit does not know
+	for i, n := range names { // objects at the beginning that the edit does not name
 		if slices.Contains(after, n) {
 			break
 		}
@@ -216,7 +216,7 @@ func reorder(v reflect.Value, e Edit) (done bool, now string, err error) {
 	return true, "", nil
 }
 
-// read sets v to a value that inline has written.
+// read sets v to a value written by inline.
 func read(v reflect.Value, text string) error {
 	v.SetZero()
 	if text == "" {
@@ -234,7 +234,7 @@ func read(v reflect.Value, text string) error {
 	return nil
 }
 
-// clone copies src to dst, which share nothing afterwards.
+// clone makes a deep copy of src in dst.
 func clone(dst, src reflect.Value) {
 	t := src.Type()
 	switch {
@@ -244,7 +244,7 @@ func clone(dst, src reflect.Value) {
 		dst.Set(reflect.New(t.Elem()))
 		clone(dst.Elem(), src.Elem())
 	case t.Kind() == reflect.Struct:
-		dst.Set(src) // fields that are not exported hold no references
+		dst.Set(src) // unexported fields hold no references
 		for i := range t.NumField() {
 			if t.Field(i).IsExported() {
 				clone(dst.Field(i), src.Field(i))

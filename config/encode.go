@@ -19,8 +19,8 @@ import (
 // Marshal writes c as YAML that Decode reads back to an equal Config. Small
 // objects such as backends take one line each.
 //
-// It writes by itself: the emitter of the YAML library keeps every event that it
-// emitted, so that 10,000 services cost it 1.4 GB.
+// Marshal does not use the emitter of the YAML library, which retains every emitted event: 10,000
+// services would cost 1.4 GB.
 func Marshal(c *Config) ([]byte, error) {
 	w := writer{}
 	w.mapping(reflect.ValueOf(c).Elem(), 0)
@@ -34,7 +34,7 @@ func Marshal(c *Config) ([]byte, error) {
 	return w.Bytes(), nil
 }
 
-// oneLine are the types whose mappings are written in one line.
+// oneLine lists the types that are written in one line.
 var oneLine = []reflect.Type{
 	reflect.TypeFor[Listen](), reflect.TypeFor[Backend](), reflect.TypeFor[Check](),
 	reflect.TypeFor[Persistence](), reflect.TypeFor[Session](), reflect.TypeFor[Limits](),
@@ -51,7 +51,7 @@ type writer struct {
 	err error
 }
 
-// entries calls f for each key of a struct that is to be written.
+// entries calls f for each key of a struct that is written.
 func entries(v reflect.Value, f func(key string, value reflect.Value)) {
 	for _, field := range layoutOf(v.Type()).fields {
 		fv := v.Field(field.index)
@@ -63,7 +63,7 @@ func entries(v reflect.Value, f func(key string, value reflect.Value)) {
 	}
 }
 
-// plainly takes pointers and the two shapes of Target, PortSet, Interfaces and Helpers away.
+// plainly resolves pointers and the two shapes of Target, PortSet, Interfaces and Helpers.
 func plainly(v reflect.Value) reflect.Value {
 	if v.Kind() == reflect.Pointer {
 		v = v.Elem()
@@ -103,8 +103,7 @@ func inOneLine(v reflect.Value) bool {
 	return false
 }
 
-// mapping writes the keys of a struct or map, each on a line of its own. The
-// first continues the line that was begun.
+// mapping writes the keys of a struct or map, one a line. The first key continues the current line.
 func (w *writer) mapping(v reflect.Value, indent int) {
 	first := true
 	entry := func(key string, value reflect.Value) {
@@ -126,7 +125,7 @@ func (w *writer) mapping(v reflect.Value, indent int) {
 	entries(v, entry)
 }
 
-// value writes what stands behind a key.
+// value writes the value of a key.
 func (w *writer) value(v reflect.Value, indent int) {
 	switch {
 	case inOneLine(v):
@@ -211,8 +210,8 @@ func (w *writer) scalar(v reflect.Value) {
 	}
 }
 
-// word returns s as it is where every reader takes it for the same text, and
-// quoted otherwise. Numbers stand as they are: the schema takes statuses so.
+// word returns s unquoted if every YAML parser reads the same text, and quoted otherwise. Numbers
+// remain unquoted: the schema accepts them as statuses.
 func word(s string) string {
 	if n, err := strconv.ParseUint(s, 10, 31); err == nil && strconv.FormatUint(n, 10) == s {
 		return s
@@ -230,8 +229,8 @@ func word(s string) string {
 	return s
 }
 
-// quote returns s in double quotes, with everything that is not printable ASCII
-// or a printable letter escaped (YAML 1.2 §5.7).
+// quote returns s in double quotes, with all characters escaped that are neither printable ASCII
+// nor printable letters (YAML 1.2 §5.7).
 func quote(s string) string {
 	var b strings.Builder
 	b.WriteByte('"')
@@ -282,7 +281,7 @@ func (t *Target) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// IsZero reports whether t names nothing.
+// IsZero reports whether t is empty.
 func (t Target) IsZero() bool {
 	return len(t.Addresses) == 0 && t.Address == netip.Addr{} && t.Port == 0
 }

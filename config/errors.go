@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// Error is one thing that is wrong with a configuration.
+// Error is one error in a configuration.
 type Error struct {
 	// File is the name given to Decode; empty for a Config that was not decoded.
 	File string `json:"file,omitempty"`
@@ -21,20 +21,20 @@ type Error struct {
 	Column int `json:"column,omitempty"`
 	// Path of the value in the YAML tree: "services[0].backends[1].weight".
 	Path string `json:"path,omitempty"`
-	// Object is what the value belongs to, by name: "service web: backend a".
+	// Object names the object that contains the value: "service web: backend a".
 	Object string `json:"object,omitempty"`
-	// Cause says what is wrong, Hint what to write instead.
+	// Cause describes the error, Hint the remedy.
 	Cause string `json:"cause"`
 	Hint  string `json:"hint,omitempty"`
-	// Source is the line of the file, or of a long one 100 characters around the place.
+	// Source is the line of the file; for a long line, 100 characters around the error.
 	Source string `json:"source,omitempty"`
 
 	path   path
 	atKey  bool // the key is wrong, not its value
-	indent int  // characters of Source before the place
+	indent int  // characters of Source before the error
 	width  int  // characters to underline
-	// depends are other values that the error speaks of: when one of them could
-	// not be decoded, the error is not worth reporting.
+	// depends are other values that the error mentions. If one of these could not be decoded, the
+	// error is not reported.
 	depends []path
 }
 
@@ -53,7 +53,7 @@ func (e *Error) Error() string {
 }
 
 func (e *Error) position() string {
-	if e.Line == 0 || e.File == "" { // of no file: a value that came by the API
+	if e.Line == 0 || e.File == "" { // a value from the API has no file
 		return e.File
 	}
 	return fmt.Sprintf("%s:%d:%d", e.File, e.Line, e.Column)
@@ -66,7 +66,7 @@ func (e *Error) message() string {
 	return e.Object + ": " + e.Cause
 }
 
-// Errors is everything that is wrong with a configuration, in file order.
+// Errors are all errors of a configuration, in file order.
 type Errors []*Error
 
 // Error renders one error a line.
@@ -78,7 +78,7 @@ func (es Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Unwrap gives errors.Is and errors.As the single errors.
+// Unwrap returns the single errors for errors.Is and errors.As.
 func (es Errors) Unwrap() []error {
 	out := make([]error, len(es))
 	for i, e := range es {
@@ -87,7 +87,7 @@ func (es Errors) Unwrap() []error {
 	return out
 }
 
-// sorted orders es by place in the file, then by path.
+// sorted orders es by position in the file, then by path.
 func (es Errors) sorted() Errors {
 	slices.SortStableFunc(es, func(a, b *Error) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
@@ -117,16 +117,16 @@ func finish(name string, data []byte, es Errors) Errors {
 // sourceWidth is how much of a source line is shown, in characters.
 const sourceWidth = 100
 
-// line is read from left to right: programs write a whole configuration on one, and it may
-// have a thousand errors.
+// line is read from left to right: generated configurations may be a single line with a thousand
+// errors.
 type line struct {
 	text   []byte
-	at     int // byte that has been read to
+	at     int // current byte
 	passed int // characters before it
 }
 
-// around returns the line around a character, counted from 0, and that character's place in
-// what it returns. Characters must be asked for in order.
+// around returns the text around a character (counted from 0) and the character's position in that
+// text. Calls must be in ascending order.
 func (l *line) around(character int) (string, int) {
 	for l.passed < character-sourceWidth/2 && l.at < len(l.text) {
 		_, size := utf8.DecodeRune(l.text[l.at:])
@@ -157,8 +157,8 @@ func clean(s string) string {
 	}, s)
 }
 
-// Render writes the errors for people, each with its source line and a caret
-// under the place. Colour uses ANSI sequences.
+// Render writes the errors for a terminal, each with its source line and a caret under the
+// position. Colour uses ANSI sequences.
 func (es Errors) Render(w io.Writer, colour bool) {
 	bold, red, green, off := "", "", "", ""
 	if colour {

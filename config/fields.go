@@ -14,15 +14,15 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// field is what a struct field's tags say about its key in YAML. The same tags
-// make the JSON Schema, so that the decoder and the schema cannot disagree.
+// field is the parsed tags of a struct field: its key in YAML and its limits. The JSON Schema is
+// generated from the same tags, so that decoder and schema cannot disagree.
 type field struct {
 	key       string
 	index     int // in the struct
 	nth       int // in the layout
 	omitempty bool
 	required  bool
-	// zeroCounts tells that the zero value is one that people write (protocol any).
+	// zeroCounts marks types with a meaningful zero value (protocol any).
 	zeroCounts bool
 	enum       []string
 	min, max   *int64

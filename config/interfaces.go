@@ -9,26 +9,26 @@ import (
 	"strings"
 )
 
-// Interfaces names network interfaces: "wan0", or several, separated by commas:
-// "wan0,ppp*". A word that ends in "*" names all whose names begin so, whenever they
-// come. "" names every one. In YAML and JSON one word, or a list of words.
+// Interfaces names network interfaces: "wan0", or several, separated by commas: "wan0,ppp*". A word
+// that ends in "*" matches all names with that prefix, including interfaces that appear later. ""
+// matches every interface. In YAML and JSON one word, or a list of words.
 type Interfaces string
 
 // InterfacesOf joins the words of a list.
 func InterfacesOf(words ...string) Interfaces { return Interfaces(strings.Join(words, ",")) }
 
-// Words are the names and wildcards one by one; none for every interface.
+// Words returns the names and patterns; none for every interface.
 func (i Interfaces) Words() []string {
 	return splitWords(string(i))
 }
 
-// Names are the words that are whole names.
+// Names returns the words without a wildcard.
 func (i Interfaces) Names() []string { return slices.DeleteFunc(i.Words(), wildcard) }
 
-// Several reports whether i may stand for more than one interface, but not for every one.
+// Several reports whether i can match more than one interface, but not all.
 func (i Interfaces) Several() bool { return strings.ContainsAny(string(i), ",*") }
 
-// Has reports whether the interface is one of those that i names.
+// Has reports whether i matches the interface.
 func (i Interfaces) Has(name string) bool {
 	if i == "" || string(i) == name {
 		return true
@@ -39,8 +39,8 @@ func (i Interfaces) Has(name string) bool {
 	})
 }
 
-// Meets reports whether an interface may be one of both.
-func (i Interfaces) Meets(other Interfaces) bool {
+// Overlaps reports whether i and other can match the same interface.
+func (i Interfaces) Overlaps(other Interfaces) bool {
 	if i == "" || other == "" || i == other {
 		return true
 	}
@@ -55,7 +55,7 @@ func wordsMeet(a, b string) bool {
 	return a == b || wildA && strings.HasPrefix(y, x) || wildB && strings.HasPrefix(x, y)
 }
 
-// Covers reports whether every interface of other is one of i.
+// Covers reports whether i matches every interface that other matches.
 func (i Interfaces) Covers(other Interfaces) bool {
 	if i == "" || i == other {
 		return true
@@ -80,7 +80,7 @@ func (i *Interfaces) UnmarshalJSON(b []byte) (err error) {
 	return err
 }
 
-// Words that are separated by commas, none in "".
+// splitWords splits at commas; "" has no words.
 func splitWords(s string) []string {
 	if s == "" {
 		return nil

@@ -11,22 +11,21 @@ import (
 	"unsafe"
 )
 
-// A gateway may have 10,000 services, of which one changes. So a configuration that is made of another
-// one by an edit shares with it all that stays, and what compares the two finds at once that it is
-// the same.
+// A gateway may have 10,000 services while an edit changes one. An edited configuration therefore
+// shares all unchanged services with its original, so that comparing the two is cheap.
 
-// Is reports whether o is s, or a copy that shares with s all that it leads to. It is cheap, and says
-// yes only of services that are equal.
+// Is reports whether o is s, or a copy that shares all referenced data with s. It is cheap, and
+// true only for equal services.
 func (s *Service) Is(o *Service) bool {
 	const size = unsafe.Sizeof(*s)
 	return s == o || bytes.Equal(unsafe.Slice((*byte)(unsafe.Pointer(s)), size), unsafe.Slice((*byte)(unsafe.Pointer(o)), size))
 }
 
-// Equal reports whether both say the same.
+// Equal reports whether both services are equal.
 func (s *Service) Equal(o *Service) bool { return s.Is(o) || reflect.DeepEqual(s, o) }
 
-// identical reports whether two variables of one type hold the same bytes: what they lead to is the
-// same then.
+// identical reports whether two variables of one type have the same bytes, and thus reference the
+// same data.
 func identical(a, b reflect.Value) bool {
 	size := a.Type().Size()
 	memory := func(v reflect.Value) []byte { return unsafe.Slice((*byte)(v.Addr().UnsafePointer()), size) }
@@ -48,8 +47,8 @@ func (c *Config) Same(o *Config) bool {
 	return reflect.DeepEqual(x, y)
 }
 
-// Share puts the services of an older configuration in the place of those of c that are equal to them.
-// Nobody else may have c yet.
+// Share replaces services of c by the equal services of an older configuration. The caller must be
+// the only user of c.
 func (c *Config) Share(old *Config) {
 	at := make(map[string]int, len(old.Services))
 	for i := range old.Services {
@@ -62,9 +61,9 @@ func (c *Config) Share(old *Config) {
 	}
 }
 
-// Draft returns a configuration that is equal to c, and that Put, Add, Patch, Remove and Elements
-// change in place and return: many changes one after the other cost no copy each. One that is refused
-// changes nothing. Others may have it when the last change was made and [Config.Finish] was called.
+// Draft returns a configuration equal to c that Put, Add, Patch, Remove and Elements change in
+// place, so that a series of changes costs no copies. A refused change leaves it unmodified. Other
+// users may receive it after the last change and a call of [Config.Finish].
 func (c *Config) Draft() *Config {
 	d := c.copy()
 	d.draft = true
@@ -74,7 +73,7 @@ func (c *Config) Draft() *Config {
 // Finish ends the changes of a draft.
 func (c *Config) Finish() { c.draft = false }
 
-// copy returns a configuration with lists of its own, of the same objects.
+// copy returns a configuration with its own lists of the same objects.
 func (c *Config) copy() *Config {
 	d := *c
 	d.draft = false
@@ -83,14 +82,14 @@ func (c *Config) copy() *Config {
 	return &d
 }
 
-// edited returns c after an edit, which says rightly what c has there now.
+// edited returns c after an edit whose Before is the current value.
 func (c *Config) edited(e Edit) (*Config, error) {
 	steps := Split(e.Path)
 	if at := c.serviceAt(steps); at >= 0 {
 		return c.editedService(at, func(part *Config) error { return part.mustEdit(e) })
 	}
 	next := c.copy()
-	if f := layoutOf(reflect.TypeFor[Config]()).byKey[steps[0]]; f != nil && f.key != "services" { // of these only the list changes
+	if f := layoutOf(reflect.TypeFor[Config]()).byKey[steps[0]]; f != nil && f.key != "services" { // only the list of services changes in place
 		clone(reflect.ValueOf(next).Elem().Field(f.index), reflect.ValueOf(c).Elem().Field(f.index))
 	}
 	if err := next.mustEdit(e); err != nil {
@@ -108,7 +107,7 @@ func (c *Config) edited(e Edit) (*Config, error) {
 	return c, nil
 }
 
-// serviceAt returns the index of the service that a path leads to or into, -1 for none.
+// serviceAt returns the index of the service that contains a path, or -1.
 func (c *Config) serviceAt(steps []string) int {
 	if len(steps) > 1 && steps[0] == "services" {
 		for i := range c.Services {
@@ -120,7 +119,7 @@ func (c *Config) serviceAt(steps []string) int {
 	return -1
 }
 
-// editedService returns c after an edit of the service at an index, which it is given alone.
+// editedService returns c after an edit of the service at an index.
 func (c *Config) editedService(at int, edit func(part *Config) error) (*Config, error) {
 	part := &Config{Services: make([]Service, 1)}
 	clone(reflect.ValueOf(&part.Services[0]).Elem(), reflect.ValueOf(&c.Services[at]).Elem())
@@ -153,14 +152,13 @@ func (c *Config) mustEdit(e Edit) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("%s: %w", e.Path, err)
-	case !done && now != e.After: // what the path leads through is not there
+	case !done && now != e.After: // an element of the path does not exist
 		return fmt.Errorf("%s: %w", e.Path, ErrNoObject)
 	}
 	return nil
 }
 
-// validateService is Validate of a configuration that was valid when the service at an index was
-// another one.
+// validateService validates a configuration that was valid except for the service at an index.
 func (c *Config) validateService(at int, was *Service) error {
 	s := &c.Services[at]
 	if s.Name != was.Name {

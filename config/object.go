@@ -10,10 +10,10 @@ import (
 	"strings"
 )
 
-// ErrNoObject is wrapped by errors about an object that a configuration does not have.
+// ErrNoObject is wrapped by errors about an object that does not exist.
 var ErrNoObject = errors.New("not found")
 
-// ErrExists is wrapped by errors about an object that a configuration has already.
+// ErrExists is wrapped by errors about an object that already exists.
 var ErrExists = errors.New("exists already")
 
 var (
@@ -21,7 +21,7 @@ var (
 	plain   = strings.NewReplacer("~1", "/", "~0", "~")
 )
 
-// Join makes the path of an [Edit] of its steps.
+// Join returns the path of an [Edit] from its steps.
 func Join(steps ...string) string {
 	list := make([]string, len(steps))
 	for i, s := range steps {
@@ -42,7 +42,7 @@ func Split(path string) []string {
 	return steps
 }
 
-// Object returns the value at a path as JSON, and as YAML in one line, as it stands in an [Edit].
+// Object returns the value at a path as JSON, and as YAML in one line, the form of an [Edit].
 func (c *Config) Object(path string) (asJSON []byte, asYAML string, err error) {
 	v, err := c.at(path)
 	if err != nil {
@@ -52,7 +52,7 @@ func (c *Config) Object(path string) (asJSON []byte, asYAML string, err error) {
 	return asJSON, inline(v), err
 }
 
-// Text is the value at a path as YAML in one line, as it stands in an [Edit].
+// Text returns the value at a path as YAML in one line, the form of an [Edit].
 func (c *Config) Text(path string) (string, error) {
 	v, err := c.at(path)
 	if err != nil {
@@ -75,7 +75,7 @@ func (c *Config) at(path string) (reflect.Value, error) {
 	return v, nil
 }
 
-// find returns the value that the steps lead to.
+// find returns the value at the end of the steps.
 func find(v reflect.Value, steps []string) (reflect.Value, error) {
 	for _, step := range steps {
 		if v.Kind() == reflect.Pointer {
@@ -130,8 +130,8 @@ func typeAt(t reflect.Type, steps []string) (reflect.Type, error) {
 	return t, nil
 }
 
-// Put returns c with another value at a path, in YAML or JSON: an object is added where there is none
-// of that name. The value's own name must be that of the path, or be left out.
+// Put returns c with another value at a path, in YAML or JSON. It adds an object that does not
+// exist. The name inside the value must equal the name in the path, or be omitted.
 func (c *Config) Put(path string, value []byte) (*Config, error) {
 	steps := Split(path)
 	t, err := typeAt(reflect.TypeOf(c).Elem(), steps)
@@ -165,7 +165,7 @@ func (c *Config) Put(path string, value []byte) (*Config, error) {
 	return c.with(path, v)
 }
 
-// nameOf returns the name of an object of a list, which can be set.
+// nameOf returns the name of an object of a list, as a settable value.
 func nameOf(v reflect.Value) (reflect.Value, bool) {
 	if v.Kind() != reflect.Struct {
 		return v, false
@@ -178,7 +178,7 @@ func nameOf(v reflect.Value) (reflect.Value, bool) {
 func (c *Config) with(path string, v reflect.Value) (*Config, error) {
 	before, steps := "", Split(path)
 	if at := c.serviceAt(steps); at >= 0 {
-		if old, err := find(reflect.ValueOf(&c.Services[at]).Elem(), steps[2:]); err == nil && old.CanSet() { // there is no need to put it in words and to read these
+		if old, err := find(reflect.ValueOf(&c.Services[at]).Elem(), steps[2:]); err == nil && old.CanSet() { // avoids writing and parsing the old value
 			return c.editedService(at, func(part *Config) error {
 				now, err := find(reflect.ValueOf(part).Elem(), steps)
 				if err == nil {
@@ -198,8 +198,8 @@ func (c *Config) with(path string, v reflect.Value) (*Config, error) {
 	return c.edited(Edit{Path: path, Before: before, After: inline(v)})
 }
 
-// Add is [Config.Put] of an object that must not exist. The path is that of its list, or of the
-// mapping that holds it; the name is the value's own where name is empty.
+// Add is [Config.Put] for an object that must not exist. The path leads to the list or mapping. If
+// name is empty, the name inside the value is used.
 func (c *Config) Add(path, name string, value []byte) (next *Config, at string, err error) {
 	if name == "" {
 		var named struct{ Name, Address string }
@@ -208,7 +208,7 @@ func (c *Config) Add(path, name string, value []byte) (next *Config, at string, 
 			return nil, "", Errors{syntax}
 		}
 		if root != nil {
-			_ = root.Decode(&named) // what is wrong with it, Put says
+			_ = root.Decode(&named) // Put reports errors of the value
 		}
 		if name = named.Name; name == "" && strings.HasSuffix(path, "/backends") {
 			name = named.Address // the default of a backend's name
@@ -226,7 +226,7 @@ func (c *Config) Add(path, name string, value []byte) (next *Config, at string, 
 }
 
 // Patch is [Config.Put] of the object at the path after a JSON merge patch (RFC 7396), in YAML or
-// JSON: the keys of the patch replace those of the object, null takes a key away.
+// JSON: keys of the patch replace keys of the object, null removes a key.
 func (c *Config) Patch(path string, patch []byte) (*Config, error) {
 	v, err := c.at(path)
 	if err != nil {
@@ -259,7 +259,7 @@ func (c *Config) Patch(path string, patch []byte) (*Config, error) {
 	return c.Put(path, merged)
 }
 
-// mergePatch is the function of RFC 7396 §2.
+// mergePatch is the algorithm of RFC 7396 §2.
 func mergePatch(target, patch any) any {
 	keys, ok := patch.(map[string]any)
 	if !ok {
@@ -288,8 +288,8 @@ func (c *Config) Remove(path string) (*Config, error) {
 	return c.edited(Edit{Path: path, Before: inline(old)})
 }
 
-// Elements returns c with elements of a set added and removed. To add one that is there is no
-// error; to remove one that is not there is.
+// Elements returns c with elements of a set added and removed. Adding an existing element is no
+// error; removing a missing one is.
 func (c *Config) Elements(set string, add, remove []string) (*Config, error) {
 	path := Join("firewall", "sets", set)
 	v, err := find(reflect.ValueOf(c).Elem(), Split(path))

@@ -11,15 +11,15 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// claim is a range of ports that an object answers on.
+// claim is a port range of an object on an address.
 type claim struct {
 	address  netip.Addr
-	protocol flow.Protocol // Any claims every protocol
-	ports    flow.Ports    // of a protocol without ports: 0-65535
-	iface    Interfaces    // empty claims every interface
+	protocol flow.Protocol // Any covers every protocol
+	ports    flow.Ports    // 0-65535 for a protocol without ports
+	iface    Interfaces    // empty covers every interface
 	path     path
 	owner    string
-	follows  string // the interface whose address it is; address stands for it
+	follows  string // the interface that provides the address; address is then a placeholder
 }
 
 func (c claim) String() string {
@@ -47,11 +47,11 @@ func (c claim) String() string {
 	return s
 }
 
-// followed4 and followed6 stand for the address of an interface, which is not known.
+// followed4 and followed6 are placeholders for the unknown address of an interface.
 func followed4(iface string) netip.Addr { return netip.IPv6Unspecified().WithZone(iface) }
 func followed6(iface string) netip.Addr { return netip.IPv6LinkLocalAllNodes().WithZone(iface) }
 
-// claims lists what the services and port forwards listen on.
+// claims returns the listeners of services and port forwards.
 func (v *validator) claims() []claim {
 	var out []claim
 	add := func(l *Listen, in Interfaces, proto flow.Protocol, p path, owner string, to ...netip.Addr) {
@@ -93,7 +93,7 @@ func (v *validator) claims() []claim {
 	for i := range v.c.NAT {
 		if r := &v.c.NAT[i]; r.Type == NATPortForward && r.Listen != nil {
 			in := r.In
-			if r.Hairpin == SwitchOn { // also from elsewhere
+			if r.Hairpin == SwitchOn { // also from other networks
 				in = ""
 			}
 			add(r.Listen, in, r.Protocol, path{{key: "nat"}, {index: i}, {key: "listen"}}, "NAT rule "+r.Name, r.To.Address)
@@ -102,7 +102,7 @@ func (v *validator) claims() []claim {
 	return out
 }
 
-// portsOrAll returns ports, each as a range of its own; every port when empty.
+// portsOrAll returns each port as a range; all ports if the list is empty.
 func portsOrAll(ports []flow.Ports) []flow.Ports {
 	if len(ports) == 0 {
 		return []flow.Ports{{First: 0, Last: 65535}}
@@ -110,7 +110,7 @@ func portsOrAll(ports []flow.Ports) []flow.Ports {
 	return ports
 }
 
-// overlaps reports listeners that answer on the same packets.
+// overlaps reports listeners that match the same packets.
 func (v *validator) overlaps() {
 	all := v.claims()
 	v.chained(all)
@@ -127,7 +127,7 @@ func (v *validator) overlaps() {
 	}
 	for _, o := range collisions(returns) {
 		if o.earlier.path[1] == o.later.path[1] {
-			continue // a server twice in one service was reported already
+			continue // a duplicate server within one service is reported elsewhere
 		}
 		v.errorf(o.later.path, "give the server another port for one of them, or use another mode",
 			"replies from %s could belong to %s too: mode stateless cannot tell", o.later, o.earlier.owner).depends =
@@ -135,8 +135,8 @@ func (v *validator) overlaps() {
 	}
 }
 
-// prefixes reports one-to-one rules whose outside or inside prefixes overlap: a
-// packet would belong to both. Rules of different interfaces do not meet.
+// prefixes reports one-to-one rules with overlapping outside or inside prefixes, where a packet
+// would match both. Rules of different interfaces cannot conflict.
 func (v *validator) prefixes() {
 	type owned struct {
 		AddressRange
@@ -156,7 +156,7 @@ func (v *validator) prefixes() {
 			}
 		}
 		slices.SortStableFunc(all, func(a, b owned) int { return a.First.Compare(b.First) })
-		reach := map[Interfaces]int{} // out → element of all that reaches furthest
+		reach := map[Interfaces]int{} // out → index into all with the highest last address
 		for n, o := range all {
 			r := &v.c.NAT[o.index]
 			for _, out := range reached(r.Out, reach) {
@@ -174,10 +174,10 @@ func (v *validator) prefixes() {
 	}
 }
 
-// reached returns the keys of reach whose rules can meet those of out.
+// reached returns the keys of reach whose interfaces overlap out.
 func reached(out Interfaces, reach map[Interfaces]int) (met []Interfaces) {
 	for k := range reach {
-		if k.Meets(out) {
+		if k.Overlaps(out) {
 			met = append(met, k)
 		}
 	}
@@ -185,8 +185,7 @@ func reached(out Interfaces, reach map[Interfaces]int) (met []Interfaces) {
 	return met
 }
 
-// returns lists the endpoints whose packets a stateless service takes for
-// replies.
+// returns lists the source endpoints that a stateless service treats as replies.
 func (s *Service) returns(index int) []claim {
 	var out []claim
 	for j := range s.Backends {
@@ -211,13 +210,13 @@ func (s *Service) returns(index int) []claim {
 	return out
 }
 
-// collision is a claim that another one, earlier in the file, has taken.
+// collision is a claim that overlaps an earlier one.
 type collision struct{ earlier, later claim }
 
-// lane is a protocol and a word for interfaces; "*" stands for all of them taken together.
+// lane is a protocol and an interface word; "*" represents all interface words together.
 type lane struct{ protocol, iface string }
 
-// files lists the lanes under which a claim is found by others.
+// files lists the lanes in which a claim is stored.
 func (c *claim) files() []lane {
 	p := c.protocol.String()
 	lanes := []lane{{p, "*"}, {"*", "*"}}
@@ -227,7 +226,7 @@ func (c *claim) files() []lane {
 	return lanes
 }
 
-// interfaceNames are the names and patterns of the claim's interfaces; "" for every one.
+// interfaceNames returns the names and patterns of the claim's interfaces; "" for every interface.
 func (c *claim) interfaceNames() []string {
 	if c.iface == "" {
 		return []string{""}
@@ -235,10 +234,9 @@ func (c *claim) interfaceNames() []string {
 	return c.iface.Words()
 }
 
-// meets lists the lanes in which a claim can meet others: those of its protocol
-// and of any protocol, on its interfaces and on every interface. known are the words
-// of all claims.
-func (c *claim) meets(known []string) []lane {
+// rivals lists the lanes with claims that can overlap this one: its own protocol and protocol any,
+// its own interfaces and every interface. known are the interface words of all claims.
+func (c *claim) rivals(known []string) []lane {
 	protocols, ifaces := []string{c.protocol.String(), flow.Any.String()}, []string{""}
 	if c.protocol == flow.Any {
 		protocols = []string{"*"}
@@ -247,7 +245,7 @@ func (c *claim) meets(known []string) []lane {
 		ifaces = []string{"*"}
 	}
 	for _, w := range known {
-		if c.iface != "" && w != "" && c.iface.Meets(Interfaces(w)) {
+		if c.iface != "" && w != "" && c.iface.Overlaps(Interfaces(w)) {
 			ifaces = append(ifaces, w)
 		}
 	}
@@ -260,9 +258,8 @@ func (c *claim) meets(known []string) []lane {
 	return lanes
 }
 
-// collisions finds for each claim one that overlaps it, in n log n steps: it
-// sweeps over the ports of each address and remembers, for every lane, the claim
-// that reaches furthest.
+// collisions finds an overlapping claim for each claim in O(n log n): it sweeps over the ports of
+// each address and remembers, for every lane, the claim with the highest last port.
 func collisions(claims []claim) []collision {
 	order := make([]int, len(claims))
 	for i := range order {
@@ -287,7 +284,7 @@ func collisions(claims []claim) []collision {
 		if n == 0 || claims[order[n-1]].address != c.address {
 			furthest = map[lane]int{}
 		}
-		for _, l := range c.meets(known) {
+		for _, l := range c.rivals(known) {
 			if j, ok := furthest[l]; ok && claims[j].ports.Last >= c.ports.First {
 				out = append(out, collision{claims[min(i, j)], claims[max(i, j)]})
 				break
@@ -302,14 +299,14 @@ func collisions(claims []claim) []collision {
 	return out
 }
 
-// span is a range of a list, found by its first address: see spans.
+// span is a range in a list that is sorted by first address; see spans.
 type span struct {
 	AddressRange
 	index    int // in the list
-	furthest int // of the spans up to this one, the one that reaches furthest
+	furthest int // the earlier span with the highest last address
 }
 
-// spans are ranges in the order of their first addresses.
+// spans are ranges sorted by first address.
 type spans []span
 
 func spansOf(list []AddressRange) spans {
@@ -327,8 +324,8 @@ func spansOf(list []AddressRange) spans {
 	return all
 }
 
-// meeting returns the index of a range that overlaps r, -1 when none does.
-func (all spans) meeting(r AddressRange) int {
+// overlapping returns the index of a range that overlaps r, or -1.
+func (all spans) overlapping(r AddressRange) int {
 	behind, _ := slices.BinarySearchFunc(all, r.Last, func(s span, last netip.Addr) int {
 		if last.Less(s.First) {
 			return 1
@@ -343,7 +340,7 @@ func (all spans) meeting(r AddressRange) int {
 	return -1
 }
 
-// overlaps returns, for ranges that overlap an earlier one of the list, which.
+// overlaps maps each range that overlaps an earlier range in the list to that range.
 func (all spans) overlaps() map[int]int {
 	twice := map[int]int{}
 	for n := 1; n < len(all); n++ {
@@ -354,8 +351,8 @@ func (all spans) overlaps() map[int]int {
 	return twice
 }
 
-// pools checks that the source pools of fullnat services are addresses of the
-// gateway alone: no listener, no server, no client behind a NAT rule.
+// pools checks that source pools of fullnat services contain only addresses of the gateway: no
+// listener, no server, no client of a NAT rule.
 func (v *validator) pools() {
 	type owned struct {
 		address netip.Addr
@@ -381,7 +378,7 @@ func (v *validator) pools() {
 	}
 	slices.SortStableFunc(taken, func(a, b owned) int { return a.address.Compare(b.address) })
 	var sources []AddressRange
-	var of []string // NAT rules, by source
+	var of []string // index of the NAT rule of each source
 	for i := range v.c.NAT {
 		r := &v.c.NAT[i]
 		if r.Type != NATMasquerade && r.Type != NATSNAT || r.Out != "" {
@@ -399,7 +396,7 @@ func (v *validator) pools() {
 			if first < len(taken) && r.Contains(taken[first].address) {
 				v.errorf(p, "write addresses that nothing else uses", "pool %s contains %s, %s", r, taken[first].address, taken[first].owner)
 			}
-			if n := again.meeting(r); n >= 0 {
+			if n := again.overlapping(r); n >= 0 {
 				v.errorf(p, "write other addresses, or give the NAT rule out",
 					"pool %s lies inside source %s of NAT rule %s, which would translate its packets again", r, sources[n], of[n])
 			}

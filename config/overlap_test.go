@@ -16,7 +16,7 @@ import (
 func overlap(a, b claim) bool {
 	return a.address == b.address && a.ports.First <= b.ports.Last && b.ports.First <= a.ports.Last &&
 		(a.protocol == b.protocol || a.protocol == flow.Any || b.protocol == flow.Any) &&
-		a.iface.Meets(b.iface)
+		a.iface.Overlaps(b.iface)
 }
 
 // TestCollisionsAgreeWithComparingAll: the sweep reports only claims that overlap,
@@ -69,7 +69,7 @@ func TestSpansAgreeWithComparingAll(t *testing.T) {
 		list, r := rapid.SliceOfN(draw, 0, 8).Draw(t, "list"), draw.Draw(t, "range")
 		all := spansOf(list)
 		met := slices.ContainsFunc(list, r.overlaps)
-		if n := all.meeting(r); n >= 0 != met || met && !list[n].overlaps(r) {
+		if n := all.overlapping(r); n >= 0 != met || met && !list[n].overlaps(r) {
 			t.Errorf("%s is said to meet %d of %s", r, n, list)
 		}
 		found, twice := all.overlaps(), false

@@ -12,8 +12,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// path leads from the root of a configuration to a value: keys and indices. It
-// is built only for errors; the YAML tree serves as the index of positions.
+// path leads from the root of a configuration to a value: keys and indexes. It is built only for
+// errors. The YAML tree provides the positions.
 type path []step
 
 // step is a key of a mapping, or an index of a sequence when key is empty.
@@ -59,8 +59,8 @@ func (p path) String() string {
 	return b.String()
 }
 
-// locate fills in e's position from the YAML tree: that of the value, or of the
-// nearest thing around it that the file holds.
+// locate sets e's position from the YAML tree: the position of the value, or of its nearest
+// ancestor in the file.
 func (e *Error) locate(n *yaml.Node) {
 	e.Path = e.path.String()
 	if e.Line > 0 || n == nil {
@@ -94,7 +94,7 @@ func (e *Error) place(n *yaml.Node) {
 	}
 }
 
-// follow returns the node that an alias stands for.
+// follow returns the target of an alias.
 func follow(n *yaml.Node) *yaml.Node {
 	for n != nil && n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -117,7 +117,7 @@ func child(n *yaml.Node, s step) (key, value *yaml.Node) {
 	return nil, nil
 }
 
-// objectName names the objects that p leads through: "service web: backend a".
+// objectName returns the names of the objects along p: "service web: backend a".
 func objectName(c *Config, p path) string {
 	var names []string
 	for i := 0; i+1 < len(p); i++ {
@@ -128,8 +128,7 @@ func objectName(c *Config, p path) string {
 	return strings.Join(names, ": ")
 }
 
-// objectAt names the one object that p leads to; empty when it is no object
-// that has a name.
+// objectAt returns the name of the object at p, or "" if p is no named object.
 func objectAt(c *Config, p path) string {
 	last, n := p[len(p)-1].index, len(p)
 	switch {

@@ -11,11 +11,11 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// PortSet is one or several ranges of ports, as the port sets of MAP-E (RFC 7597); none for every
-// port. In YAML and JSON one range, or a list of ranges.
+// PortSet is one or several port ranges, such as a MAP-E port set (RFC 7597). An empty set means
+// every port. In YAML and JSON one range, or a list of ranges.
 type PortSet []flow.Ports
 
-// maxRanges is how many ranges a PortSet may have.
+// maxRanges is the maximum number of ranges of a PortSet.
 const maxRanges = 1024
 
 // Span is the range from the lowest port to the highest.
@@ -34,7 +34,7 @@ func (s PortSet) Contains(port uint16) bool {
 	return len(s) == 0 || slices.ContainsFunc(s, func(r flow.Ports) bool { return r.Contains(port) })
 }
 
-// Len returns how many ports the set holds.
+// Len returns the number of ports in the set.
 func (s PortSet) Len() (n int) {
 	if len(s) == 0 {
 		return flow.Ports{}.Len()

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// shadows refuses rules that no packet reaches, because earlier ones take all that they would: the
-// first rule that matches decides, also when it has no port left.
+// shadows refuses rules that no packet can reach because earlier rules match all their packets. The
+// first matching rule decides, even if it has no free port.
 func (v *validator) shadows() {
 	for i := range v.c.NAT {
 		r := &v.c.NAT[i]
@@ -37,8 +37,8 @@ func (v *validator) shadows() {
 	}
 }
 
-// shadowedNAT returns an earlier rule that takes packets of a rule's, if such rules take all of
-// them; else nil.
+// shadowedNAT returns an earlier rule that matches packets of a rule, if earlier rules match all of
+// its packets; else nil.
 func (v *validator) shadowedNAT(r *NATRule, earlier []NATRule) (by *NATRule) {
 	all := r.translates()
 	if len(all) == 0 {
@@ -56,8 +56,8 @@ func (v *validator) shadowedNAT(r *NATRule, earlier []NATRule) (by *NATRule) {
 	return by
 }
 
-// translates lists the sources that a rule translates; of one without sources every address of the
-// families that it has addresses of, as far as these are known here.
+// translates returns the source prefixes of a rule. Without sources, it returns all addresses of
+// the families that the rule is known to have addresses for.
 func (r *NATRule) translates() []netip.Prefix {
 	four, six := netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	switch {
@@ -80,9 +80,9 @@ func (r *NATRule) translates() []netip.Prefix {
 	return all
 }
 
-// takesFrom reports whether a rule matches every packet from a source prefix that another, later rule
-// would match. Rules that may be on different datapaths are never compared: there the order in the file
-// decides nothing.
+// takesFrom reports whether a rule matches every packet from a source prefix that a later rule
+// would match. Rules that may be on different datapaths are not compared, because the file's order
+// has no effect between datapaths.
 func (r *NATRule) takesFrom(p netip.Prefix, other *NATRule) bool {
 	if (r.Type == NATNAT64) != (other.Type == NATNAT64) || r.Prefix != other.Prefix || r.Datapath != other.Datapath ||
 		(r.Helper == "") != (other.Helper == "") || r.Hairpin == SwitchOff && other.Hairpin != SwitchOff || (r.Mark == 0) != (other.Mark == 0) ||
@@ -94,13 +94,13 @@ func (r *NATRule) takesFrom(p netip.Prefix, other *NATRule) bool {
 	})
 }
 
-// takesAll reports whether a firewall rule decides about every packet that another one of its hook
+// takesAll reports whether a firewall rule matches every packet that another rule of its hook
 // matches.
 func (r *FirewallRule) takesAll(other *FirewallRule) bool {
 	switch r.Action {
 	case ActionDrop, ActionAccept, ActionReject:
 	default:
-		return false // the packet goes on
+		return false // evaluation continues after these actions
 	}
 	ports := len(r.Ports) == 0 || len(other.Ports) > 0 && !slices.ContainsFunc(other.Ports, func(o flow.Ports) bool {
 		return !slices.ContainsFunc(r.Ports, func(p flow.Ports) bool { return p.First <= o.First && o.Last <= p.Last })
@@ -110,8 +110,8 @@ func (r *FirewallRule) takesAll(other *FirewallRule) bool {
 		r.Source.covers(other.Source) && r.Destination.covers(other.Destination)
 }
 
-// covers reports whether m matches all that another one does, as far as it is seen without looking
-// into sets.
+// covers reports whether m matches everything that another one matches, without reading the
+// contents of sets.
 func (m Match) covers(other Match) bool {
 	if m.IsZero() || m == other {
 		return true

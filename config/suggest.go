@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// elsewhere are words of iptables, nftables and others for what has another name here.
+// elsewhere maps terms of iptables, nftables and others to the terms used here.
 var elsewhere = map[string]string{
 	"dnat": "port-forward", "redirect": "port-forward", "netmap": "static", "nptv6": "npt66", "deny": "drop", "round-robin": "rr",
 }
 
-// hintOneOf tells which words are known, and which of them s may have meant.
+// hintOneOf lists the known words, and suggests those that s may have meant.
 func hintOneOf(s string, known []string) string {
 	if near := Nearest(s, known); near != "" {
 		return "write " + near + "; known are " + strings.Join(known, ", ")
@@ -20,8 +20,7 @@ func hintOneOf(s string, known []string) string {
 	return "write one of " + strings.Join(known, ", ")
 }
 
-// Nearest returns the known word with the fewest edits from s, or "" when none
-// is near enough to be meant.
+// Nearest returns the known word with the smallest edit distance from s, or "" if none is close.
 func Nearest(s string, known []string) string {
 	const longest = 64
 	s = strings.ToLower(strings.NewReplacer("_", "-", " ", "-").Replace(s))

@@ -8,8 +8,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// helperList holds, of each helper of the kernel, the protocols that it reads and the port that
-// its protocol is spoken to.
+// helperList has the protocols and the server port of each conntrack helper of the kernel.
 var helperList = map[Helper]struct {
 	protocols []flow.Protocol
 	port      uint16
@@ -19,13 +18,13 @@ var helperList = map[Helper]struct {
 	"irc": {[]flow.Protocol{flow.TCP}, 6667},
 }
 
-// Protocols returns the protocols that a helper reads, none for an unknown one.
+// Protocols returns the protocols of a helper; none for an unknown helper.
 func (h Helper) Protocols() []flow.Protocol { return helperList[h].protocols }
 
-// Port returns the port that the protocol of a helper is spoken to.
+// Port returns the server port of the helper's protocol.
 func (h Helper) Port() uint16 { return helperList[h].port }
 
-// HelperFor returns the helper that reads a connection to a port, "" when there is none.
+// HelperFor returns the helper for connections to a port, or "".
 func HelperFor(p flow.Protocol, port uint16) Helper {
 	for h, of := range helperList {
 		if of.port == port && slices.Contains(of.protocols, p) {

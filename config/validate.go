@@ -11,20 +11,19 @@ import (
 	"time"
 )
 
-// Bounds of what one configuration may ask for.
+// Limits of a configuration.
 const (
 	maxNameLength   = 63   // a name is part of nftables chain names and of metrics labels
 	maxStringLength = 4096 // any other text
 	maxTimeout      = 30 * 24 * time.Hour
 )
 
-// Validate reports everything that is wrong with c as an Errors without
-// positions, nil when nothing is. It expects the defaults to be set.
+// Validate returns all errors of c as Errors without positions, or nil. The defaults must be set.
 func (c *Config) Validate() error {
 	return c.validate().result()
 }
 
-// result is what was found, as an Errors without positions.
+// result returns the collected errors as Errors without positions.
 func (v *validator) result() error {
 	if len(v.errs) == 0 {
 		return nil
@@ -36,15 +35,15 @@ func (v *validator) result() error {
 	return v.errs
 }
 
-// validator collects what is wrong.
+// validator collects errors.
 type validator struct {
 	c    *Config
-	path path // of the value that walk looks at; reused
+	path path // of the current value of walk
 	errs Errors
-	// malformed are the addresses and prefixes whose form is wrong: what else there is to
-	// say of them is of no use until they are written otherwise.
+	// malformed are the addresses and prefixes with an invalid form. Other errors about these
+	// values are suppressed.
 	malformed []path
-	// truncated tells that there were more errors than maxErrors.
+	// truncated is set if there were more errors than maxErrors.
 	truncated bool
 }
 
@@ -78,26 +77,26 @@ func (c *Config) validate() *validator {
 	return v
 }
 
-// dropUseless drops, behind the first errors, those about values of wrong form.
+// dropUseless removes errors about malformed values, except the first.
 func (v *validator) dropUseless(formal int) {
 	v.errs = append(v.errs[:formal:formal], slices.DeleteFunc(v.errs[formal:], v.ofMalformed)...)
 }
 
-// ofMalformed reports whether an error is about a value of wrong form, or depends on one.
+// ofMalformed reports whether an error concerns a malformed value or depends on one.
 func (v *validator) ofMalformed(e *Error) bool {
 	return slices.ContainsFunc(v.malformed, func(m path) bool {
 		return e.path.within(m) || slices.ContainsFunc(e.depends, m.within)
 	})
 }
 
-// form records that an address or prefix is written in a form that is not taken.
+// form records an address or prefix with an invalid form.
 func (v *validator) form(hint, format string, args ...any) {
 	p := slices.Clone(v.path)
 	v.malformed = append(v.malformed, p)
 	v.errorf(p, hint, format, args...)
 }
 
-// errorf records that the value at p is wrong; hint says what to write instead.
+// errorf records an error at p; hint is the remedy.
 func (v *validator) errorf(p path, hint, format string, args ...any) *Error {
 	e := &Error{path: p, Cause: fmt.Sprintf(format, args...), Hint: hint}
 	if len(v.errs) < maxErrors {
@@ -108,7 +107,7 @@ func (v *validator) errorf(p path, hint, format string, args ...any) *Error {
 	return e
 }
 
-// walk checks every value by itself: tags, ranges, the form of addresses.
+// walk checks every value on its own: tags, ranges, the form of addresses.
 func (v *validator) walk(rv reflect.Value) {
 	t := rv.Type()
 	switch {
@@ -243,7 +242,7 @@ func (v *validator) name(p path, name string) {
 		return '-'
 	}, name)
 	if ok || name == "" {
-		return // an empty one was reported as missing
+		return // an empty name is already reported as missing
 	}
 	v.errorf(p, "write "+safe[:min(len(safe), maxNameLength)],
 		"name %q is not made of up to %d letters, digits, and - _ . :", name, maxNameLength)
@@ -262,7 +261,7 @@ func (v *validator) ifname(p path, name string) {
 // duplicate reports the second use of a name.
 type duplicates map[string]int
 
-// seen records name at index i and returns the index that had it before, or -1.
+// seen records name at index i and returns its earlier index, or -1.
 func (d duplicates) seen(name string, i int) int {
 	if first, ok := d[name]; ok {
 		return first

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// minInterval keeps a check from becoming a flood.
+// minInterval prevents checks from flooding backends.
 const minInterval = 100 * time.Millisecond
 
 // checkKeys lists the keys that apply to each type of check, in addition to those
@@ -90,7 +90,7 @@ func (v *validator) check(p path, s *Service) {
 	}
 }
 
-// checkPort refuses a check that has no port to ask.
+// checkPort refuses a check without a port to probe.
 func (v *validator) checkPort(p path, s *Service) {
 	switch k := s.Check; {
 	case k.Type == CheckICMP || k.Type == CheckExec || k.Port != 0 || len(s.Listen) == 0:

@@ -10,8 +10,7 @@ import (
 	"strings"
 )
 
-// natKeys lists the keys that apply to each type of NAT rule, beside name, type,
-// mark and datapath.
+// natKeys lists the keys of each type of NAT rule, in addition to name, type, mark and datapath.
 var natKeys = map[NATType][]string{
 	NATMasquerade: {"source", "except", "in", "out", "ports", "fully-random", "hairpin", "mapping", "filtering", "port-block",
 		"ports-per-client", "connections-per-client", "new-connections-per-client", "pcp", "unreachable", "mss-clamp", "helper"},
@@ -61,7 +60,7 @@ func (v *validator) nat() {
 	}
 }
 
-// pcp checks who may ask for mappings, and that they can be made.
+// pcp checks the clients of the Port Control Protocol, and that the rule can create mappings.
 func (v *validator) pcp(p path, r *NATRule) {
 	switch {
 	case !r.PCP:
@@ -79,7 +78,7 @@ func (v *validator) pcp(p path, r *NATRule) {
 	}
 }
 
-// natApplies refuses the keys that the rule's type makes no use of.
+// natApplies refuses keys that the rule's type does not use.
 func (v *validator) natApplies(p path, r *NATRule, keys []string) {
 	rv := reflect.ValueOf(r).Elem()
 	for _, f := range layoutOf(rv.Type()).fields {
@@ -119,7 +118,7 @@ func (v *validator) sourceNAT(p path, r *NATRule) {
 	}
 	sources := spansOf(inside)
 	for i, pool := range r.To.Addresses {
-		if n := sources.meeting(pool); n >= 0 {
+		if n := sources.overlapping(pool); n >= 0 {
 			v.errorf(p.key("to").index(i), "write outside addresses", "pool %s lies inside source %s", pool, r.Source[n]).depends = []path{p.key("source")}
 		}
 	}
@@ -219,7 +218,7 @@ func (v *validator) prefixNAT(p path, r *NATRule) {
 	}
 }
 
-// rfc6052 checks the prefix by which IPv4 addresses are written as IPv6 ones.
+// rfc6052 checks the prefix that embeds IPv4 addresses in IPv6 addresses.
 func (v *validator) rfc6052(p path, prefix netip.Prefix) {
 	if !prefix.IsValid() {
 		return
@@ -290,7 +289,7 @@ func (v *validator) siit(p path, r *NATRule) {
 	}
 }
 
-// poolOf lists up to 255 addresses of a range; none of a longer one.
+// poolOf returns up to 255 addresses of a range; none for a longer range.
 func poolOf(r AddressRange) (list []netip.Addr) {
 	for a := r.First; r.Contains(a); a = a.Next() {
 		if list = append(list, a); len(list) > 255 {
@@ -300,8 +299,8 @@ func poolOf(r AddressRange) (list []netip.Addr) {
 	return list
 }
 
-// crossings checks siit rules beside others: one alone can translate all IPv4 packets, and a
-// packet is translated once.
+// crossings checks siit rules against each other: only one rule can translate all IPv4 packets, and
+// a packet is translated once.
 func (v *validator) crossings() {
 	first := ""
 	var mapped []AddressRange
@@ -332,7 +331,7 @@ func (v *validator) crossings() {
 			continue
 		}
 		for j, a := range r.To.Addresses {
-			if n := all.meeting(a); n >= 0 && a.First.Is4() {
+			if n := all.overlapping(a); n >= 0 && a.First.Is4() {
 				v.errorf(at("nat").index(i).key("to").index(j), "remove the snat rule, and map its sources themselves in eam",
 					"%s is mapped by eam of NAT rule %s: a packet is translated once, by snat or by siit", a, of[n])
 			}
@@ -345,11 +344,11 @@ func (r *NATRule) Default4() bool {
 	return r.Type == NATSIIT && r.Prefix.IsValid() && len(r.EAM) == 0 && (r.In != "" || r.Out != "")
 }
 
-// shares checks how outside ports are given to inside addresses.
+// shares checks the distribution of outside ports to inside addresses.
 func (v *validator) shares(p path, r *NATRule) {
 	usable := r.Ports.Len()
 	switch {
-	case len(r.Ports) > 1: // portSet says so
+	case len(r.Ports) > 1: // portSet reports this
 	case r.PortBlock > usable && len(r.Ports) > 0:
 		v.errorf(p.key("port-block"), fmt.Sprintf("write up to %d", usable), "a block of %d ports is larger than ports %s", r.PortBlock, r.Ports)
 	case r.PortBlock > 0 && r.PortsPerClient > 0 && r.PortsPerClient < r.PortBlock:

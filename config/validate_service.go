@@ -47,9 +47,9 @@ func (v *validator) endpointAddress(p path, a netip.Addr) {
 	}
 }
 
-// serverAddress refuses what endpointAddress does, and addresses of IPv6 that only their own
-// link reaches: nothing is routed to or from them (RFC 4291 §2.5.6). The kernel routes
-// those of IPv4 all the same, and virtual networks use them for that.
+// serverAddress refuses the addresses that endpointAddress refuses, and link-local IPv6 addresses,
+// which are not routed (RFC 4291 §2.5.6). The kernel does route link-local IPv4 addresses, and
+// virtual networks use this.
 func (v *validator) serverAddress(p path, a netip.Addr) {
 	if a.Is6() && a.IsLinkLocalUnicast() {
 		v.errorf(p, "write the server's global or unique local address", "address %s is link-local: packets to and from it are not routed", a)
@@ -58,7 +58,7 @@ func (v *validator) serverAddress(p path, a netip.Addr) {
 	v.endpointAddress(p, a)
 }
 
-// listenAddress checks that a listener has an address, or an interface whose address it is.
+// listenAddress checks that a listener has an address, or an interface to take the address from.
 func (v *validator) listenAddress(p path, l *Listen) {
 	v.missing(p, !l.Address.IsValid() && l.Interface == "", "address", "write address: 192.0.2.10, or interface: wan0, whose address is to be followed")
 	v.endpointAddress(p.key("address"), l.Address)
@@ -116,7 +116,7 @@ func (v *validator) backends(p path, s *Service) {
 	}
 }
 
-// ports checks that a backend's port can stand for the listeners' ports.
+// ports checks that a backend's port is compatible with the listeners' ports.
 func (v *validator) ports(p path, s *Service) {
 	single, ranged := s.portSpan()
 	for i := range s.Backends {
@@ -141,8 +141,8 @@ func (v *validator) ports(p path, s *Service) {
 	}
 }
 
-// portSpan returns the only port of the service, 0 when there are several, and
-// whether one of its listeners has a range or all ports.
+// portSpan returns the only port of the service, or 0 if there are several, and whether a listener
+// has a range or all ports.
 func (s *Service) portSpan() (single uint16, ranged bool) {
 	for i, l := range s.Listen {
 		if len(l.Ports) == 0 {
@@ -169,8 +169,7 @@ func familyOf(a netip.Addr) string {
 	return "IPv6"
 }
 
-// families checks that the mode can carry packets from the listeners' family to
-// the backends'.
+// families checks that the mode supports the families of listeners and backends.
 func (v *validator) families(p path, s *Service) {
 	listens := map[bool]netip.Addr{} // Is4 → one address
 	for _, l := range s.Listen {
@@ -212,7 +211,7 @@ func (v *validator) families(p path, s *Service) {
 	}
 }
 
-// rule is one thing that does not go together with the rest of an object.
+// rule is one combination of keys that is refused.
 type rule struct {
 	wrong bool
 	key   string
@@ -228,7 +227,7 @@ func (v *validator) rules(p path, rules []rule) {
 	}
 }
 
-// mode checks that the service asks only for what its mode and protocol can do.
+// mode checks that mode and protocol support the service's keys.
 func (v *validator) mode(p path, s *Service) {
 	m, l := s.Mode, &s.Limits
 	stateless := m == ModeStateless
@@ -315,7 +314,7 @@ func (v *validator) guests(p path, s *Service) {
 	}
 }
 
-// hintName proposes one of the names that exist.
+// hintName suggests one of the existing names.
 func hintName(name string, names []string, what string) string {
 	if near := Nearest(name, names); near != "" {
 		return "write " + near
@@ -329,7 +328,7 @@ func hintName(name string, names []string, what string) string {
 	return fmt.Sprintf("write the name of one of the %d %s", len(names), what)
 }
 
-// helpers checks that each word is a helper, and is written once.
+// helpers checks that each helper is known and listed once.
 func (v *validator) helpers(p path, all Helpers) (known bool) {
 	list := all.Each()
 	known = true

@@ -241,7 +241,7 @@ func (m *MAC) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// Match is what an address is compared with: a set by name, or one prefix.
+// Match is a condition on an address: a named set, or one prefix.
 type Match struct {
 	Set    string // name without the "@"; valid when not empty
 	Prefix netip.Prefix
@@ -284,7 +284,7 @@ func (m *Match) UnmarshalText(b []byte) error {
 }
 
 func parsePrefix(s string) (netip.Prefix, error) {
-	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" { // which a prefix does not keep
+	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" { // a prefix has no zone
 		return netip.PrefixFrom(a, a.BitLen()), nil
 	}
 	return netip.ParsePrefix(s)

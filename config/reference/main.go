@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command reference writes what is generated from the configuration's types and
-// their doc comments: the JSON Schema and the reference page.
+// Command reference generates the JSON Schema and the reference page from the configuration's types
+// and their doc comments.
 //
 //	go run ./config/reference docs
 package main
@@ -67,8 +67,8 @@ func sourceDir() string {
 // comments are doc comments by type ("Service") and field ("Service.Name").
 type comments map[string]string
 
-// of returns the comment of a type, or of its field when field is not empty. The
-// field's name in Go, by which a doc comment begins, becomes its key.
+// of returns the comment of a type, or of its field if field is not empty. The Go field name at the
+// start of the comment is replaced by its key.
 func (c comments) of(t reflect.Type, field string) string {
 	if field == "" {
 		return c[t.Name()]

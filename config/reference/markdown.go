@@ -46,8 +46,7 @@ const values = `## Values
 
 `
 
-// markdown renders the reference page: a section for each mapping, in the order
-// in which they are met.
+// markdown renders the reference page: a section for each mapping, in order of first use.
 func markdown(c comments) []byte {
 	var b bytes.Buffer
 	b.WriteString(intro)
@@ -153,7 +152,7 @@ func enum(tag string) (words []string) {
 	return words
 }
 
-// fallback is the default of a key, or that it must be there.
+// fallback returns the default of a key, or "required".
 func fallback(tag string) string {
 	for part := range strings.SplitSeq(tag, ",") {
 		if part == "required" {
