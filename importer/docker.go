@@ -29,7 +29,7 @@ func readDocker(text string, o Options) (*draft.Result, error) {
 	}
 	k := &docker{Options: o, d: draft.New("docker", text)}
 	for i := range k.d.Lines() {
-		k.d.Know(i + 1) // most of it is not about packets
+		k.d.Structure(i + 1) // most keys are not about packets
 	}
 	seen := false
 	var containers []*draft.Value

@@ -34,11 +34,13 @@ type object struct {
 
 // changed notes that a line acts otherwise.
 func (o *object) changed(line int, text, reason, next string) {
+	o.from(line)
 	o.notes = append(o.notes, func(name string) { o.d.Changed(name, line, text, reason, next) })
 }
 
 // without notes that a part of a line has no equal.
 func (o *object) without(line int, text, reason, next string) {
+	o.from(line)
 	o.notes = append(o.notes, func(name string) { o.d.LostOf(name, line, text, reason, next) })
 }
 

@@ -133,5 +133,13 @@ func (b *block) arg(n int) string {
 	return ""
 }
 
+// lines are those from the name of the block to its closing brace.
+func (b *block) lines() (list []int) {
+	for n := b.line; n <= b.end; n++ {
+		list = append(list, n)
+	}
+	return list
+}
+
 // text is the statement as a note has it.
 func (b *block) text() string { return strings.Join(b.words, " ") }

@@ -68,7 +68,7 @@ func HAProxy(text string, o Options) (*draft.Result, error) {
 			h.frontend(s)
 		case "backend":
 		case "global":
-			h.d.Know(s.line)
+			h.d.Structure(s.line)
 			for _, l := range s.lines {
 				h.d.Implied(l.line, "", "is about HAProxy itself")
 			}
@@ -169,7 +169,7 @@ func (h *haproxy) loseAll(s *section, reason, next string) {
 
 // plain notes the lines of a defaults section, which sections behind it have too.
 func (h *haproxy) plain(s *section) {
-	h.d.Know(s.line)
+	h.d.Structure(s.line)
 	for _, l := range s.lines {
 		switch verdict, reason, next := common(l.words); verdict {
 		case draft.Lost:
@@ -266,7 +266,6 @@ func (p *proxied) statement(s *section, l statement) {
 		p.server(l)
 		return
 	case w[0] == "mode" || w[0] == "default_backend" || w[0] == "balance" || w[0] == "source" || w[0] == "default-server" || isCheckLine(w):
-		p.d.Know(l.line)
 		p.from(l.line)
 		return
 	case w[0] == "maxconn" && len(w) > 1 && s == p.f:
@@ -285,7 +284,6 @@ func (p *proxied) statement(s *section, l statement) {
 	default:
 		p.without(l.line, l.text(), "no equal", "keep HAProxy for this service where it depends on it")
 	}
-	p.d.Know(l.line)
 }
 
 // bind reads a listener.

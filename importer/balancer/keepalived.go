@@ -19,12 +19,13 @@ import (
 type keepalived struct {
 	d      *draft.Draft
 	groups map[string]*block
+	used   map[string]bool // groups
 	vrrp   bool
 }
 
 // Keepalived imports a keepalived.conf.
 func Keepalived(text string, _ Options) (*draft.Result, error) {
-	k := &keepalived{d: draft.New("keepalived", text, "#", "!"), groups: map[string]*block{}}
+	k := &keepalived{d: draft.New("keepalived", text, "#", "!"), groups: map[string]*block{}, used: map[string]bool{}}
 	list, err := blocks(k.d.Lines())
 	if err != nil {
 		return nil, err
@@ -44,8 +45,8 @@ func Keepalived(text string, _ Options) (*draft.Result, error) {
 		k.top(b)
 	}
 	for name, g := range k.groups {
-		if g != nil {
-			k.know(g)
+		if !k.used[name] {
+			k.d.Structure(g.lines()...)
 			k.d.Implied(g.line, "", "no virtual_server uses group "+name)
 		}
 	}
@@ -62,30 +63,20 @@ func (k *keepalived) top(b *block) {
 	case "virtual_server":
 		k.virtualServer(b)
 	case "virtual_server_group":
-		k.d.Know(b.line)
+		k.d.Structure(b.line)
 	case "global_defs":
-		k.know(b)
+		k.d.Structure(b.lines()...)
 		k.d.Implied(b.line, "", "is about keepalived itself")
 	case "vrrp_instance", "vrrp_sync_group", "vrrp_script", "vrrp_track_process", "vrrp_track_file", "static_ipaddress", "static_routes", "static_rules",
 		"virtual_ipaddress_group", "bfd_instance", "interface_up_down_delays", "linkbeat_interfaces":
-		k.know(b)
+		k.d.Keep(b.lines()...)
 		k.vrrp = k.vrrp || b.words[0] == "vrrp_instance"
 		k.d.Lost(b.line, "", "no equal for VRRP and what belongs to it", "keep a keepalived.conf without the virtual servers")
 	case "include", "includer", "includem":
 		k.d.Lost(b.line, "", "the other file was not read", "import it by itself, or put all in one file")
 	default:
-		k.know(b)
+		k.d.Keep(b.lines()...)
 		k.d.Lost(b.line, "", "not understood", "write by hand what it stands for")
-	}
-}
-
-// know marks all lines of a block.
-func (k *keepalived) know(b *block) {
-	for n := b.line; n <= b.end; n++ {
-		k.d.Know(n)
-	}
-	for _, i := range b.inner {
-		k.know(i)
 	}
 }
 
@@ -112,9 +103,8 @@ var methods = map[string]config.Mode{"NAT": config.ModeDNAT, "DR": config.ModeDS
 
 // virtualServer makes a service of a block.
 func (k *keepalived) virtualServer(b *block) {
-	k.know(b)
 	s := &server{object: object{d: k.d}, k: k, block: b, interval: config.Duration(60 * time.Second), scheduler: "wlc"}
-	s.from(b.line)
+	s.from(b.lines()...)
 	s.service.Protocol = flow.TCP
 	s.service.WhenDown = config.WhenDownReject
 	s.address()
@@ -158,8 +148,8 @@ func (s *server) group(name string) {
 		s.lost, s.next = "there is no virtual_server_group "+name, "write the group into the file"
 		return
 	}
-	s.k.know(g)
-	s.from(g.line)
+	s.from(g.lines()...)
+	s.k.used[name] = true
 	for _, e := range g.inner {
 		if e.words[0] == "fwmark" {
 			s.without(e.line, e.text(), "the file does not say which packets get the mark", "look for it in iptables-save, and add their addresses to listen:")

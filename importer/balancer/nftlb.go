@@ -29,7 +29,7 @@ func NFTLB(text string, _ Options) (*draft.Result, error) {
 	}
 	n := &nftlb{d: draft.New("nftlb", text), addresses: map[string]*draft.Value{}, policies: map[string]*draft.Value{}}
 	for i := range n.d.Lines() {
-		n.d.Know(i + 1) // what becomes of each key is said below
+		n.d.Structure(i + 1) // keys are noted one by one
 	}
 	var farms []*draft.Value
 	for _, v := range list {

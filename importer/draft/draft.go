@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package draft collects what an import makes of another program's configuration: the objects of
-// ours, where each comes from, and notes about every line that has no equal. It is pure.
+// Package draft collects the result of an import: the objects of Sluice, the lines of the source
+// that each is made from, and notes about lines that have no equal. Every line ends in exactly
+// one [Place]. The package is pure.
 package draft
 
 import (
@@ -19,7 +20,7 @@ type Kind string
 
 // Kinds of notes.
 const (
-	// Lost lines have no equal: nothing in the configuration stands for them.
+	// Lost lines have no equal in the configuration.
 	Lost Kind = "lost"
 	// Changed lines are in the configuration, but act otherwise in some way.
 	Changed Kind = "changed"
@@ -31,9 +32,9 @@ const (
 // Note says what became of one line.
 type Note struct {
 	Kind Kind `json:"kind"`
-	// Line of the source, from 1; 0 for what no single line says.
+	// Line of the source, from 1; 0 for a note about the whole.
 	Line int `json:"line"`
-	// Text is the line, or the part of it that the note is about.
+	// Text is the line, or the part that the note is about.
 	Text string `json:"text"`
 	// Reason says why, Next what to do about it.
 	Reason string `json:"reason"`
@@ -42,27 +43,52 @@ type Note struct {
 	Object string `json:"object,omitempty"`
 }
 
-// Object is one service, NAT rule or firewall rule, and the lines that it comes from.
+// Object is one service, NAT rule or firewall rule, and its lines in the source.
 type Object struct {
 	Name  string `json:"name"` // with its kind: "nat web"
 	Lines []int  `json:"lines"`
 }
 
-// Result is what an import has made.
+// Place is where a line of the source ends.
+type Place string
+
+// Places of lines.
+const (
+	// InObject lines are in an object of the configuration.
+	InObject Place = "object"
+	// InRest lines stay with the source's program, or need a change by hand.
+	InRest Place = "rest"
+	// NotNeeded lines need neither: Sluice has the effect by itself, or there is none.
+	NotNeeded Place = "implied"
+)
+
+// Line is one line of the source, or one entry of a list, that is neither empty nor a comment.
+type Line struct {
+	Number int   `json:"number"`
+	Place  Place `json:"place"`
+	// Class names the kind of line in the summary, "translations"; empty for others.
+	Class string `json:"class,omitempty"`
+	Text  string `json:"text"`
+}
+
+// Result is the outcome of an import.
 type Result struct {
 	// YAML is the configuration with comments; [config.Decode] accepts it.
 	YAML string `json:"yaml"`
 	// Config is the same, without defaults.
 	Config *config.Config `json:"config"`
-	// Objects are the services, NAT rules and firewall rules, and where they come from.
+	// Objects are the services, NAT rules and firewall rules, with their lines.
 	Objects []Object `json:"objects"`
 	// Notes in the order of the lines.
 	Notes []Note `json:"notes"`
-	// Rest is what has no equal in the source's own form, to be loaded beside Sluice;
-	// empty when nothing is left, or the source has no such form.
+	// Lines has every line of the source that has a meaning, in order.
+	Lines []Line `json:"lines"`
+	// Rest has the lines without an equal in the source's own form, to load together with
+	// Sluice; empty if none has an effect, or the source has no such form.
 	Rest string `json:"rest,omitempty"`
 
-	unit unit
+	unit    unit
+	program string
 }
 
 // Lossy reports whether something was lost, or acts otherwise.
@@ -78,19 +104,33 @@ func (r *Result) Count(k Kind) (n int) {
 	return n
 }
 
+// mark is the declaration of an importer about one line.
+type mark struct {
+	structure bool   // punctuation: the end of a block, the name of a table
+	kept      bool   // stays in the source's program
+	class     string // in the summary
+}
+
 // Draft is a configuration in the making.
 type Draft struct {
 	Config config.Config
 	// Source is the program that the text is of.
 	Source string
 
+	// Rest writes the lines that stay in the source's own form, "" if none has an effect.
+	// Nil if the source has no such form.
+	Rest func(stays func(line int) bool) string
+	// Returned is called for each line that leaves a refused object and stays in the source's
+	// program. It may change the settings of the configuration. Nil to ignore it.
+	Returned func(line int)
+
 	lines   []string
-	known   []bool // lines that somebody has spoken for
+	marks   []mark // by line, from 1
 	origin  map[string][]int
 	notes   []Note
 	noted   map[Note]bool
-	refused []string // objects that the configuration does not take, as YAML
-	names   map[string]bool
+	refused []string       // objects that the configuration does not take, as YAML
+	names   map[string]int // by kind and name: the last number that was appended
 	remarks []string
 	unit    unit
 	// commentMarks begin lines that say nothing.
@@ -101,14 +141,14 @@ type Draft struct {
 func New(source, text string, commentMarks ...string) *Draft {
 	lines := strings.Split(strings.TrimSuffix(strings.ReplaceAll(text, "\r\n", "\n"), "\n"), "\n")
 	return &Draft{
-		Source: source, lines: lines, known: make([]bool, len(lines)+1),
+		Source: source, lines: lines, marks: make([]mark, len(lines)+1),
 		unit:  unit{"line", "lines"},
-		noted: map[Note]bool{}, origin: map[string][]int{}, names: map[string]bool{}, commentMarks: commentMarks,
+		noted: map[Note]bool{}, origin: map[string][]int{}, names: map[string]int{}, commentMarks: commentMarks,
 	}
 }
 
-// Entries makes a draft of a list whose entries stand for lines, where the text's own lines say
-// nothing: a document on one line.
+// Entries makes a draft from a list. Its entries count as lines, because a document of JSON may be
+// a single line.
 func Entries(source string, entries []string) *Draft {
 	for i, e := range entries {
 		entries[i] = printable(strings.ReplaceAll(e, "\n", " "))
@@ -129,17 +169,26 @@ func (d *Draft) Line(n int) string {
 	return strings.Join(strings.Fields(d.lines[n-1]), " ")
 }
 
-// Know marks lines that mean nothing by themselves, such as the end of a block, or of which
-// somebody else will speak.
-func (d *Draft) Know(lines ...int) {
+// Structure marks lines without a meaning of their own: the name of a table, the end of a block.
+func (d *Draft) Structure(lines ...int) { d.mark(lines, func(m *mark) { m.structure = true }) }
+
+// Keep marks lines that stay in the source's program, also if an object is made from them.
+func (d *Draft) Keep(lines ...int) { d.mark(lines, func(m *mark) { m.kept = true }) }
+
+// Class sets the kind of lines that the summary counts them as.
+func (d *Draft) Class(class string, lines ...int) {
+	d.mark(lines, func(m *mark) { m.class = class })
+}
+
+func (d *Draft) mark(lines []int, set func(*mark)) {
 	for _, n := range lines {
-		if n > 0 && n < len(d.known) {
-			d.known[n] = true
+		if n > 0 && n < len(d.marks) {
+			set(&d.marks[n])
 		}
 	}
 }
 
-// Service adds a service that comes from the lines, and returns what notes call it.
+// Service adds a service made from the lines, and returns its name in notes.
 func (d *Draft) Service(s config.Service, lines ...int) string {
 	s.Name = d.name("service", s.Name)
 	d.Config.Services = append(d.Config.Services, s)
@@ -186,22 +235,20 @@ func (d *Draft) Remark(text string) {
 	}
 }
 
-// AlsoFrom says that an object comes from further lines.
+// AlsoFrom adds lines to those that an object is made from.
 func (d *Draft) AlsoFrom(object string, lines ...int) { d.from(object, lines) }
 
 func (d *Draft) from(object string, lines []int) string {
 	for _, n := range lines {
-		if n > 0 && !slices.Contains(d.origin[object], n) {
-			d.origin[object] = append(d.origin[object], n)
+		if at, found := slices.BinarySearch(d.origin[object], n); n > 0 && !found {
+			d.origin[object] = slices.Insert(d.origin[object], at, n)
 		}
 	}
-	slices.Sort(d.origin[object])
-	d.Know(lines...)
 	return object
 }
 
-// Lost notes that a line, or the part of it that is text, has no equal. An empty text is the
-// whole line.
+// Lost notes that a line, or the part named by text, has no equal. An empty text means the whole
+// line.
 func (d *Draft) Lost(line int, text, reason, next string) {
 	d.note(Note{Kind: Lost, Line: line, Text: text, Reason: reason, Next: next})
 }
@@ -216,6 +263,12 @@ func (d *Draft) LostOf(object string, line int, text, reason, next string) {
 	d.note(Note{Kind: Lost, Line: line, Text: text, Reason: reason, Next: next, Object: object})
 }
 
+// ImpliedBy notes that an object has the effect of a line. If validation refuses the object, the
+// line stays in the source's program.
+func (d *Draft) ImpliedBy(object string, line int, text, reason string) {
+	d.note(Note{Kind: Implied, Line: line, Text: text, Reason: reason, Object: object})
+}
+
 // Implied notes that a line needs nothing in the configuration.
 func (d *Draft) Implied(line int, text, reason string) {
 	d.note(Note{Kind: Implied, Line: line, Text: text, Reason: reason})
@@ -226,7 +279,6 @@ func (d *Draft) note(n Note) {
 		n.Text = d.Line(n.Line)
 	}
 	n.Text, n.Reason, n.Next = printable(n.Text), printable(n.Reason), printable(n.Next) // they may hold words of the source
-	d.Know(n.Line)
 	if !d.noted[n] {
 		d.noted[n] = true
 		d.notes = append(d.notes, n)
@@ -269,10 +321,11 @@ func clean(s string) string {
 func (d *Draft) name(kind, wanted string) string {
 	base := clean(wanted)
 	name := base
-	for n := 2; d.names[kind+" "+name]; n++ {
-		suffix := fmt.Sprintf("-%d", n)
+	for d.names[kind+" "+name] > 0 {
+		d.names[kind+" "+base]++ // the next number to try, so that equal names cost no search
+		suffix := fmt.Sprintf("-%d", d.names[kind+" "+base])
 		name = base[:min(len(base), maxName-len(suffix))] + suffix
 	}
-	d.names[kind+" "+name] = true
+	d.names[kind+" "+name] = 1
 	return name
 }

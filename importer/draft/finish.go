@@ -5,6 +5,7 @@ package draft
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -13,21 +14,19 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// Finish notes the lines that no object was made of and nothing was said of, takes out what the configuration does
-// not accept, and writes it down.
+// Finish removes objects that the configuration does not accept, gives every line its place, and
+// writes the configuration.
 func (d *Draft) Finish() (*Result, error) {
-	for i, l := range d.lines {
-		text := strings.TrimSpace(l)
-		comment := slices.ContainsFunc(d.commentMarks, func(mark string) bool { return strings.HasPrefix(text, mark) })
-		if text != "" && !comment && !d.known[i+1] {
-			d.Lost(i+1, "", "not understood", "write by hand what it stands for")
-		}
-	}
 	if err := d.accept(); err != nil {
 		return nil, err
 	}
+	r := &Result{Config: &d.Config, Objects: d.objects(), unit: d.unit, program: d.Source}
+	d.place(r)
 	slices.SortStableFunc(d.notes, func(a, b Note) int { return a.Line - b.Line })
-	r := &Result{Config: &d.Config, Notes: d.notes, Objects: d.objects(), unit: d.unit}
+	r.Notes = d.notes
+	if err := r.check(); err != nil {
+		return nil, err
+	}
 	body, err := marshal(&d.Config)
 	if err != nil {
 		return nil, err
@@ -37,6 +36,94 @@ func (d *Draft) Finish() (*Result, error) {
 		return nil, fmt.Errorf("the import made a configuration that is not valid, which is a fault of sluice: %w", err)
 	}
 	return r, nil
+}
+
+// speaks reports whether a line has a meaning: it is neither empty nor a comment.
+func (d *Draft) speaks(line string) bool {
+	text := strings.TrimSpace(line)
+	return text != "" && !slices.ContainsFunc(d.commentMarks, func(mark string) bool { return strings.HasPrefix(text, mark) })
+}
+
+// place gives every line its place and writes the rest. A line that nothing accounts for is lost
+// and stays in the source's program.
+func (d *Draft) place(r *Result) {
+	lost, implied, in := map[int]bool{}, map[int]bool{}, map[int]bool{}
+	for _, n := range d.notes {
+		lost[n.Line] = lost[n.Line] || n.Kind == Lost && n.Object == ""
+		implied[n.Line] = implied[n.Line] || n.Kind == Implied
+	}
+	for _, o := range r.Objects {
+		for _, n := range o.Lines {
+			in[n] = true
+		}
+	}
+	for i, l := range d.lines {
+		n := i + 1
+		if m := d.marks[n]; d.speaks(l) && !m.structure && !m.kept && !in[n] && !lost[n] && !implied[n] {
+			d.Lost(n, "", "not understood", "write by hand what it stands for")
+			d.Keep(n)
+			lost[n] = true
+		}
+	}
+	if d.Rest != nil {
+		r.Rest = d.Rest(func(n int) bool { return d.marks[n].kept })
+	}
+	for i, l := range d.lines {
+		n := i + 1
+		m := d.marks[n]
+		line := Line{Number: n, Class: m.class, Text: d.Line(n), Place: NotNeeded}
+		switch {
+		case !d.speaks(l) && !in[n] && !lost[n]:
+			continue
+		case lost[n] || m.kept && (d.Rest == nil || r.Rest != ""):
+			line.Place = InRest
+		case in[n]:
+			line.Place = InObject
+		}
+		r.Lines = append(r.Lines, line)
+	}
+}
+
+// check verifies the result by itself: a line in an object is in one that exists, a line in the rest
+// is known as one, and every note about an object names one of the configuration.
+func (r *Result) check() error {
+	in, exists := map[int]bool{}, map[string]bool{}
+	for _, o := range r.Objects {
+		exists[o.Name] = true
+		for _, n := range o.Lines {
+			in[n] = true
+		}
+	}
+	fault := func(format string, args ...any) error {
+		return fmt.Errorf("the import does not account for its input, which is a fault of sluice: "+format, args...)
+	}
+	placed := map[int]Place{}
+	for _, l := range r.Lines {
+		if _, twice := placed[l.Number]; twice {
+			return fault("%s %d has two places", r.unit.one, l.Number)
+		}
+		placed[l.Number] = l.Place
+		if l.Place == InObject && !in[l.Number] {
+			return fault("%s %d is in no object", r.unit.one, l.Number)
+		}
+		if l.Place == NotNeeded && in[l.Number] {
+			return fault("%s %d is in an object and not needed", r.unit.one, l.Number)
+		}
+	}
+	for n := range in {
+		if placed[n] == "" {
+			return fault("%s %d is in an object and has no place", r.unit.one, n)
+		}
+	}
+	for _, n := range r.Notes {
+		if n.Object != "" && !exists[n.Object] {
+			return fault("a note on %s %d is about %s, which does not exist", r.unit.one, n.Line, n.Object)
+		}
+		if n.Kind == Lost && n.Object == "" && n.Line > 0 && placed[n.Line] != InRest {
+			return fault("%s %d is lost and not in the rest", r.unit.one, n.Line)
+		}
+	}
+	return nil
 }
 
 func marshal(c *config.Config) (string, error) {
@@ -50,7 +137,7 @@ func marshal(c *config.Config) (string, error) {
 	return string(body), nil
 }
 
-// objects lists what the draft has made, in the order of the file.
+// objects lists the objects of the draft in the order of the file.
 func (d *Draft) objects() (list []Object) {
 	add := func(name string) {
 		list = append(list, Object{Name: name, Lines: append([]int{}, d.origin[name]...)})
@@ -67,8 +154,8 @@ func (d *Draft) objects() (list []Object) {
 	return list
 }
 
-// place finds in the path of an error the object that it is about.
-var place = regexp.MustCompile(`^(services|nat|firewall\.rules)\[(\d+)\]`)
+// objectPath finds the object in the path of an error.
+var objectPath = regexp.MustCompile(`^(services|nat|firewall\.rules)\[(\d+)\]`)
 
 // accept takes out what validation refuses, one object of each error at a time, until the rest
 // is accepted.
@@ -94,39 +181,44 @@ func (d *Draft) accept() error {
 
 // takeOut removes the objects that errors are about, and reports whether there were any.
 func (d *Draft) takeOut(errs config.Errors) bool {
-	gone := map[string][]int{}
+	gone := map[string]map[int]bool{}
+	why := map[string]*config.Error{} // by object
 	for _, e := range errs {
-		m := place.FindStringSubmatch(e.Path)
+		m := objectPath.FindStringSubmatch(e.Path)
 		if m == nil {
 			continue
 		}
 		n, err := strconv.Atoi(m[2])
-		if err != nil || slices.Contains(gone[m[1]], n) {
+		if err != nil || gone[m[1]][n] {
 			continue
 		}
-		gone[m[1]] = append(gone[m[1]], n)
-		d.refuse(m[1], n, e)
+		if gone[m[1]] == nil {
+			gone[m[1]] = map[int]bool{}
+		}
+		gone[m[1]][n] = true
+		why[d.refuse(m[1], n, e)] = e
 	}
-	keep := func(section string) func(int) bool {
-		return func(i int) bool { return !slices.Contains(gone[section], i) }
-	}
-	d.Config.Services = filter(d.Config.Services, keep("services"))
-	d.Config.NAT = filter(d.Config.NAT, keep("nat"))
-	d.Config.Firewall.Rules = filter(d.Config.Firewall.Rules, keep("firewall.rules"))
+	d.returnLines(why)
+	d.Config.Services = filter(d.Config.Services, gone["services"])
+	d.Config.NAT = filter(d.Config.NAT, gone["nat"])
+	d.Config.Firewall.Rules = filter(d.Config.Firewall.Rules, gone["firewall.rules"])
 	return len(gone) > 0
 }
 
-func filter[T any](list []T, keep func(int) bool) (kept []T) {
+func filter[T any](list []T, gone map[int]bool) (kept []T) {
+	if len(gone) == 0 {
+		return list
+	}
 	for i := range list {
-		if keep(i) {
+		if !gone[i] {
 			kept = append(kept, list[i])
 		}
 	}
 	return kept
 }
 
-// refuse notes that an object is not accepted, and keeps it as a comment.
-func (d *Draft) refuse(section string, n int, e *config.Error) {
+// refuse keeps an object that is not accepted as a comment, and returns its name.
+func (d *Draft) refuse(section string, n int, e *config.Error) string {
 	one, object := &config.Config{}, ""
 	switch section {
 	case "services":
@@ -139,14 +231,40 @@ func (d *Draft) refuse(section string, n int, e *config.Error) {
 	if text, err := config.Marshal(one); err == nil {
 		d.refused = append(d.refused, strings.TrimSuffix(object+" is refused: "+e.Cause+"; "+e.Hint, "; ")+"\n"+string(text))
 	}
-	lines := d.origin[object]
-	if len(lines) == 0 {
-		lines = []int{0}
+	return object
+}
+
+// returnLines notes the lines of refused objects as lost, so that they stay in the source's program.
+// It removes notes about these objects. Lines that a refused object implied are lost too.
+func (d *Draft) returnLines(why map[string]*config.Error) {
+	lose := func(object string, lines ...int) {
+		e := why[object]
+		for _, l := range lines {
+			d.note(Note{Kind: Lost, Line: l, Reason: object + " is refused: " + printable(e.Cause), Next: printable(e.Hint)})
+			d.Keep(l)
+			if d.Returned != nil && l > 0 {
+				d.Returned(l)
+			}
+		}
 	}
-	for _, l := range lines {
-		d.note(Note{Kind: Lost, Line: l, Reason: object + " is refused: " + printable(e.Cause), Next: printable(e.Hint)})
+	notes := d.notes
+	d.notes = nil
+	for _, n := range notes {
+		if why[n.Object] == nil {
+			d.notes = append(d.notes, n)
+		}
 	}
-	delete(d.origin, object)
-	// Notes about the object speak of nothing now.
-	d.notes = slices.DeleteFunc(d.notes, func(note Note) bool { return note.Object == object })
+	for _, n := range notes {
+		if why[n.Object] != nil && n.Kind == Implied {
+			lose(n.Object, n.Line)
+		}
+	}
+	for _, object := range slices.Sorted(maps.Keys(why)) {
+		if lines := d.origin[object]; len(lines) > 0 {
+			lose(object, lines...)
+		} else {
+			lose(object, 0)
+		}
+		delete(d.origin, object)
+	}
 }

@@ -15,7 +15,7 @@ type Value struct {
 	Line int
 	// Text of a string, a number, true, false or null; empty for others.
 	Text string
-	// IsString tells a string from a number.
+	// IsString reports whether Text was quoted.
 	IsString bool
 	// Fields of an object in the order of the text, Items of an array.
 	Fields []Field
@@ -55,7 +55,7 @@ func JSON(text string) (list []*Value, err error) {
 type jsonReader struct {
 	*json.Decoder
 	text     string
-	at, line int // what has been counted
+	at, line int // offset and line up to which lines are counted
 }
 
 func (p *jsonReader) failed(err error) error {
@@ -141,7 +141,7 @@ func (v *Value) Str() string {
 	return v.Text
 }
 
-// IsObject and IsArray tell what a value is.
+// IsObject reports whether the value is an object.
 func (v *Value) IsObject() bool { return v != nil && v.kind == '{' }
 
 // IsArray reports whether the value is an array.

@@ -13,13 +13,18 @@ import (
 // width of the report and of comments, in columns.
 const width = 80
 
-// comment writes the configuration's text with what there is to say: where each object comes
-// from, what acts otherwise, and at the end what has no equal.
+// comment writes the configuration with comments: the summary, the lines and the differences of each
+// object, and at the end the lines that have no equal.
 func (d *Draft) comment(body string, r *Result) string {
 	var b strings.Builder
 	for _, l := range wrap(fmt.Sprintf("Imported from %s: %s of %s; %s. Read the comments, then: sluice check FILE",
 		d.Source, plural(len(r.Objects), "object"), d.unit.count(d.spoken()), r.summary()), width-2) {
 		b.WriteString("# " + l + "\n")
+	}
+	if s := r.Summary(); s != "" {
+		for _, l := range wrap(s, width-2) {
+			b.WriteString("# " + l + "\n")
+		}
 	}
 	for _, remark := range d.remarks {
 		for _, l := range wrap(remark, width-2) {
@@ -48,7 +53,7 @@ func (d *Draft) comment(body string, r *Result) string {
 	if len(rest)+len(d.refused) > 0 {
 		b.WriteString("\n# Not taken over:\n")
 	}
-	for _, g := range group(rest) {
+	for _, g := range group(rest, true) {
 		for _, l := range wrap(g.lines(d.unit)+": "+g.words(), width-2) {
 			b.WriteString("# " + l + "\n")
 		}
@@ -79,7 +84,7 @@ func writeOrigin(b *strings.Builder, margin string, d *Draft, o Object, notes []
 	} else if len(o.Lines) > 0 {
 		say("from " + d.unit.list(o.Lines))
 	}
-	for _, g := range group(notes) {
+	for _, g := range group(notes, true) {
 		say(string(g.Kind) + ": " + g.words())
 	}
 }
@@ -87,15 +92,14 @@ func writeOrigin(b *strings.Builder, margin string, d *Draft, o Object, notes []
 // spoken counts the lines that say something.
 func (d *Draft) spoken() (n int) {
 	for _, l := range d.lines {
-		text := strings.TrimSpace(l)
-		if text != "" && !slices.ContainsFunc(d.commentMarks, func(mark string) bool { return strings.HasPrefix(text, mark) }) {
+		if d.speaks(l) {
 			n++
 		}
 	}
 	return n
 }
 
-// summary counts what was lost and what acts otherwise, in words.
+// summary counts lines without an equal and lines that act otherwise, in words.
 func (r *Result) summary() string {
 	lost, changed := r.Count(Lost), r.Count(Changed)
 	switch {
@@ -116,31 +120,88 @@ func hasOrHave(n int, what, one, more string) string {
 	return fmt.Sprintf("%d %ss %s", n, what, more)
 }
 
-// Report writes the notes for people: those of one reason together, in the order of the lines.
-// Implied lines are counted, or with all listed too.
-func (r *Result) Report(w io.Writer, all bool) error {
-	var b strings.Builder
-	implied := 0
-	for _, g := range group(r.Notes) {
-		if g.Kind == Implied && !all {
-			implied += len(g.numbers)
+// Summary returns where the lines ended, by class, and the lines to check by hand:
+// "translations: 10 of 10; filter: 8 of 12 stay in iptables; to check by hand: line 3".
+func (r *Result) Summary() string {
+	type count struct{ all, rest int }
+	counts, order := map[string]*count{}, []string{}
+	place := map[int]Place{}
+	for _, l := range r.Lines {
+		place[l.Number] = l.Place
+		if l.Class == "" {
 			continue
 		}
-		head := g.lines(r.unit) + ": " + string(g.Kind)
-		if g.Object != "" {
-			head += " in " + g.Object
+		c := counts[l.Class]
+		if c == nil {
+			c = &count{}
+			counts[l.Class] = c
+			order = append(order, l.Class)
 		}
-		fmt.Fprintln(&b, head)
-		for _, t := range g.texts {
-			fmt.Fprintln(&b, "    "+cut(t, width-4))
-		}
-		for _, l := range wrap(g.words(), width-2) {
-			fmt.Fprintln(&b, "  "+l)
+		c.all++
+		if l.Place == InRest {
+			c.rest++
 		}
 	}
-	fmt.Fprintf(&b, "%s: %s\n", plural(len(r.Objects), "object"), r.summary())
-	if implied > 0 {
-		fmt.Fprintf(&b, "%s left out that Sluice needs no rule for; --all lists them\n", hasOrHave(implied, "line", "is", "are"))
+	var parts []string
+	slices.Sort(order)
+	slices.Reverse(order) // translations before filter
+	for _, class := range order {
+		c := counts[class]
+		part := fmt.Sprintf("%s: %d of %d", class, c.all-c.rest, c.all)
+		if c.rest > 0 && r.Rest != "" {
+			part = fmt.Sprintf("%s: %d of %d stay in %s", class, c.rest, c.all, r.program)
+		}
+		parts = append(parts, part)
+	}
+	var byHand []int
+	for _, n := range r.Notes {
+		if n.Line > 0 && n.Kind != Implied && (n.Object != "" || n.Kind == Changed || r.Rest == "") {
+			byHand = append(byHand, n.Line)
+		}
+	}
+	slices.Sort(byHand)
+	if byHand = slices.Compact(byHand); len(byHand) > 0 {
+		parts = append(parts, "to check by hand: "+r.unit.list(byHand))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// maxTexts bounds the lines of the source that the report shows for one reason.
+const maxTexts = 8
+
+// Report writes the summary and then the notes for people: notes of one reason together, in the
+// order of the lines. Implied lines are counted, or with all listed too.
+func (r *Result) Report(w io.Writer, all bool) error {
+	var b strings.Builder
+	say := func(margin, text string) {
+		for _, l := range wrap(text, width-len(margin)) {
+			fmt.Fprintln(&b, margin+l)
+		}
+	}
+	say("", plural(len(r.Objects), "object")+": "+r.summary())
+	if s := r.Summary(); s != "" {
+		say("", s)
+	}
+	implied := map[int]bool{}
+	for _, g := range group(r.Notes, false) {
+		if g.Kind == Implied && !all {
+			for _, n := range g.numbers {
+				implied[n] = true
+			}
+			continue
+		}
+		say("", g.head(r.unit))
+		for i, t := range g.texts {
+			if i == maxTexts {
+				fmt.Fprintf(&b, "    ... and %d more\n", len(g.texts)-i)
+				break
+			}
+			fmt.Fprintln(&b, "    "+cut(t, width-4))
+		}
+		say("  ", g.words())
+	}
+	if len(implied) > 0 {
+		fmt.Fprintf(&b, "%s left out that Sluice needs no rule for; --all lists them\n", hasOrHave(len(implied), r.unit.one, "is", "are"))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -151,28 +212,54 @@ type grouped struct {
 	Note
 	numbers []int
 	texts   []string
+	objects []string
+	seen    map[any]bool
 }
 
-// group puts notes together that differ by their line and text only.
-func group(notes []Note) (list []*grouped) {
+// group joins notes that differ by their line and text only. Unless they are separate, notes about
+// different objects are joined too.
+func group(notes []Note, separate bool) (list []*grouped) {
 	index := map[Note]*grouped{}
 	for _, n := range notes {
 		key := n
 		key.Line, key.Text = 0, ""
+		if !separate {
+			key.Object = ""
+		}
 		g := index[key]
 		if g == nil {
-			g = &grouped{Note: n}
+			g = &grouped{Note: n, seen: map[any]bool{}}
 			index[key] = g
 			list = append(list, g)
 		}
-		if n.Line > 0 && !slices.Contains(g.numbers, n.Line) {
+		first := func(x any) bool {
+			seen := g.seen[x]
+			g.seen[x] = true
+			return !seen
+		}
+		if n.Line > 0 && first(n.Line) {
 			g.numbers = append(g.numbers, n.Line)
 		}
-		if n.Text != "" && !slices.Contains(g.texts, n.Text) {
+		if n.Text != "" && first(n.Text) {
 			g.texts = append(g.texts, n.Text)
+		}
+		if n.Object != "" && first("object "+n.Object) {
+			g.objects = append(g.objects, n.Object)
 		}
 	}
 	return list
+}
+
+// head names the lines, their fate and the objects: "lines 3, 5: changed in nat web, nat mail".
+func (g *grouped) head(u unit) string {
+	s := g.lines(u) + ": " + string(g.Kind)
+	if len(g.objects) > 0 {
+		s += " in " + strings.Join(g.objects[:min(len(g.objects), maxTexts)], ", ")
+	}
+	if more := len(g.objects) - maxTexts; more > 0 {
+		s += fmt.Sprintf(" and %d more", more)
+	}
+	return s
 }
 
 func (g *grouped) words() string {
@@ -189,7 +276,7 @@ func (g *grouped) lines(u unit) string {
 	return u.list(g.numbers)
 }
 
-// unit is what a text is counted in.
+// unit is the word for one line of a source.
 type unit struct{ one, more string }
 
 func (u unit) count(n int) string {

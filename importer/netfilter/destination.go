@@ -59,8 +59,7 @@ func (t *translator) destinations(w *walker) {
 			g.closed = p.match.share == 0 && p.match.remember == 0
 		case doNetmap:
 			t.netmapIn(p)
-		case doAccept, doReturn:
-			t.d.Know(p.rule.line)
+		case doAccept, doReturn: // exceptions of the paths behind them
 		case doMark:
 			if t.masquerades(p.rule) {
 				t.implied(p, "marks packets to have their source translated")

@@ -114,7 +114,7 @@ func (t *translator) policy(w *walker, exact bool, rules *[]config.FirewallRule,
 	for range list {
 		*of = append(*of, end)
 	}
-	c.drops = false
+	c.drops, c.open = false, true
 }
 
 // needed adds the rules that have an effect: those that accept only where a rule behind them does

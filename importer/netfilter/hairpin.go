@@ -98,11 +98,7 @@ func (t *translator) ownConnections(w *walker) {
 		objects := t.made[p.rule]
 		switch {
 		case p.rule.do == doAccept || p.rule.do == doReturn:
-			t.d.Know(p.rule.line)
 		case len(objects) > 0 && len(p.match.unequal()) == 0:
-			for _, r := range p.via {
-				t.d.Know(r.line)
-			}
 			for _, o := range objects {
 				if o.service >= 0 {
 					t.d.Config.Services[o.service].Datapath = config.DatapathNftables
@@ -112,15 +108,9 @@ func (t *translator) ownConnections(w *walker) {
 				t.d.Remark("Objects with datapath: nftables also translate connections that the host itself opens, as the original did; remove it where there are none.")
 			}
 		case t.taken[p.rule] && !t.lost[p.rule]:
-			for _, r := range p.via {
-				t.d.Know(r.line)
-			}
 		case p.rule.do == doMark && t.masquerades(p.rule):
 			t.implied(p, "marks packets to have their source translated")
 		case t.lost[p.rule]: // noted
-			for _, r := range p.via {
-				t.d.Know(r.line)
-			}
 		default:
 			t.lose(p, "no equal for translations of connections that the host itself opens alone", "let the host's programs ask for the other address, or keep it in "+t.program)
 		}

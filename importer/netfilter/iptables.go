@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/sluice-lb/sluice/importer/draft"
@@ -38,10 +40,10 @@ func readIPTables(d *draft.Draft) (*ruleset, error) {
 			}
 		case line[0] == '*':
 			p.table, seen = line[1:], true
-			d.Know(n)
+			d.Structure(n)
 		case line == "COMMIT":
 			p.table = ""
-			d.Know(n)
+			d.Structure(n)
 		case line[0] == ':':
 			p.declare(n, line[1:])
 		case strings.HasPrefix(line, "create ") || strings.HasPrefix(line, "add "):
@@ -85,9 +87,7 @@ func (p *iptables) declare(n int, rest string) {
 	c := p.chain(n, f[0])
 	c.line = n
 	c.drops = f[1] == "DROP"
-	if !c.drops || c.hook == "" {
-		p.d.Know(n)
-	}
+	p.d.Structure(n)
 }
 
 // ipset reads lines of ipset save.
@@ -126,17 +126,41 @@ func (p *iptables) rule(n int, line string) {
 	if len(words) > 0 && strings.HasPrefix(words[0], "[") {
 		words = words[1:] // counters, of iptables-save -c
 	}
-	if len(words) < 2 || words[0] != "-A" && words[0] != "--append" && words[0] != "-I" {
+	if len(words) < 2 {
+		return
+	}
+	at := -1 // behind the last
+	switch words[0] {
+	case "-A", "--append":
+	case "-I", "--insert":
+		at = 0
+		if len(words) > 2 {
+			if n, err := strconv.Atoi(words[2]); err == nil && n > 0 {
+				at = n - 1
+				words = slices.Delete(words, 2, 3)
+			}
+		}
+	case "-P", "--policy":
+		if len(words) == 3 {
+			c := p.chain(n, words[1])
+			c.line, c.drops = n, words[2] == "DROP"
+			p.d.Structure(n)
+		}
+		return
+	case "-N", "--new-chain":
+		p.chain(n, words[1])
+		p.d.Structure(n)
+		return
+	default:
 		return
 	}
 	o := &options{words: words[2:], r: &rule{line: n, text: p.d.Line(n), match: match{family: p.family}}}
 	o.parse()
 	c := p.chain(n, words[1])
-	if words[0] == "-I" {
-		c.rules = append([]*rule{o.r}, c.rules...)
-	} else {
-		c.rules = append(c.rules, o.r)
+	if at < 0 || at > len(c.rules) {
+		at = len(c.rules)
 	}
+	c.rules = slices.Insert(c.rules, at, o.r)
 }
 
 // split breaks a line into words, as a shell would: iptables-save quotes what has spaces.

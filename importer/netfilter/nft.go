@@ -3,6 +3,7 @@
 package netfilter
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -47,12 +48,8 @@ func Nftables(text string, o Options) (*draft.Result, error) {
 	if err := t.translate(); err != nil {
 		return nil, err
 	}
-	r, err := n.d.Finish()
-	if err != nil {
-		return nil, err
-	}
-	r.Rest = t.restOf(document.List)
-	return r, nil
+	n.d.Rest = func(stays func(line int) bool) string { return t.restOf(document.List, stays) }
+	return n.d.Finish()
 }
 
 // nftables reads entries of the list.
@@ -68,7 +65,7 @@ func (n *nftables) entry(line int, v *draft.Value) {
 	table := family + " " + o.Get("table").Str()
 	switch kind {
 	case "metainfo", "table", "counter":
-		n.d.Know(line)
+		n.d.Structure(line)
 	case "chain":
 		n.chain(line, table, family, o)
 	case "rule":
@@ -100,9 +97,7 @@ func (n *nftables) chain(line int, table, family string, o *draft.Value) {
 	c.early = prio <= -300
 	n.set.chains[c.id] = c
 	n.set.order = append(n.set.order, c)
-	if !c.drops || c.hook == "" {
-		n.d.Know(line)
-	}
+	n.d.Structure(line)
 }
 
 func (n *nftables) readSet(line int, o *draft.Value) {
@@ -369,28 +364,23 @@ func (n *nftables) translation(r *rule, do verdict, address, port *draft.Value) 
 	}
 }
 
-// restOf returns the entries that are to stay as a document of nft, "" when no rule is among them.
-func (t *translator) restOf(entries []json.RawMessage) string {
-	gone := map[int]bool{}
-	stays := map[int]bool{}
-	some := false
-	for _, c := range t.set.order {
-		for _, r := range c.rules {
-			if t.taken[r] && !t.lost[r] {
-				gone[r.line] = true
-			} else {
-				stays[r.line] = true
-				some = some || r.do != doJump && r.do != doGoto && r.do != doReturn
-			}
-		}
-		some = some || c.drops
-	}
-	if !some {
+// restOf returns the entries that are to stay as a document of nft, "" when none has an effect.
+func (t *translator) restOf(entries []json.RawMessage, stays func(line int) bool) string {
+	if !t.someAct(stays) {
 		return ""
+	}
+	gone := t.gone(stays)
+	open := map[int]bool{}
+	for _, c := range t.set.order {
+		open[c.line] = c.open
 	}
 	var kept []json.RawMessage
 	for i, e := range entries {
-		if !gone[i+1] || stays[i+1] {
+		if open[i+1] {
+			e = bytes.Replace(e, []byte(`"policy": "drop"`), []byte(`"policy": "accept"`), 1)
+			e = bytes.Replace(e, []byte(`"policy":"drop"`), []byte(`"policy":"accept"`), 1)
+		}
+		if !gone[i+1] {
 			kept = append(kept, e)
 		}
 	}

@@ -51,6 +51,7 @@ type chain struct {
 	nat    bool // of type nat
 	early  bool // before connection tracking
 	drops  bool // its policy is drop
+	open   bool // its policy drop became a firewall rule
 	device string
 	rules  []*rule
 	called bool

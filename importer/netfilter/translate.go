@@ -35,6 +35,8 @@ type translator struct {
 	sourced      []*sourceRule
 	// missed are translations that have no equal.
 	missed []*path
+	// returned are lines of objects that validation has refused.
+	returned map[int]bool
 	// stays tells that rules stay in the program that forwarded packets have to meet.
 	stays bool
 }
@@ -57,16 +59,12 @@ func IPTables(text string, o Options) (*draft.Result, error) {
 	if err := t.translate(); err != nil {
 		return nil, err
 	}
-	r, err := d.Finish()
-	if err != nil {
-		return nil, err
-	}
-	r.Rest = t.rest()
-	return r, nil
+	d.Rest = t.rest
+	return d.Finish()
 }
 
 func newTranslator(d *draft.Draft, set *ruleset, program string, o Options) *translator {
-	return &translator{Options: o, d: d, set: set, program: program, taken: map[*rule]bool{}, lost: map[*rule]bool{}, made: map[*rule][]made{}}
+	return &translator{Options: o, d: d, set: set, program: program, taken: map[*rule]bool{}, lost: map[*rule]bool{}, made: map[*rule][]made{}, returned: map[int]bool{}}
 }
 
 // translate follows every base chain: what changes addresses first, then what filters.
@@ -113,11 +111,51 @@ func (t *translator) translate() error {
 		t.filter(w)
 	}
 	t.noteUntranslated(walks, filters)
-	if t.stays && len(t.d.Config.NAT)+len(t.d.Config.Services) > 0 {
-		t.d.Config.Datapath = config.DatapathNftables
-		t.d.Remark("datapath: nftables is set because rules stay in " + t.program + " that forwarded packets have to meet: what eBPF carries never reaches them.")
+	t.placeRules()
+	if t.stays {
+		t.onNftables()
 	}
 	return nil
+}
+
+// onNftables sets the datapath that forwarded packets share with the rules that stay.
+func (t *translator) onNftables() {
+	if len(t.d.Config.NAT)+len(t.d.Config.Services) > 0 {
+		t.d.Config.Datapath = config.DatapathNftables
+		t.d.Remark("datapath: nftables is set because rules for forwarded packets stay in " + t.program + ". Packets that eBPF forwards bypass these rules.")
+	}
+}
+
+// placeRules gives each rule its place: a rule that the configuration does not have in full stays.
+func (t *translator) placeRules() {
+	atLine := map[int][]*chain{}
+	for _, c := range t.set.order {
+		for _, r := range c.rules {
+			if !t.taken[r] || t.lost[r] {
+				t.d.Keep(r.line)
+			}
+			switch {
+			case r.do == doJump || r.do == doGoto || r.do == doNothing:
+			case !c.nat:
+				t.d.Class("filter", r.line)
+			case r.do != doAccept && r.do != doReturn && r.do != doMark && r.do != doLog:
+				t.d.Class("translations", r.line)
+			}
+			atLine[r.line] = append(atLine[r.line], c)
+		}
+		if c.drops {
+			t.d.Keep(c.line)
+			t.d.Class("filter", c.line)
+		}
+	}
+	t.d.Returned = func(line int) {
+		for _, c := range atLine[line] {
+			t.returned[line] = true
+			if c.hook != hookInput && c.hook != hookOutput {
+				t.onNftables()
+			}
+		}
+	}
 }
 
 // sets takes over the sets of addresses that rules use; objects that use one come from its lines too.
@@ -136,7 +174,7 @@ func (t *translator) sets() {
 			case t.set.sets[name] == nil:
 				t.d.Lost(n, "", "no equal for a set of this type", "write its addresses under firewall: sets:")
 			default:
-				t.d.Know(n)
+				t.d.Keep(n)
 			}
 		}
 	}
@@ -157,10 +195,11 @@ func (t *translator) lose(p *path, reason, next string) {
 	if p.base.nat {
 		t.missed = append(t.missed, p)
 	}
-	t.d.Lost(p.rule.line, p.rule.text, reason, next)
-	for _, r := range p.via {
-		t.d.Know(r.line)
+	switch p.base.hook {
+	case hookPrerouting, hookForward, hookPostrouting:
+		t.stays = true
 	}
+	t.d.Lost(p.rule.line, p.rule.text, reason, next)
 }
 
 // take notes that an object holds a path.
@@ -168,9 +207,6 @@ func (t *translator) take(p *path, o made) {
 	t.taken[p.rule] = true
 	t.made[p.rule] = append(t.made[p.rule], o)
 	t.d.AlsoFrom(o.name, p.rule.line)
-	for _, r := range p.via {
-		t.d.Know(r.line)
-	}
 	for _, l := range p.rule.lost {
 		t.d.LostOf(o.name, p.rule.line, l.text, "no equal: "+l.effect, l.next)
 	}
@@ -180,9 +216,12 @@ func (t *translator) take(p *path, o made) {
 func (t *translator) implied(p *path, reason string) {
 	t.taken[p.rule] = true
 	t.d.Implied(p.rule.line, p.rule.text, reason)
-	for _, r := range p.via {
-		t.d.Know(r.line)
-	}
+}
+
+// impliedBy notes that an object has the effect of a path.
+func (t *translator) impliedBy(object string, p *path, reason string) {
+	t.taken[p.rule] = true
+	t.d.ImpliedBy(object, p.rule.line, p.rule.text, reason)
 }
 
 // noteUntranslated notes each rule that neither became part of an object nor has a note already.
@@ -226,9 +265,7 @@ func (t *translator) noteUntranslated(walks map[hook][]*walker, filters []*walke
 			case r.do == doReturn && !t.taken[r] && !t.lost[r]:
 				t.d.Implied(r.line, r.text, "leaves the chain for packets that no object is about")
 			}
-			t.d.Know(r.line)
 		}
-		t.d.Know(c.line)
 	}
 }
 
@@ -278,25 +315,50 @@ func named(p *path, otherwise string) string {
 	return otherwise
 }
 
-// rest returns the iptables lines that are to stay, "" when none are.
-func (t *translator) rest() string {
-	gone, stays := map[int]bool{}, false
+// acts reports whether a rule that stays has an effect by itself.
+func (r *rule) acts(c *chain) bool {
+	return r.do != doJump && r.do != doGoto && r.do != doReturn && r.do != doNothing && (r.do != doAccept || c.drops || c.hook == "")
+}
+
+// someAct reports whether a rule or policy that stays has an effect.
+func (t *translator) someAct(stays func(line int) bool) bool {
+	return slices.ContainsFunc(t.set.order, func(c *chain) bool {
+		return c.drops || slices.ContainsFunc(c.rules, func(r *rule) bool { return stays(r.line) && r.acts(c) })
+	})
+}
+
+// gone are the lines of rules that do not stay.
+func (t *translator) gone(stays func(line int) bool) map[int]bool {
+	gone := map[int]bool{}
 	for _, c := range t.set.order {
 		for _, r := range c.rules {
-			if t.taken[r] && !t.lost[r] {
-				gone[r.line] = true
-			} else if r.do != doJump && r.do != doGoto && r.do != doReturn && (r.do != doAccept || c.drops || c.hook == "") {
-				stays = true
-			}
+			gone[r.line] = !stays(r.line)
 		}
-		stays = stays || c.drops
 	}
-	if !stays {
+	return gone
+}
+
+// rest returns the iptables lines that are to stay, "" when none has an effect.
+func (t *translator) rest(stays func(line int) bool) string {
+	if !t.someAct(stays) {
 		return ""
+	}
+	gone := t.gone(stays)
+	open := map[int]string{}
+	for _, c := range t.set.order {
+		if c.open {
+			open[c.line] = ":" + c.id.name + " ACCEPT [0:0]"
+		}
 	}
 	var b strings.Builder
 	for i, l := range t.d.Lines() {
-		// Sets of ipset, and what is no rule, would stop iptables-restore.
+		if policy := open[i+1]; policy != "" {
+			if !strings.HasPrefix(l, "-") { // of -P, the declaration is above
+				b.WriteString(policy + "\n")
+			}
+			continue
+		}
+		// Lines of ipset, and lines that are no rules, would stop iptables-restore.
 		if ours := strings.ContainsAny(l[:min(len(l), 1)], "*:-[#") || l == "COMMIT"; ours && !gone[i+1] {
 			b.WriteString(l + "\n")
 		}
