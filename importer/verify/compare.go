@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/importer/draft"
+	"github.com/sluice-lb/sluice/nat"
+)
+
+// Datapath carries configurations in the network namespace where it was opened.
+type Datapath interface {
+	Apply(context.Context, *config.Config) error
+	// Close removes everything from the namespace.
+	Close() error
+}
+
+// Pair is two gateways of one host: one with the original rules, one with their import.
+type Pair struct {
+	host               nat.Host
+	original, imported *gateway
+	datapath           Datapath
+	program            Program
+	text               string // of the original rules
+	result             *draft.Result
+	sourcePort         uint16 // of the last probe
+	// anyPort is true where the imported gateway may choose source ports by itself.
+	anyPort bool
+}
+
+// NewPair makes both gateways. It calls open in the namespace of the imported one.
+func NewPair(h nat.Host, open func() (Datapath, error)) (p *Pair, err error) {
+	p = &Pair{host: h}
+	if p.original, err = newGateway(h); err != nil {
+		return nil, err
+	}
+	if p.imported, err = newGateway(h); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	err = p.imported.inside(func() error {
+		p.datapath, err = open()
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	return p, nil
+}
+
+// Close removes both gateways.
+func (p *Pair) Close() error {
+	var errs []error
+	if p.datapath != nil {
+		errs = append(errs, p.imported.inside(p.datapath.Close))
+	}
+	for _, g := range []*gateway{p.original, p.imported} {
+		if g != nil {
+			errs = append(errs, g.close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Load replaces the rules of both gateways: the text by the program, and its import. The rest is
+// loaded before Sluice starts, as docs/import.md advises.
+func (p *Pair) Load(program Program, text string, r *draft.Result) error {
+	p.result, p.text, p.sourcePort = r, text, 20000
+	cfg, err := config.Decode("imported", []byte(r.YAML))
+	if err != nil {
+		return err
+	}
+	empty, err := config.Decode("empty", []byte("services: []\n"))
+	if err != nil {
+		return err
+	}
+	cfg.HoldAddresses = config.SwitchOff
+	if cfg.Attach == "" {
+		cfg.Attach = config.AttachTC
+	}
+	p.anyPort = cfg.Datapath != config.DatapathNftables
+	last := p.program
+	p.program = program
+	err = p.original.inside(func() error {
+		if last != "" {
+			if err := last.flush(); err != nil {
+				return err
+			}
+		}
+		if program == Nftables {
+			if p.text, err = withCounters(text); err != nil {
+				return err
+			}
+		}
+		return errors.Join(forget(), program.load(p.text))
+	})
+	if err != nil {
+		return fmt.Errorf("original rules: %w", err)
+	}
+	return p.imported.inside(func() error {
+		if last != "" {
+			if err := p.datapath.Apply(context.Background(), empty); err != nil {
+				return err
+			}
+			if err := last.flush(); err != nil {
+				return err
+			}
+		}
+		if err := program.load(r.Rest); err != nil {
+			return fmt.Errorf("rest of the rules: %w", err)
+		}
+		if err := p.datapath.Apply(context.Background(), cfg); err != nil {
+			return fmt.Errorf("imported configuration: %w", err)
+		}
+		return forget()
+	})
+}
+
+// forget removes all entries of connection tracking.
+func forget() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }
+
+// Difference is a probe that the two gateways handle otherwise.
+type Difference struct {
+	Probe              Probe
+	Original, Imported []string // frames that left, as text
+	// Lines are those of the original rules that matched.
+	Lines []int
+	// Announced reports whether a note of the import is about one of the lines, or about an object
+	// that the probe concerns.
+	Announced bool
+}
+
+// Compare sends the probes through both gateways and returns the differences.
+func (p *Pair) Compare(probes []Probe) (list []Difference, err error) {
+	for _, probe := range probes {
+		p.sourcePort++
+		if probe.SrcPort == 0 {
+			probe.SrcPort = p.sourcePort
+		}
+		one, err := p.original.converse(probe, p.anyPort)
+		if err != nil {
+			return nil, err
+		}
+		other, err := p.imported.converse(probe, p.anyPort)
+		if err != nil {
+			return nil, err
+		}
+		if slices.Equal(one, other) {
+			continue
+		}
+		d := Difference{Probe: probe, Original: one, Imported: other}
+		if err := p.explain(&d); err != nil {
+			return nil, err
+		}
+		list = append(list, d)
+	}
+	return list, nil
+}
+
+// explain sends a probe again through the original rules, to find those that match.
+func (p *Pair) explain(d *Difference) error {
+	var before, after counted
+	count := func(c *counted) error {
+		return p.original.inside(func() (err error) {
+			if *c, err = p.program.counters(p.text); err != nil {
+				return err
+			}
+			return forget()
+		})
+	}
+	if err := count(&before); err != nil {
+		return err
+	}
+	if _, err := p.original.converse(d.Probe, false); err != nil {
+		return err
+	}
+	if err := count(&after); err != nil {
+		return err
+	}
+	lines := after.since(before)
+	for l := range lines {
+		d.Lines = append(d.Lines, l)
+	}
+	slices.Sort(d.Lines)
+	about := p.about(d.Probe)
+	d.Announced = slices.ContainsFunc(p.result.Notes, func(n draft.Note) bool {
+		return n.Kind != draft.Implied && (lines[n.Line] || about[n.Object])
+	})
+	return nil
+}
+
+// about returns the objects that a probe concerns: those that it asks for, and those that translate its
+// source.
+func (p *Pair) about(probe Probe) map[string]bool {
+	list := map[string]bool{}
+	c := p.result.Config
+	listens := func(l *config.Listen, protocol flow.Protocol) bool {
+		if l == nil || protocol != flow.Any && protocol != probe.Protocol {
+			return false
+		}
+		address := l.Address == probe.Dst
+		if !l.Address.IsValid() {
+			i, _ := p.host.Interface(l.Interface)
+			address = slices.ContainsFunc(i.Addresses, func(x netip.Prefix) bool { return x.Addr() == probe.Dst })
+		}
+		return address
+	}
+	for i := range c.Services {
+		s := &c.Services[i]
+		for n := range s.Listen {
+			if listens(&s.Listen[n], s.Protocol) {
+				list["service "+s.Name] = true
+			}
+		}
+		for _, b := range s.Backends {
+			if b.Address == probe.Dst || b.Address == probe.Src {
+				list["service "+s.Name] = true
+			}
+		}
+	}
+	for i := range c.NAT {
+		n := &c.NAT[i]
+		source := len(n.Source) == 0 && (n.Type == config.NATMasquerade || n.Type == config.NATSNAT)
+		for _, s := range n.Source {
+			source = source || s.Contains(probe.Src)
+		}
+		static := n.External.IsValid() && n.External.Contains(probe.Dst) || n.Internal.IsValid() && n.Internal.Contains(probe.Src)
+		if source || static || listens(n.Listen, n.Protocol) || n.To.Address.IsValid() && (n.To.Address == probe.Dst || n.To.Address == probe.Src) {
+			list["nat "+n.Name] = true
+		}
+	}
+	for i := range c.Firewall.Rules {
+		list["rule "+c.Firewall.Rules[i].Name] = true
+	}
+	return list
+}
