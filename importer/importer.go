@@ -7,6 +7,7 @@ package importer
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"github.com/sluice-lb/sluice/importer/balancer"
@@ -19,6 +20,8 @@ type Options struct {
 	// Outside are the interfaces whose addresses are meant where the source takes what is
 	// sent to any address of the host.
 	Outside []string
+	// Addresses are the host's own by interface, with the length of their network; nil if unknown.
+	Addresses map[string][]netip.Prefix
 }
 
 // Source is a program whose configuration can be imported.
@@ -36,10 +39,10 @@ var Sources = []Source{
 	{"ipvs", "virtual services of IPVS", "ipvsadm-save -n", loadBalancer(balancer.IPVS)},
 	{"keepalived", "virtual servers and their checkers", "/etc/keepalived/keepalived.conf", loadBalancer(balancer.Keepalived)},
 	{"iptables", "rules of iptables and ip6tables, sets of ipset", "iptables-save", func(text string, o Options) (*draft.Result, error) {
-		return netfilter.IPTables(text, netfilter.Options{Outside: o.Outside})
+		return netfilter.IPTables(text, netfilter.Options{Outside: o.Outside, Addresses: o.Addresses})
 	}},
 	{"nftables", "rules of nftables", "nft -j list ruleset", func(text string, o Options) (*draft.Result, error) {
-		return netfilter.Nftables(text, netfilter.Options{Outside: o.Outside})
+		return netfilter.Nftables(text, netfilter.Options{Outside: o.Outside, Addresses: o.Addresses})
 	}},
 	{"haproxy", "what HAProxy does in mode tcp", "/etc/haproxy/haproxy.cfg", loadBalancer(balancer.HAProxy)},
 	{"docker", "published ports and bridges", "docker inspect $(docker ps -q)", readDocker},

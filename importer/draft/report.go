@@ -40,12 +40,12 @@ func (d *Draft) comment(body string, r *Result) string {
 			rest = append(rest, n)
 		}
 	}
-	objects, next := r.Objects, 0
+	objects, next, first := r.Objects, 0, map[Note]string{}
 	for _, line := range strings.SplitAfter(body, "\n") {
 		indent := len(line) - len(strings.TrimLeft(line, " "))
 		starts := strings.HasPrefix(line[indent:], "- name: ") && indent == 2 || strings.HasPrefix(line[indent:], "- {name: ") && indent == 4
 		if starts && next < len(objects) {
-			writeOrigin(&b, strings.Repeat(" ", indent)+"# ", d, objects[next], of[objects[next].Name])
+			writeOrigin(&b, strings.Repeat(" ", indent)+"# ", d, objects[next], of[objects[next].Name], first)
 			next++
 		}
 		b.WriteString(line)
@@ -69,7 +69,8 @@ func (d *Draft) comment(body string, r *Result) string {
 	return b.String()
 }
 
-func writeOrigin(b *strings.Builder, margin string, d *Draft, o Object, notes []Note) {
+// writeOrigin writes the comment of an object. First has the object where a reason was explained.
+func writeOrigin(b *strings.Builder, margin string, d *Draft, o Object, notes []Note, first map[Note]string) {
 	say := func(s string) {
 		for _, l := range wrap(s, width-len(margin)) {
 			b.WriteString(margin + l + "\n")
@@ -85,6 +86,12 @@ func writeOrigin(b *strings.Builder, margin string, d *Draft, o Object, notes []
 		say("from " + d.unit.list(o.Lines))
 	}
 	for _, g := range group(notes, true) {
+		reason := Note{Kind: g.Kind, Reason: g.Reason, Next: g.Next}
+		if before := first[reason]; before != "" {
+			say(string(g.Kind) + ": as in " + before)
+			continue
+		}
+		first[reason] = o.Name
 		say(string(g.Kind) + ": " + g.words())
 	}
 }

@@ -4,6 +4,7 @@ package netfilter
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -30,10 +31,8 @@ type forward struct {
 type group struct {
 	match match
 	paths []*path
-	// exempt are interfaces whose packets the rules leave alone.
+	// exempt are interfaces whose packets match no rule.
 	exempt []string
-	// closed: every packet goes to one of the paths already.
-	closed bool
 }
 
 // destinations takes over the translations of a prerouting chain.
@@ -46,17 +45,12 @@ func (t *translator) destinations(w *walker) {
 			m.share, m.inOrder, m.remember = 0, false, 0
 			key := fmt.Sprintf("%+v", m)
 			g := index[key]
-			switch {
-			case g == nil:
+			if g == nil {
 				g = &group{match: m}
 				index[key] = g
 				groups = append(groups, g)
-			case g.closed:
-				t.implied(p, "another rule takes these packets before")
-				continue
 			}
 			g.paths = append(g.paths, p)
-			g.closed = p.match.share == 0 && p.match.remember == 0
 		case doNetmap:
 			t.netmapIn(p)
 		case doAccept, doReturn: // exceptions of the paths behind them
@@ -133,11 +127,6 @@ func (t *translator) group(g *group) {
 			return
 		}
 	}
-	listen, in, problem, next := t.listeners(g.match, first.rule.first, first.rule.ports.First != 0 && first.rule.shift == 0 && first.rule.ports.Len() == 1)
-	if problem != "" {
-		loseAll(problem, next)
-		return
-	}
 	g.exempt = slices.Clone(g.match.notIn)
 	for _, p := range g.paths {
 		p.except = slices.DeleteFunc(p.except, func(e exception) bool {
@@ -150,8 +139,15 @@ func (t *translator) group(g *group) {
 			return true
 		})
 	}
+	t.otherInterfaces(g)
+	listen, in, problem, next := t.listeners(g, first.rule.first, first.rule.ports.First != 0 && first.rule.shift == 0 && first.rule.ports.Len() == 1)
+	if problem != "" {
+		loseAll(problem, next)
+		return
+	}
 	masquerade, said := t.masqueraded(g)
-	single := len(g.paths) == 1 && first.rule.first == first.rule.last && len(t.masquerading) == 0
+	way := t.wayOut(g)
+	single := len(g.paths) == 1 && first.rule.first == first.rule.last && len(t.masquerading) == 0 && way.all == nil
 	clients := len(g.match.src) > 0 || len(g.match.notSrc) > 0 || g.match.srcSet != ""
 	var names []made
 	if single && !clients {
@@ -162,14 +158,15 @@ func (t *translator) group(g *group) {
 	} else if single && t.isReflection(g, first) {
 		return
 	} else {
-		names = []made{t.service(g, listen, in, masquerade)}
+		names = []made{t.service(g, listen, in, masquerade || way.all != nil, way.pool)}
 	}
 	for _, o := range names {
+		t.followWay(way, o.name)
 		for _, p := range g.paths {
 			t.take(p, o)
 			t.exceptions(p, o.name, map[*rule]bool{})
 		}
-		t.overtakes(g.paths[0], o.name)
+		t.objects = append(t.objects, &objectOf{g.paths[0], o.name})
 		for _, s := range said {
 			t.d.Changed(o.name, s.line, s.text, s.reason, s.next)
 		}
@@ -179,7 +176,8 @@ func (t *translator) group(g *group) {
 
 // listeners are where the packets of a match are sent to. One tells that all ports lead to one, which
 // a range of ports cannot: its ports lead to as many.
-func (t *translator) listeners(m match, target netip.Addr, one bool) (list []config.Listen, in config.Interfaces, problem, next string) {
+func (t *translator) listeners(g *group, target netip.Addr, one bool) (list []config.Listen, in config.Interfaces, problem, next string) {
+	m := g.match
 	in = interfaces(m.in)
 	ports := slices.Clone(m.dport)
 	if len(ports) == 1 && ports[0].Last == 65535 && ports[0].First <= 1 {
@@ -194,14 +192,31 @@ func (t *translator) listeners(m match, target netip.Addr, one bool) (list []con
 		if !p.IsSingleIP() {
 			return nil, "", "no equal for a whole network as the destination: " + p.String(), "write a port-forward for each address, or type: static for all ports of all"
 		}
-		if p.Addr().Is4() == target.Is4() {
+		if p.Addr().Is4() != target.Is4() {
+			continue
+		}
+		if t.owns(p.Addr()) == yes || len(m.in) == 0 || wildcard(m.in) {
 			list = append(list, config.Listen{Address: p.Addr(), Ports: ports})
+			continue
+		}
+		// Bound to interfaces, so that the gateway does not refuse other ports of an address
+		// that another host may have.
+		for _, name := range m.in {
+			list = append(list, config.Listen{Address: p.Addr(), Interface: name, Ports: ports})
 		}
 	}
 	if len(list) > 0 {
+		if list[0].Interface != "" {
+			in = ""
+		}
 		return list, in, "", ""
 	}
-	if len(m.in) > 0 && !slices.ContainsFunc(m.in, func(s string) bool { return strings.HasSuffix(s, "*") }) {
+	if m.dstLocal && len(m.notDst) == 0 {
+		if list = t.ownListeners(target, ports); len(list) > 0 {
+			return list, in, "", ""
+		}
+	}
+	if len(m.in) > 0 && !wildcard(m.in) {
 		for _, name := range m.in {
 			list = append(list, config.Listen{Interface: name, Ports: ports})
 		}
@@ -216,12 +231,46 @@ func (t *translator) listeners(m match, target netip.Addr, one bool) (list []con
 	return list, in, "", ""
 }
 
+// otherInterfaces writes "by every interface but" as the other interfaces, where these are known.
+func (t *translator) otherInterfaces(g *group) {
+	if t.Addresses == nil || len(g.exempt) == 0 || len(g.match.in) > 0 {
+		return
+	}
+	var others []string
+	for _, name := range slices.Sorted(maps.Keys(t.Addresses)) {
+		if name != "lo" && !slices.ContainsFunc(g.exempt, func(x string) bool { return nameWithin(name, x) }) {
+			others = append(others, name)
+		}
+	}
+	if len(others) > 0 {
+		g.match.in, g.exempt = others, nil
+	}
+}
+
+// wildcard reports whether one of the names is a pattern.
+func wildcard(names []string) bool {
+	return slices.ContainsFunc(names, func(s string) bool { return strings.HasSuffix(s, "*") })
+}
+
+// ownListeners listens on all known addresses of the host, in the family of the target.
+func (t *translator) ownListeners(target netip.Addr, ports []flow.Ports) (list []config.Listen) {
+	for _, name := range slices.Sorted(maps.Keys(t.Addresses)) {
+		for _, p := range t.Addresses[name] {
+			if a := p.Addr(); !a.IsLoopback() && !a.IsLinkLocalUnicast() && a.Is4() == target.Is4() {
+				list = append(list, config.Listen{Address: a, Ports: ports})
+			}
+		}
+	}
+	return list
+}
+
 // differences notes where listeners take other packets than the match did.
 func (t *translator) differences(g *group, object string, listen []config.Listen) {
 	p, m := g.paths[0], g.match
 	changed := func(reason, next string) { t.d.Changed(object, p.rule.line, p.rule.text, reason, next) }
 	switch byInterface := listen[0].Interface != "" && !listen[0].Address.IsValid(); {
 	case !byInterface:
+		t.otherPorts(g, object, listen)
 	case m.dstLocal:
 		changed("the rule takes every address of the host, the object that of interface "+listen[0].Interface, "give --outside several interfaces for more")
 	default:
@@ -240,9 +289,25 @@ func (t *translator) differences(g *group, object string, listen []config.Listen
 		changed("clients that the rule does not name were not translated; here they are refused", "")
 	}
 	for _, d := range m.notDst {
-		if len(m.dst) == 0 && !d.Addr().IsLoopback() {
+		if len(m.dst) == 0 && listen[0].Interface != "" && !d.Addr().IsLoopback() {
 			changed("packets to "+d.String()+" were not translated", "")
 		}
+	}
+}
+
+// otherPorts notes that the gateway refuses ports without a listener on an address that another host
+// may have.
+func (t *translator) otherPorts(g *group, object string, listen []config.Listen) {
+	if g.match.proto == flow.Any {
+		return
+	}
+	for _, l := range listen {
+		if l.Interface != "" || t.owns(l.Address) == yes {
+			continue
+		}
+		t.d.Changed(object, g.paths[0].rule.line, g.paths[0].rule.text, "Sluice refuses other ports of an address that is not the host's own; the original routed them",
+			"import again with --addresses FILE, the output of 'ip -j addr'")
+		return
 	}
 }
 
@@ -316,11 +381,11 @@ func defaultName(m match) string {
 }
 
 // service makes a service of several targets, or of one for certain clients.
-func (t *translator) service(g *group, listen []config.Listen, in config.Interfaces, masquerade bool) made {
+func (t *translator) service(g *group, listen []config.Listen, in config.Interfaces, fullnat bool, pool []config.AddressRange) made {
 	p, m := g.paths[0], g.match
 	s := config.Service{Name: named(p, defaultName(m)), Listen: listen, Protocol: m.proto, Mode: config.ModeDNAT}
-	if masquerade {
-		s.Mode = config.ModeFullNAT
+	if fullnat {
+		s.Mode, s.SourcePool = config.ModeFullNAT, pool
 	}
 	for i := range s.Listen {
 		if names := in.Words(); len(names) == 1 && s.Listen[i].Interface == "" {

@@ -156,6 +156,9 @@ func (p *iptables) rule(n int, line string) {
 	}
 	o := &options{words: words[2:], r: &rule{line: n, text: p.d.Line(n), match: match{family: p.family}}}
 	o.parse()
+	if p.table == "nat" {
+		o.r.match.ofNew()
+	}
 	c := p.chain(n, words[1])
 	if at < 0 || at > len(c.rules) {
 		at = len(c.rules)

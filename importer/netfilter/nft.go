@@ -152,6 +152,11 @@ func (n *nftables) rules(line int, c *chain, o *draft.Value) []*rule {
 			n.statement(r, key, v)
 		}
 	}
+	if c.nat {
+		for _, r := range list {
+			r.match.ofNew()
+		}
+	}
 	return list
 }
 

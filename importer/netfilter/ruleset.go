@@ -10,7 +10,9 @@ package netfilter
 
 import (
 	"net/netip"
+	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/sluice-lb/sluice/flow"
 )
@@ -145,6 +147,7 @@ type match struct {
 	remember int  // seconds: clients that were seen within that time (recent --rcheck)
 	// other are conditions that have no equal.
 	other []string
+	never bool // no packet matches
 }
 
 // marked is a packet mark and the bits of it that count.
@@ -194,7 +197,8 @@ func (m match) and(o match) (_ match, possible bool) {
 	}
 	r.remember = max(m.remember, o.remember)
 	r.other = union(r.other, o.other)
-	return r, possible
+	r.never = m.never || o.never
+	return r, possible && !r.never
 }
 
 func oneOf(r *match, a, b, what string) string {
@@ -332,7 +336,7 @@ func (m match) covers(o match) bool {
 	subset := func(need, have []netip.Prefix) bool {
 		return !slices.ContainsFunc(need, func(x netip.Prefix) bool { return !slices.Contains(have, x) })
 	}
-	return (m.family == 0 || m.family == o.family) && names(o.in, m.in) && names(o.out, m.out) &&
+	return !m.never && (m.family == 0 || m.family == o.family) && names(o.in, m.in) && names(o.out, m.out) &&
 		namesIn(m.notIn, o.notIn) && namesIn(m.notOut, o.notOut) &&
 		within(o.src, m.src) && within(o.dst, m.dst) && subset(m.notSrc, o.notSrc) && subset(m.notDst, o.notDst) &&
 		(m.srcSet == "" || m.srcSet == o.srcSet) && (m.dstSet == "" || m.dstSet == o.dstSet) &&
@@ -343,4 +347,29 @@ func (m match) covers(o match) bool {
 
 func namesIn(need, have []string) bool {
 	return !slices.ContainsFunc(need, func(x string) bool { return !slices.Contains(have, x) })
+}
+
+// stateCondition is a condition about the state of a connection, as the readers write it.
+var stateCondition = regexp.MustCompile(`^(?:-m (?:conntrack --ctstate|state --state)|ct state(?: in)?) (?:\{ )?([\w, ]+?)(?: \})?$`)
+
+// ofNew removes state conditions that are true for every packet in a nat chain, which sees only the
+// first packet of a connection. A condition on another state makes the match empty.
+func (m *match) ofNew() {
+	var kept []string
+	for _, c := range m.other {
+		s := stateCondition.FindStringSubmatch(c)
+		if s == nil {
+			kept = append(kept, c)
+			continue
+		}
+		states := strings.FieldsFunc(strings.ToLower(s[1]), func(r rune) bool { return r == ',' || r == ' ' })
+		switch {
+		case slices.Contains(states, "new"):
+		case slices.Contains(states, "related"):
+			kept = append(kept, c)
+		default:
+			m.never = true
+		}
+	}
+	m.other = kept
 }

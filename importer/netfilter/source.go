@@ -5,6 +5,7 @@ package netfilter
 import (
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -94,10 +95,9 @@ func (t *translator) source(p *path, later []*path) {
 	if !t.outExcept(p, &n) {
 		return
 	}
-	var exempt []*rule
+	n.Except = append(n.Except, m.notDst...)
 	exempt, left := t.exempt(p, &n)
 	left = t.exemptSources(p, n, left)
-	n.Except = append(n.Except, m.notDst...)
 	o := made{t.d.NAT(n, r.line), -1, len(t.d.Config.NAT) - 1}
 	t.take(p, o)
 	t.sourced = append(t.sourced, &sourceRule{p, o})
@@ -107,7 +107,7 @@ func (t *translator) source(p *path, later []*path) {
 	}
 	p.except = left
 	t.exceptions(p, o.name, map[*rule]bool{})
-	t.overtakes(p, o.name)
+	t.objects = append(t.objects, &objectOf{p, o.name})
 	t.sourceDifferences(p, o.name, n, later)
 }
 
@@ -135,10 +135,17 @@ func (t *translator) byMark(p *path) bool {
 	return is(p.match.mark) || slices.ContainsFunc(p.except, func(e exception) bool { return is(e.match.notMark) })
 }
 
-// hairpin recognises the translation of inside hosts that use a published port, or a backend that
-// uses its own service.
+// hairpin recognises the translation of inside hosts that use a published port, of a backend that uses
+// its own service, and of connections to services in mode fullnat.
 func (t *translator) hairpin(p *path) (found bool) {
 	m := p.match
+	if names := t.forwardedTo[p]; len(names) > 0 && len(m.dst) > 0 && t.onlyTargets(m, names) {
+		for _, name := range names {
+			t.impliedBy(name, p, "the service replaces the source by itself")
+			t.d.Changed(name, p.rule.line, p.rule.text, "connections that clients open straight to the target had their source replaced too; here they keep it", "")
+		}
+		return true
+	}
 	for _, f := range t.forwards {
 		if len(m.dst) != 1 || !m.dst[0].IsSingleIP() || m.dst[0].Addr() != f.target || m.proto != flow.Any && m.proto != f.proto {
 			continue
@@ -146,8 +153,11 @@ func (t *translator) hairpin(p *path) (found bool) {
 		if len(m.dport) > 0 && f.port != 0 && (len(m.dport) != 1 || m.dport[0] != flow.Ports{First: f.port, Last: f.port}) {
 			continue
 		}
+		if len(unequalSource(match{other: m.other, srcSet: m.srcSet, mark: m.mark, notMark: m.notMark, rate: m.rate, share: m.share})) > 0 || !t.turns(p, f.target) {
+			continue
+		}
 		f.hairpin = true
-		t.implied(p, "hairpin of "+f.object+" does this")
+		t.impliedBy(f.object, p, "the hairpin of the object has this effect")
 		found = true
 	}
 	if found {
@@ -158,6 +168,35 @@ func (t *translator) hairpin(p *path) (found bool) {
 		return true
 	}
 	return false
+}
+
+// onlyTargets reports whether a match is for the targets of the objects alone.
+func (t *translator) onlyTargets(m match, objects []string) bool {
+	return !slices.ContainsFunc(m.dst, func(d netip.Prefix) bool {
+		return !d.IsSingleIP() || !slices.ContainsFunc(t.forwards, func(f *forward) bool { return f.target == d.Addr() && slices.Contains(objects, f.object) })
+	})
+}
+
+// turns reports whether a path is a hairpin: hosts on the network of the target, or the target alone,
+// get an address of the gateway there.
+func (t *translator) turns(p *path, target netip.Addr) bool {
+	m := p.match
+	if len(m.src) == 0 || len(m.notSrc) > 0 {
+		return false
+	}
+	for _, s := range m.src {
+		if !s.Contains(target) || !s.IsSingleIP() && !t.isNetwork(s) {
+			return false
+		}
+	}
+	if p.rule.do == doMasq {
+		return true
+	}
+	if a := p.rule.first; t.Addresses != nil {
+		i := t.interfaceOf(target)
+		return a == p.rule.last && i != "" && slices.ContainsFunc(t.Addresses[i], func(x netip.Prefix) bool { return x.Addr() == a })
+	}
+	return p.rule.first == p.rule.last && slices.ContainsFunc(m.src, func(s netip.Prefix) bool { return s.Contains(p.rule.first) })
 }
 
 // hairpins turns the hairpin of port-forwards off for which there was no rule, and on where one of
@@ -215,8 +254,8 @@ func (t *translator) oneOfAll(p *path, later []*path) bool {
 	return false
 }
 
-// outExcept writes "by every interface but" as an exception of that interface's own network, which
-// is what the source names.
+// outExcept writes "by every interface but" as an exception of that interface's own network, where the
+// source is known to be that network.
 func (t *translator) outExcept(p *path, n *config.NATRule) bool {
 	var not []string
 	for _, name := range p.match.notOut {
@@ -226,13 +265,27 @@ func (t *translator) outExcept(p *path, n *config.NATRule) bool {
 	}
 	switch {
 	case len(not) == 0 || n.Out != "":
-	case len(n.Source) > 0 && len(not) == 1:
+	case len(n.Source) > 0 && len(not) == 1 && t.networkOf(not[0], n.Source):
 		n.Except = append(n.Except, n.Source...)
 	default:
 		t.lose(p, "no equal for every interface but "+strings.Join(not, ", "), "name the interfaces towards the outside in out:")
 		return false
 	}
 	return true
+}
+
+// bridges are the names that programs give to the bridge of a network of their own.
+var bridges = regexp.MustCompile(`^(docker\d+|br-[0-9a-f]{12}|br-[\w-]+|virbr\d+|lxcbr\d+|lxdbr\d+|incusbr\d+|cni\w*|podman\d+|cbr\d+)$`)
+
+// networkOf reports whether the prefixes are the networks of an interface: by its addresses, or because
+// it is a bridge that a program made for one network.
+func (t *translator) networkOf(name string, prefixes []netip.Prefix) bool {
+	if t.Addresses == nil {
+		return bridges.MatchString(name)
+	}
+	return !slices.ContainsFunc(prefixes, func(p netip.Prefix) bool {
+		return !slices.ContainsFunc(t.Addresses[name], func(a netip.Prefix) bool { return a.Masked() == p.Masked() })
+	})
 }
 
 // exempt writes earlier exceptions as except, and returns those that are so, and those that cannot be.
@@ -257,26 +310,74 @@ func (t *translator) exempt(p *path, n *config.NATRule) (done []*rule, left []ex
 	return done, left
 }
 
-// exemptSources writes exceptions of some of the sources as a rule of these alone before the one for
-// all, and returns those that cannot be written so.
+// exemptSources writes an exception for some sources as a rule of its own before the wide rule, the
+// narrowest first. It returns the exceptions that have no such form.
 func (t *translator) exemptSources(p *path, n config.NATRule, list []exception) (left []exception) {
+	type narrow struct {
+		sources []netip.Prefix
+		rules   []*rule
+	}
+	var parts []*narrow
+	exempt := map[*rule][2][]netip.Prefix{} // sources and destinations
 	for _, e := range list {
 		both, _ := e.match.and(p.match)
-		if slices.ContainsFunc(t.sourced, func(s *sourceRule) bool { return s.path.match.covers(both) }) {
-			continue // a rule before takes all of them
+		if slices.ContainsFunc(t.sourced, func(s *sourceRule) bool { return s.path.base == p.base && s.path.match.covers(both) }) {
+			continue // an earlier rule takes these packets
 		}
 		wide := e.match
 		wide.dst, wide.src = nil, nil
-		if len(e.match.dst) == 0 || len(e.match.src) == 0 || e.match.dstLocal || !wide.covers(p.match) {
+		if len(e.match.dst) == 0 || len(e.match.src) == 0 || len(e.match.notDst) > 0 || e.match.dstLocal || !wide.covers(p.match) {
 			left = append(left, e)
 			continue
 		}
-		n.Source, n.Except = both.src, append(slices.Clone(n.Except), e.match.dst...)
-		o := made{t.d.NAT(n, e.rule.line, p.rule.line), -1, len(t.d.Config.NAT) - 1}
+		exempt[e.rule] = [2][]netip.Prefix{both.src, e.match.dst}
+		at := slices.IndexFunc(parts, func(x *narrow) bool { return slices.Equal(x.sources, both.src) })
+		if at < 0 {
+			at = len(parts)
+			parts = append(parts, &narrow{sources: both.src})
+		}
+		parts[at].rules = append(parts[at].rules, e.rule)
+	}
+	slices.SortStableFunc(parts, func(a, b *narrow) int { return narrowest(b.sources) - narrowest(a.sources) })
+	for _, part := range parts {
+		one := n
+		one.Source, one.Except = part.sources, slices.Clone(n.Except)
+		lines := []int{p.rule.line}
+		for _, e := range list { // exceptions of wider sources apply too
+			x, written := exempt[e.rule]
+			if !written || !overlaps(x[0], part.sources) {
+				continue
+			}
+			one.Except = union(one.Except, x[1])
+			lines = append(lines, e.rule.line)
+		}
+		o := made{t.d.NAT(one, lines...), -1, len(t.d.Config.NAT) - 1}
 		t.take(p, o)
-		t.taken[e.rule] = true
+		t.sourced = append(t.sourced, &sourceRule{&path{base: p.base, rule: p.rule, match: p.match.from(part.sources)}, o})
+		for _, r := range part.rules {
+			t.taken[r] = true
+		}
 	}
 	return left
+}
+
+// from returns the match for these sources alone.
+func (m match) from(sources []netip.Prefix) match {
+	m.src = sources
+	return m
+}
+
+func narrowest(list []netip.Prefix) (bits int) {
+	for _, p := range list {
+		bits = max(bits, p.Bits())
+	}
+	return bits
+}
+
+func overlaps(a, b []netip.Prefix) bool {
+	return slices.ContainsFunc(a, func(x netip.Prefix) bool {
+		return slices.ContainsFunc(b, func(y netip.Prefix) bool { return x.Overlaps(y) })
+	})
 }
 
 // sourceDifferences notes what an object translates otherwise than the path did.

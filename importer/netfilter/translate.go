@@ -4,6 +4,7 @@ package netfilter
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -16,6 +17,8 @@ type Options struct {
 	// Outside are the interfaces whose addresses are meant where a rule takes what is sent to
 	// any address of the host.
 	Outside []string
+	// Addresses are the host's own by interface, with the length of their network; nil if unknown.
+	Addresses map[string][]netip.Prefix
 }
 
 // translator makes objects of paths.
@@ -30,6 +33,12 @@ type translator struct {
 	// made are the objects that were made of a rule.
 	made     map[*rule][]made
 	forwards []*forward
+	// leaving are the paths of postrouting chains in their order; forwardedTo are the objects whose
+	// connections a path gives another source.
+	leaving     []*path
+	forwardedTo map[*path][]string
+	ways        []*way
+	objects     []*objectOf
 	// masquerading marks tell that a packet's source is translated where it leaves.
 	masquerading []marked
 	sourced      []*sourceRule
@@ -64,7 +73,7 @@ func IPTables(text string, o Options) (*draft.Result, error) {
 }
 
 func newTranslator(d *draft.Draft, set *ruleset, program string, o Options) *translator {
-	return &translator{Options: o, d: d, set: set, program: program, taken: map[*rule]bool{}, lost: map[*rule]bool{}, made: map[*rule][]made{}, returned: map[int]bool{}}
+	return &translator{Options: o, d: d, set: set, program: program, taken: map[*rule]bool{}, lost: map[*rule]bool{}, made: map[*rule][]made{}, returned: map[int]bool{}, forwardedTo: map[*path][]string{}}
 }
 
 // translate follows every base chain: what changes addresses first, then what filters.
@@ -80,6 +89,7 @@ func (t *translator) translate() error {
 			return err
 		}
 		if c.nat {
+			t.dropDead(w)
 			walks[c.hook] = append(walks[c.hook], w)
 		} else {
 			filters = append(filters, w)
@@ -91,6 +101,7 @@ func (t *translator) translate() error {
 	t.sets()
 	for _, w := range walks[hookPostrouting] {
 		t.findMarks(w)
+		t.leaving = append(t.leaving, w.paths...)
 	}
 	for _, w := range walks[hookPrerouting] {
 		t.destinations(w)
@@ -102,6 +113,8 @@ func (t *translator) translate() error {
 		t.sources(w)
 	}
 	t.hairpins()
+	t.noteWays()
+	t.overtakes()
 	for _, w := range walks[hookInput] {
 		for _, p := range w.paths {
 			t.lose(p, "nothing translates what is for the host itself", "keep it in "+t.program)
@@ -116,6 +129,28 @@ func (t *translator) translate() error {
 		t.onNftables()
 	}
 	return nil
+}
+
+// dropDead removes paths that no packet takes, because an earlier path takes all of them.
+func (t *translator) dropDead(w *walker) {
+	var ends byDestination[*path]
+	alive := w.paths[:0:0]
+	for _, p := range w.paths {
+		covered := slices.ContainsFunc(ends.near(p.match), func(q *path) bool { return q.match.covers(p.match) })
+		if covered {
+			t.implied(p, "an earlier rule takes these packets")
+			continue
+		}
+		alive = append(alive, p)
+		switch p.rule.do {
+		case doLog, doMark, doOther:
+		default:
+			if !slices.ContainsFunc(p.except, func(e exception) bool { return !e.ends }) {
+				ends.add(p.match, p)
+			}
+		}
+	}
+	w.paths = alive
 }
 
 // onNftables sets the datapath that forwarded packets share with the rules that stay.
@@ -192,7 +227,7 @@ func (t *translator) useSet(name string, r *rule) string {
 // lose notes that a path has no equal.
 func (t *translator) lose(p *path, reason, next string) {
 	t.lost[p.rule] = true
-	if p.base.nat {
+	if p.base.nat && p.rule.do != doLog && p.rule.do != doMark {
 		t.missed = append(t.missed, p)
 	}
 	switch p.base.hook {
@@ -295,11 +330,24 @@ func (t *translator) exceptions(p *path, object string, said map[*rule]bool) {
 	}
 }
 
-// overtakes notes in an object that translations without an equal came before it.
-func (t *translator) overtakes(p *path, object string) {
+// objectOf is an object and the path that it is made from.
+type objectOf struct {
+	path *path
+	name string
+}
+
+// overtakes notes in objects that a translation without an equal has taken some of their packets
+// before. Sluice's rules run before those that stay.
+func (t *translator) overtakes() {
+	var missed byDestination[*path]
 	for _, q := range t.missed {
-		if q.base == p.base && q.place < p.place && q.match.meets(p.match) {
-			t.d.Changed(object, q.rule.line, q.rule.text, "a rule that has no equal took some of the object's packets before", "see to it that one of both alone is for them")
+		missed.add(q.match, q)
+	}
+	for _, o := range t.objects {
+		for _, q := range missed.near(o.path.match) {
+			if q.base == o.path.base && q.place < o.path.place && q.match.meets(o.path.match) {
+				t.d.Changed(o.name, q.rule.line, q.rule.text, "a rule that has no equal took some of the object's packets before", "let one of both alone take them")
+			}
 		}
 	}
 }

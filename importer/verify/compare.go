@@ -8,11 +8,11 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/config"
-	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/importer/draft"
 	"github.com/sluice-lb/sluice/nat"
 )
@@ -131,8 +131,10 @@ func forget() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable)
 type Difference struct {
 	Probe              Probe
 	Original, Imported []string // frames that left, as text
-	// Lines are those of the original rules that matched.
+	// Lines have the original rules that matched.
 	Lines []int
+	// Known names a deliberate difference that docs/import.md describes; empty for others.
+	Known string
 	// Announced reports whether a note of the import is about one of the lines, or about an object
 	// that the probe concerns.
 	Announced bool
@@ -191,10 +193,23 @@ func (p *Pair) explain(d *Difference) error {
 	}
 	slices.Sort(d.Lines)
 	about := p.about(d.Probe)
+	d.Known = p.known(d)
 	d.Announced = slices.ContainsFunc(p.result.Notes, func(n draft.Note) bool {
 		return n.Kind != draft.Implied && (lines[n.Line] || about[n.Object])
 	})
 	return nil
+}
+
+// known names a deliberate difference, "" if there is none.
+func (p *Pair) known(d *Difference) string {
+	switch asked := p.about(d.Probe); {
+	case len(asked) == 0:
+	case d.Probe.In == "" && len(d.Lines) == 0:
+		return "the nftables datapath translates connections of the gateway itself, too"
+	case len(d.Original) > 0 && strings.HasPrefix(d.Original[0], "out "+d.Probe.In+": ") && strings.Contains(d.Original[0], "> "+d.Probe.Dst.String()+" "):
+		return "a packet to the address of a listener would leave by the interface that it came by"
+	}
+	return ""
 }
 
 // about returns the objects that a probe concerns: those that it asks for, and those that translate its
@@ -202,11 +217,11 @@ func (p *Pair) explain(d *Difference) error {
 func (p *Pair) about(probe Probe) map[string]bool {
 	list := map[string]bool{}
 	c := p.result.Config
-	listens := func(l *config.Listen, protocol flow.Protocol) bool {
-		if l == nil || protocol != flow.Any && protocol != probe.Protocol {
+	listens := func(l *config.Listen) bool { // other ports of the address too
+		if l == nil {
 			return false
 		}
-		address := l.Address == probe.Dst
+		address := l.Address == probe.Dst || l.Address.IsValid() && l.Address == probe.Src
 		if !l.Address.IsValid() {
 			i, _ := p.host.Interface(l.Interface)
 			address = slices.ContainsFunc(i.Addresses, func(x netip.Prefix) bool { return x.Addr() == probe.Dst })
@@ -216,7 +231,7 @@ func (p *Pair) about(probe Probe) map[string]bool {
 	for i := range c.Services {
 		s := &c.Services[i]
 		for n := range s.Listen {
-			if listens(&s.Listen[n], s.Protocol) {
+			if listens(&s.Listen[n]) {
 				list["service "+s.Name] = true
 			}
 		}
@@ -233,7 +248,7 @@ func (p *Pair) about(probe Probe) map[string]bool {
 			source = source || s.Contains(probe.Src)
 		}
 		static := n.External.IsValid() && n.External.Contains(probe.Dst) || n.Internal.IsValid() && n.Internal.Contains(probe.Src)
-		if source || static || listens(n.Listen, n.Protocol) || n.To.Address.IsValid() && (n.To.Address == probe.Dst || n.To.Address == probe.Src) {
+		if source || static || listens(n.Listen) || n.To.Address.IsValid() && (n.To.Address == probe.Dst || n.To.Address == probe.Src) {
 			list["nat "+n.Name] = true
 		}
 	}

@@ -187,7 +187,7 @@ func setNet(name, value string) error {
 	return err
 }
 
-// awaitUp waits until the kernel's worker has seen the link come up. It loses frames sent before.
+// awaitUp waits until the kernel has processed the link change. Frames sent earlier are lost.
 func awaitUp(name string, index int) error {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		l, err := netlink.LinkByIndex(index)

@@ -62,7 +62,7 @@ func (c chance) ruleSet() *ruleSet {
 	}
 	if c.one(5) { // a relay or hairpin: what is translated on its way in has its source replaced too
 		for _, r := range s.chains["nat PREROUTING"] {
-			if r.action == "DNAT" {
+			if r.action == "DNAT" && !strings.Contains(r.target, "-10.") {
 				host, port, _ := strings.Cut(r.target, ":")
 				m := rule{dst: host, action: "MASQUERADE"}
 				if port != "" && c.one(2) {
@@ -91,6 +91,9 @@ func (c chance) ruleSet() *ruleSet {
 	}
 	if c.one(5) {
 		s.add("mangle FORWARD", rule{out: pick(c, "", "wan0", "wan1", "lan0"), proto: "tcp", action: "TCPMSS"})
+	}
+	if len(s.order) == 0 {
+		s.add("nat POSTROUTING", c.source())
 	}
 	return s
 }
@@ -276,7 +279,7 @@ func (r rule) iptables(output bool) string {
 func (s *ruleSet) nftables() string {
 	var b strings.Builder
 	hooks := map[string]string{
-		"nat PREROUTING": "nat hook prerouting priority dstnat", "nat OUTPUT": "nat hook output priority dstnat", "nat POSTROUTING": "nat hook postrouting priority srcnat",
+		"nat PREROUTING": "nat hook prerouting priority dstnat", "nat OUTPUT": "nat hook output priority -100", "nat POSTROUTING": "nat hook postrouting priority srcnat",
 		"filter FORWARD": "filter hook forward priority filter", "filter INPUT": "filter hook input priority filter", "mangle FORWARD": "filter hook forward priority mangle",
 	}
 	for _, table := range []string{"mangle", "nat", "filter"} {

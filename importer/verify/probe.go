@@ -38,7 +38,7 @@ func (p Probe) String() string {
 	return fmt.Sprintf("%s %s > %s %s", p.Protocol, netip.AddrPortFrom(p.Src, p.SrcPort), netip.AddrPortFrom(p.Dst, p.DstPort), from)
 }
 
-// probeMSS is the option of the SYNs, in bytes: that of an Ethernet without options.
+// probeMSS is the option of the SYNs, in bytes, for an Ethernet MTU.
 const probeMSS = 1460
 
 // frame builds the probe's first packet.
@@ -64,7 +64,7 @@ func (p Probe) frame() []byte {
 	return list.Build()
 }
 
-// converse sends a probe, answers what leaves the gateway, and returns all frames that left as text.
+// converse sends a probe, answers the packets that leave the gateway, and returns all frames as text.
 func (g *gateway) converse(p Probe, anyPort bool) (seen []string, err error) {
 	var out []nat.Departure
 	if p.In == "" {
@@ -184,8 +184,8 @@ func answerTo(frame []byte) ([]byte, bool) {
 	return nil, false
 }
 
-// show describes a frame by what the comparison is about: interface, addresses, ports and the kind of
-// packet. With anyPort a source port counts only if the source address was kept.
+// show describes a frame by its interface, addresses, ports and kind. With anyPort the source port is
+// left out if the source address was replaced.
 func (p Probe) show(d nat.Departure, anyPort bool) string {
 	list := packet.Parse(d.Frame)
 	var src, dst netip.Addr

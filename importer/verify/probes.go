@@ -231,7 +231,7 @@ func (g *generator) probe(m mentions) (p Probe, ok bool) {
 	return p, g.arrive(&p)
 }
 
-// arrive sets the interface by which the source's packets arrive: that of the route to it.
+// arrive sets the interface by which packets of the source arrive: the route to the source uses it.
 func (g *generator) arrive(p *Probe) bool {
 	hop, via, best := "", p.Src, -1
 	for _, i := range g.h.Interfaces {

@@ -103,7 +103,7 @@ func (p Program) flush() error {
 // counted has the packet counters of rules by the line of the source.
 type counted map[int]uint64
 
-// since returns the lines whose rules have matched packets since before.
+// since returns the lines of rules with larger counters than before.
 func (c counted) since(before counted) map[int]bool {
 	lines := map[int]bool{}
 	for line, n := range c {

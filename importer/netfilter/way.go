@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// answer is yes, no, or unknown where the rules do not say.
+type answer int
+
+const (
+	unknown answer = iota
+	yes
+	no
+)
+
+// owns reports whether an address is the host's own.
+func (t *translator) owns(a netip.Addr) answer {
+	if t.Addresses == nil {
+		return unknown
+	}
+	for _, list := range t.Addresses {
+		if slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Addr() == a }) {
+			return yes
+		}
+	}
+	return no
+}
+
+// interfaceOf returns the interface whose network has an address; "" if none is known.
+func (t *translator) interfaceOf(a netip.Addr) (name string) {
+	bits := -1
+	for i, list := range t.Addresses {
+		for _, p := range list {
+			if p.Contains(a) && (p.Bits() > bits || p.Bits() == bits && i < name) {
+				name, bits = i, p.Bits()
+			}
+		}
+	}
+	return name
+}
+
+// isNetwork reports whether a prefix is one network of the host. Without known addresses a prefix no
+// larger than 1,024 addresses is taken for one.
+func (t *translator) isNetwork(p netip.Prefix) bool {
+	if t.Addresses == nil {
+		return p.Addr().BitLen()-p.Bits() <= 10 || p.Addr().Is6() && p.Bits() >= 64
+	}
+	for _, list := range t.Addresses {
+		if slices.ContainsFunc(list, func(a netip.Prefix) bool { return a.Masked() == p.Masked() }) {
+			return true
+		}
+	}
+	return false
+}
+
+// way is the fate of the sources of connections to the targets of a group, in the postrouting chains.
+type way struct {
+	target netip.Addr
+	// all is the path that replaces the source of all connections; pool has its addresses, none
+	// for masquerade.
+	all  *path
+	pool []config.AddressRange
+	// guessed is true if the interface towards the target is an assumption.
+	guessed bool
+	// some are paths that replace the sources of some connections, or perhaps of all.
+	some   []*path
+	object string
+}
+
+// wayOut follows the connections of a group to their targets through the postrouting chains.
+func (t *translator) wayOut(g *group) (w way) {
+	for i, p := range g.paths {
+		one := t.wayTo(g, p.rule)
+		if i == 0 {
+			w = one
+		} else if w.all != one.all {
+			w.all, w.pool = nil, nil
+			w.some = append(w.some, one.some...)
+		}
+	}
+	return w
+}
+
+func (t *translator) wayTo(g *group, r *rule) (w way) {
+	w.target = r.first
+	host := netip.PrefixFrom(r.first, r.first.BitLen())
+	v := match{family: g.match.family, src: g.match.src, notSrc: g.match.notSrc, srcSet: g.match.srcSet, proto: g.match.proto, dst: []netip.Prefix{host}, dport: g.match.dport}
+	if r.ports.First != 0 && (r.shift == 0 || r.ports.Len() == 1) {
+		v.dport = []flow.Ports{r.ports}
+	}
+	partly := false // some sources are exempt, or replaced by a path before
+	for _, q := range t.leaving {
+		bare := q.match
+		bare.out, bare.notOut = nil, nil
+		if t.byMark(q) || !bare.meets(v) {
+			continue
+		}
+		leaves, guessed := t.leavesBy(q, r.first, g)
+		if leaves == no {
+			continue
+		}
+		whole := bare.covers(v) && leaves == yes
+		switch q.rule.do {
+		case doAccept, doReturn:
+			if whole {
+				return w
+			}
+			partly = true
+		case doMasq, doSNAT:
+			if slices.ContainsFunc(q.except, func(e exception) bool { return !e.ends && e.match.meets(v) }) {
+				whole = false
+			}
+			if whole && !partly && !t.turns(q, r.first) && r.first == r.last && q.rule.ports == (flow.Ports{}) && (q.rule.do == doMasq || q.rule.first.IsValid()) {
+				w.all, w.guessed = q, guessed
+				if q.rule.do == doSNAT {
+					w.pool = []config.AddressRange{{First: q.rule.first, Last: q.rule.last}}
+				}
+				return w
+			}
+			partly = true
+			w.some = append(w.some, q)
+			if whole {
+				return w
+			}
+		}
+	}
+	return w
+}
+
+// leavesBy reports whether packets to a target leave by the interfaces of a path. Guessed tells that it
+// follows from an assumption about routes.
+func (t *translator) leavesBy(q *path, target netip.Addr, g *group) (_ answer, guessed bool) {
+	m := q.match
+	var not []string
+	for _, name := range m.notOut {
+		if name != "lo" {
+			not = append(not, name)
+		}
+	}
+	if len(m.out)+len(not) == 0 {
+		return yes, false
+	}
+	within := func(name string, list []string) bool {
+		return slices.ContainsFunc(list, func(x string) bool { return nameWithin(name, x) })
+	}
+	if i := t.interfaceOf(target); i != "" {
+		if (len(m.out) == 0 || within(i, m.out)) && !within(i, not) {
+			return yes, false
+		}
+		return no, false
+	}
+	if len(not) == 1 && len(m.src) > 0 && slices.ContainsFunc(m.src, func(p netip.Prefix) bool { return p.Contains(target) }) && t.networkOf(not[0], m.src) {
+		return no, false
+	}
+	if m.oneAddress() { // the rule names the target
+		return yes, true
+	}
+	// Packets of the group arrive from the outside. Without addresses a private target is inside.
+	outside := slices.Concat(g.match.in, t.Outside)
+	private := target.IsPrivate() || target.IsLinkLocalUnicast()
+	switch {
+	case len(m.out) > 0 && private:
+		if slices.ContainsFunc(m.out, func(x string) bool { return within(x, outside) }) || len(outside) == 0 && len(m.dst) == 0 && t.Addresses == nil {
+			return no, true
+		}
+	case len(m.out) > 0 && t.Addresses == nil && slices.ContainsFunc(m.out, func(x string) bool { return len(outside) == 0 || within(x, outside) }):
+		return yes, true
+	case len(not) > 0 && private && slices.ContainsFunc(not, func(x string) bool { return within(x, outside) }):
+		return yes, true
+	}
+	return unknown, true
+}
+
+// followWay remembers what becomes of the sources of an object's clients.
+func (t *translator) followWay(w way, object string) {
+	w.object = object
+	t.ways = append(t.ways, &w)
+	for _, f := range t.forwards {
+		if f.object == object && slices.ContainsFunc(w.some, func(q *path) bool { return q.rule.do != doAccept && t.turns(q, f.target) }) {
+			f.hairpin = true
+		}
+	}
+	if w.all != nil {
+		t.forwardedTo[w.all] = append(t.forwardedTo[w.all], object)
+	}
+}
+
+// noteWays notes the sources that the original replaced and the objects do not. A path that stays in
+// the source's program replaces them as before.
+func (t *translator) noteWays() {
+	for _, w := range t.ways {
+		if q := w.all; q != nil && w.guessed && len(q.match.out)+len(q.match.notOut) > 0 {
+			t.d.Changed(w.object, q.rule.line, q.rule.text, "the source of all clients is replaced, because connections to the target are taken to leave by an interface of this rule",
+				"write mode: dnat if they leave by another one")
+		}
+		for _, q := range w.some {
+			if !t.taken[q.rule] || t.lost[q.rule] || len(t.forwardedTo[q]) > 0 && slices.Contains(t.forwardedTo[q], w.object) {
+				continue
+			}
+			if t.turns(q, w.target) {
+				continue
+			}
+			reason := "clients that this rule is for had their source replaced on the way to the target as well; here they keep it"
+			if len(q.match.out) > 0 && t.interfaceOf(w.target) == "" {
+				reason = "if connections to the target leave by " + strings.Join(q.match.out, ", ") + ", clients had their source replaced; here they keep it"
+			}
+			t.d.Changed(w.object, q.rule.line, q.rule.text, reason, "write mode: fullnat, which replaces it for all, where the target does not route its answers through this host")
+		}
+	}
+}
