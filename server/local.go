@@ -24,7 +24,8 @@ func NewLocal(l net.Listener, log *slog.Logger) *Local {
 	limited := newLimited(l, maxConnections, maxOfClient, refusals.tell)
 	limited.client, limited.surplus = processOf, refuser(l.Addr())
 	return &Local{listener: limited, http: &http.Server{
-		ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, ConnContext: withPeer, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
+		ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: requestTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
+		ConnContext: withPeer, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
 	}}
 }
 
@@ -33,7 +34,7 @@ func NewLocal(l net.Listener, log *slog.Logger) *Local {
 func NewPlain(l net.Listener, log *slog.Logger) *Local {
 	refusals := &refusals{log: log, now: time.Now}
 	return &Local{listener: newLimited(l, maxConnections, maxOfClient, refusals.tell), http: &http.Server{
-		ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: configTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
+		ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: requestTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
 	}}
 }
@@ -41,7 +42,7 @@ func NewPlain(l net.Listener, log *slog.Logger) *Local {
 // Serve answers by the handler until Shutdown, and always returns an error. The contexts of
 // requests end with ctx.
 func (l *Local) Serve(ctx context.Context, h http.Handler) error {
-	l.http.Handler = h
+	l.http.Handler = closing(h)
 	l.http.BaseContext = func(net.Listener) context.Context { return ctx }
 	return l.http.Serve(l.listener)
 }

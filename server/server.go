@@ -51,9 +51,6 @@ type Options struct {
 // services of four backends take about 4 MiB.
 const maxConfig = 64 << 20
 
-// configTimeout bounds how long it may be on its way.
-const configTimeout = 20 * time.Second
-
 // maxStreams bounds how many streams of flows are written at a time, each with a dump of
 // the kernel's table.
 const maxStreams = 16
@@ -153,7 +150,7 @@ func asYAML(o *huma.Operation) {
 		Content: map[string]*huma.MediaType{"application/yaml": {Schema: &huma.Schema{Type: "object"}}}}}
 }
 
-func bounded(o *huma.Operation) { o.MaxBodyBytes, o.BodyReadTimeout = maxConfig, configTimeout }
+func bounded(o *huma.Operation) { o.MaxBodyBytes = maxConfig }
 
 func (s *server) status(context.Context, *struct{}) (*body[api.Status], error) {
 	v := s.opt.Engine.View()

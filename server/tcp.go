@@ -89,7 +89,7 @@ func ListenTCP(ctx context.Context, opt TCPOptions) (*TCP, error) {
 	}
 	t := &TCP{opt: opt, keeper: &keeper{files: opt.Files, log: opt.Log}, refusals: &refusals{log: opt.Log, now: time.Now}, bodies: make(chan struct{}, maxBodies)}
 	t.http = &http.Server{
-		ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
+		ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: requestTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		ErrorLog: log.New(failures{t}, "", 0),
 	}
 	if err := t.keeper.open(); err != nil {
@@ -186,7 +186,7 @@ func (t *TCP) Serve(ctx context.Context, h http.Handler) error {
 	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, http.StatusForbidden, "the request comes from a page of "+r.Header.Get("Origin"))
 	}))
-	t.http.Handler = t.admit(origin.Handler(h))
+	t.http.Handler = closing(t.admit(origin.Handler(h)))
 	t.http.BaseContext = func(net.Listener) context.Context { return ctx }
 	return t.http.Serve(t.listener)
 }

@@ -109,6 +109,7 @@ type tcpDaemon struct {
 	servers *signer // of the daemon's certificate
 	clients *signer
 	silence time.Duration // how long clients may be silent; 0: as usual
+	timeout time.Duration // of the header and of the body of a request; 0: as usual
 	audit   *audit.Log
 }
 
@@ -163,6 +164,9 @@ func (d *tcpDaemon) open(kinds string, changes bool, h http.Handler) {
 	}
 	if d.silence > 0 {
 		d.tcp.http.ReadHeaderTimeout = d.silence
+	}
+	if d.timeout > 0 {
+		d.tcp.http.ReadHeaderTimeout, d.tcp.http.ReadTimeout = d.timeout, d.timeout
 	}
 	done := make(chan error)
 	go func() { done <- d.tcp.Serve(d.t.Context(), h) }()
