@@ -129,25 +129,57 @@ func TestManyRequestsOfOneClient(t *testing.T) {
 	all.Wait()
 }
 
-// TestStreamsAreFew: more than a few at a time are refused, and told why.
-func TestStreamsAreFew(t *testing.T) {
-	d := &endless{ended: make(chan struct{})}
-	at, _ := serveLocal(t, d, time.Hour)
-	var one net.Conn
-	for range maxStreams {
-		one = dialLocal(t, at)
-		if answer := ask(t, one, "/api/v1/flows/stream"); answer.StatusCode != http.StatusOK {
-			t.Fatal(answer.Status)
+// TestListsOfFlowsAreFew: both operations write flows while the table is read, so that the first flows of
+// a table without an end reach the client. More requests than a few at a time are refused.
+func TestListsOfFlowsAreFew(t *testing.T) {
+	for _, path := range []string{"/api/v1/flows/stream", "/api/v1/flows?limit=100000"} {
+		t.Run(path, func(t *testing.T) {
+			d := &endless{ended: make(chan struct{}, 1+maxStreams)}
+			at, _ := serveLocal(t, d, time.Hour)
+			var one net.Conn
+			for range maxStreams {
+				one = dialLocal(t, at)
+				if answer := ask(t, one, path); answer.StatusCode != http.StatusOK {
+					t.Fatal(answer.Status)
+				}
+			}
+			err := api.NewClient(at).EachFlow(t.Context(), url.Values{}, func(*api.Flow) error { return nil })
+			_, all := api.NewClient(at).Flows(t.Context(), url.Values{})
+			for _, err := range []error{err, all} {
+				if want := "16 lists of flows are being read: try again in a moment"; err == nil || err.Error() != want {
+					t.Errorf("%v\nwant %s", err, want)
+				}
+			}
+			one.Close()
+			<-d.ended
+			for ask(t, dialLocal(t, at), path).StatusCode != http.StatusOK {
+				time.Sleep(10 * time.Millisecond) // it gives its place back after the last flow
+			}
+		})
+	}
+}
+
+// breaking is a datapath whose table cannot be read to its end.
+type breaking struct {
+	still
+	after int // flows
+}
+
+func (d *breaking) Flows(ctx context.Context, yield func(flow.Flow) bool) error {
+	for range d.after {
+		_ = d.still.Flows(ctx, yield)
+	}
+	return errors.New("the dump was interrupted")
+}
+
+// TestFlowsThatBreakOff: an error before the first flows were sent is a problem. An error after them ends
+// the connection, and the client does not take a part of the flows for all of them.
+func TestFlowsThatBreakOff(t *testing.T) {
+	for after, want := range map[int]string{3: "nftables: the dump was interrupted", 100_000: "unexpected EOF"} {
+		at, _ := serveLocal(t, &breaking{after: after}, time.Hour)
+		if list, err := api.NewClient(at).Flows(t.Context(), url.Values{"limit": {"100000"}}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("after %d: %v, %v, want %s", after, list, err, want)
 		}
-	}
-	err := api.NewClient(at).EachFlow(t.Context(), url.Values{}, func(*api.Flow) error { return nil })
-	if want := "16 streams of flows are being read: try again in a moment"; err == nil || err.Error() != want {
-		t.Errorf("%v\nwant %s", err, want)
-	}
-	one.Close()
-	<-d.ended
-	for ask(t, dialLocal(t, at), "/api/v1/flows/stream").StatusCode != http.StatusOK {
-		time.Sleep(10 * time.Millisecond) // it gives its place back after the last flow
 	}
 }
 

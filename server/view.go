@@ -3,12 +3,10 @@
 package server
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -18,7 +16,6 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/config"
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/control"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/engine"
@@ -284,136 +281,6 @@ func places(v engine.View) []api.Placement {
 // daemon runs.
 func Outcome(f *engine.Forecast) api.Outcome {
 	return api.Outcome{Changes: f.Changes, Places: places(f.Places), FlowsMoved: f.Flows, FlowsTotal: f.FlowsTotal}
-}
-
-// FlowFilter is embedded in inputs, which the framework reads by exported names only.
-type FlowFilter struct {
-	Protocol string `query:"protocol" doc:"tcp, udp, ..."`
-	Client   string `query:"client" doc:"address or prefix of the original source"`
-	Dest     string `query:"destination" doc:"address or prefix of the original destination"`
-	Port     int    `query:"port" minimum:"0" maximum:"65535" doc:"original destination port"`
-	Owner    string `query:"owner" doc:"service or NAT rule"`
-	Backend  string `query:"backend"`
-	State    string `query:"state" doc:"as in ESTABLISHED"`
-	Datapath string `query:"datapath" doc:"nftables, ebpf, or kernel: tracked, but of no service or rule"`
-}
-
-// source is the datapath whose flows are read. Connections that the kernel tracks and that belong to no
-// rule ("kernel") are read by the nftables datapath.
-func (in *FlowFilter) source() string {
-	if in.Datapath == "kernel" {
-		return "nftables"
-	}
-	return in.Datapath
-}
-
-type flowsInput struct {
-	FlowFilter
-	Limit int `query:"limit" minimum:"0" maximum:"100000" default:"1000"`
-}
-
-func (s *server) flows(ctx context.Context, in *flowsInput) (*body[api.Flows], error) {
-	match, err := in.matcher()
-	if err != nil {
-		return nil, huma.Error422UnprocessableEntity(err.Error())
-	}
-	out := api.Flows{Flows: []api.Flow{}}
-	err = s.opt.Engine.Flows(ctx, in.source(), func(f flow.Flow) bool {
-		if !match(&f) {
-			return true
-		}
-		if out.Total++; len(out.Flows) < in.Limit {
-			out.Flows = append(out.Flows, flowOf(&f))
-		}
-		return true
-	})
-	return &body[api.Flows]{out}, err
-}
-
-// streamFlows writes flows as they are read, a line each, so that neither side
-// holds them all.
-func (s *server) streamFlows(_ context.Context, in *FlowFilter) (*huma.StreamResponse, error) {
-	match, err := in.matcher()
-	if err != nil {
-		return nil, huma.Error422UnprocessableEntity(err.Error())
-	}
-	select {
-	case s.streams <- struct{}{}:
-	default:
-		return nil, huma.Error503ServiceUnavailable(fmt.Sprintf("%d streams of flows are being read: try again in a moment", maxStreams))
-	}
-	return &huma.StreamResponse{Body: func(answer huma.Context) {
-		defer func() { <-s.streams }()
-		answer.SetHeader("Content-Type", "application/x-ndjson")
-		w := bufio.NewWriterSize(answer.BodyWriter(), 64<<10)
-		lines := json.NewEncoder(w)
-		end := api.FlowLine{End: &api.FlowEnd{}}
-		var lost error // the client
-		err := s.opt.Engine.Flows(answer.Context(), in.source(), func(f flow.Flow) bool {
-			if match(&f) {
-				end.End.Total++
-				wire := flowOf(&f)
-				lost = lines.Encode(api.FlowLine{Flow: &wire})
-			}
-			return lost == nil
-		})
-		if err != nil {
-			end.End.Error = err.Error()
-		}
-		if lost == nil {
-			_ = lines.Encode(end) // the client may have closed the connection
-			_ = w.Flush()
-		}
-	}}, nil
-}
-
-func flowOf(f *flow.Flow) api.Flow {
-	return api.Flow{
-		Protocol: f.Original.Protocol.String(), Client: f.Original.Source, Dest: f.Original.Dest, Replier: f.Reply.Source, ReplyTo: f.Reply.Dest,
-		State: f.State, Owner: f.Owner, Backend: f.Backend, Datapath: f.Datapath, Timeout: f.Timeout.Seconds(), Packets: f.Packets, Bytes: f.Bytes,
-	}
-}
-
-// matcher compiles the filter once.
-func (in *FlowFilter) matcher() (func(*flow.Flow) bool, error) {
-	var protocol flow.Protocol
-	var client, dest netip.Prefix
-	var err error
-	if in.Protocol != "" {
-		if protocol, err = flow.ParseProtocol(in.Protocol); err != nil {
-			return nil, err
-		}
-	}
-	if client, err = prefix(in.Client); err != nil {
-		return nil, fmt.Errorf("client: %w", err)
-	}
-	if dest, err = prefix(in.Dest); err != nil {
-		return nil, fmt.Errorf("destination: %w", err)
-	}
-	if err = conntrack.CheckState(in.State); err != nil {
-		return nil, err
-	}
-	return func(f *flow.Flow) bool {
-		return (protocol == flow.Any || f.Original.Protocol == protocol) &&
-			(!client.IsValid() || client.Contains(f.Original.Source.Addr())) &&
-			(!dest.IsValid() || dest.Contains(f.Original.Dest.Addr())) &&
-			(in.Port == 0 || int(f.Original.Dest.Port()) == in.Port) &&
-			(in.Owner == "" || f.Owner == in.Owner) &&
-			(in.Backend == "" || f.Backend == in.Backend) &&
-			(in.State == "" || strings.EqualFold(f.State, in.State)) &&
-			(in.Datapath == "" || f.Datapath == in.Datapath)
-	}, nil
-}
-
-// prefix reads an address or a prefix; "" gives the invalid one.
-func prefix(s string) (netip.Prefix, error) {
-	if s == "" {
-		return netip.Prefix{}, nil
-	}
-	if a, err := netip.ParseAddr(s); err == nil {
-		return netip.PrefixFrom(a, a.BitLen()), nil
-	}
-	return netip.ParsePrefix(s)
 }
 
 type explainInput struct {
