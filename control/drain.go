@@ -44,30 +44,58 @@ type draining struct {
 }
 
 const (
-	// drainTick is how exact deadlines are, countEvery how often connections are counted: that reads a
-	// table, and takes 5 % of one CPU at most.
-	drainTick  = time.Second
+	// drainTick is the longest wait between two looks at the deadlines, and the wait after a look that
+	// found a due drain and could not end it.
+	drainTick = time.Second
+	// countEvery is the least time between two counts of connections. A count reads a table, and takes
+	// 5 % of one CPU at most.
 	countEvery = 2 * time.Second
 )
 
-// Run ends drains at their deadlines, and counts the connections that are left, until the context ends.
+// Run ends drains at their deadlines and counts the connections that are left, until the context ends. A
+// long count does not delay the end of a drain.
 func (c *Control) Run(ctx context.Context) {
-	tick := time.NewTicker(drainTick)
-	defer tick.Stop()
-	var next time.Time // count
+	go c.runCounts(ctx)
+	next := time.NewTimer(0)
+	defer next.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
-		case <-c.drains.begun:
-			next = time.Time{}
+		case <-next.C:
 		}
 		c.endDrains(ctx, time.Now())
-		if start := time.Now(); !start.Before(next) {
-			c.countDrains(ctx, start)
-			next = start.Add(max(countEvery, 20*time.Since(start)))
+		next.Reset(c.nextDeadline(time.Now()))
+	}
+}
+
+// nextDeadline returns the time to the next deadline of a drain, and at most drainTick.
+func (c *Control) nextDeadline(now time.Time) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	wait := drainTick
+	for _, s := range c.store.States() {
+		if left := s.Until.Sub(now); left > 0 {
+			wait = min(wait, left)
 		}
+	}
+	return wait
+}
+
+// runCounts counts connections until the context ends.
+func (c *Control) runCounts(ctx context.Context) {
+	next := time.NewTimer(0)
+	defer next.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-next.C:
+		case <-c.drains.begun:
+		}
+		start := time.Now()
+		c.countDrains(ctx, start)
+		next.Reset(max(countEvery, 20*time.Since(start)))
 	}
 }
 

@@ -3,13 +3,16 @@
 package control
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/flow"
 )
@@ -157,6 +160,52 @@ func (g *gateway) flows(n int, backend string) {
 	for range n {
 		g.path.flows = append(g.path.flows, of(backend, "ESTABLISHED"))
 	}
+}
+
+// slowCounts is a datapath whose flows take ten seconds to read.
+type slowCounts struct {
+	fake
+	ended []time.Time // of applies that take backend a down
+}
+
+func (f *slowCounts) Flows(context.Context, func(flow.Flow) bool) error {
+	time.Sleep(10 * time.Second)
+	return nil
+}
+
+func (f *slowCounts) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.Change, error) {
+	change, err := f.fake.Apply(ctx, s)
+	if strings.Contains(f.state(), "10.0.0.1 down") {
+		f.ended = append(f.ended, time.Now())
+	}
+	return change, err
+}
+
+// TestDrainEndsAtItsDeadline, to the millisecond and also while connections are being counted. The time is
+// that of the bubble, which passes only while everything waits.
+func TestDrainEndsAtItsDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		file := filepath.Join(dir, "sluice.yaml")
+		write(t, file, two)
+		f := &slowCounts{}
+		g := beginOn(t, f, file, filepath.Join(dir, "store"))
+		ctx, cancel := context.WithCancel(t.Context())
+		go g.Run(ctx)
+		time.Sleep(7300*time.Microsecond + 4*time.Second)
+		for _, deadline := range []time.Duration{time.Second, 2700 * time.Millisecond, time.Hour + 499*time.Millisecond} {
+			g.set(t, "web", "a", State{State: "drain", Deadline: deadline, Then: Reset})
+			due := time.Now().Add(deadline).Truncate(time.Millisecond)
+			time.Sleep(deadline + 5*time.Second)
+			if len(f.ended) != 1 || !f.ended[0].Equal(due) {
+				t.Errorf("deadline %v: ended at %v, due at %v", deadline, f.ended, due)
+			}
+			g.set(t, "web", "a", State{State: "auto"})
+			f.ended = nil
+		}
+		cancel()
+		time.Sleep(time.Minute) // until the last count has ended
+	})
 }
 
 // TestStatesThatAreNone: each is refused, and nothing changes.

@@ -76,7 +76,7 @@ func (c *Control) SetState(ctx context.Context, by Author, service, backend stri
 	}
 	made := store.State{Service: service, Backend: backend, State: to.State}
 	if to.Deadline > 0 {
-		made.Until, made.Then = time.Now().Add(to.Deadline).UTC().Round(time.Second), to.Then
+		made.Until, made.Then = time.Now().Add(to.Deadline).UTC().Truncate(time.Millisecond), to.Then
 		if made.Then == "" {
 			made.Then = Keep
 		}
