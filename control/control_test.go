@@ -144,7 +144,7 @@ func TestRestart(t *testing.T) {
 	if _, err := g.Apply(t.Context(), me, decode(t, two), nil, 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.SetState(t.Context(), me, "web", "a", State{State: "drain"}); err != nil {
+	if err := g.SetState(t.Context(), me, "web", "a", State{State: "drain"}, nil); err != nil {
 		t.Fatal(err)
 	}
 	g = begin(t, file, g.at)
@@ -192,7 +192,7 @@ func TestRefused(t *testing.T) {
 	if _, err := g.Apply(t.Context(), me, decode(t, two), nil, 0); err == nil {
 		t.Error("a refusal is accepted")
 	}
-	if err := g.SetState(t.Context(), me, "web", "a", State{State: "down"}); err == nil {
+	if err := g.SetState(t.Context(), me, "web", "a", State{State: "down"}, nil); err == nil {
 		t.Error("a refusal is accepted")
 	}
 	if c := g.Changes(); len(c.Edits)+len(c.States) > 0 || c.Revision != 1 {
@@ -210,7 +210,7 @@ func TestChangesAreTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.path.refuse = errors.New("no room")
-	_ = g.SetState(t.Context(), Author{"ben", "backend web a down"}, "web", "a", State{State: "down"})
+	_ = g.SetState(t.Context(), Author{"ben", "backend web a down"}, "web", "a", State{State: "down"}, nil)
 	g.path.refuse = nil
 	write(t, file, "services: [")
 	_, _ = g.Reload(t.Context(), g.FileChanged())
@@ -343,7 +343,7 @@ func TestTrial(t *testing.T) {
 	g.want(t, "10.0.0.1 up")
 
 	try(time.Hour)
-	if err := g.SetState(t.Context(), me, "web", "a", State{State: "down"}); !errors.Is(err, ErrTrial) {
+	if err := g.SetState(t.Context(), me, "web", "a", State{State: "down"}, nil); !errors.Is(err, ErrTrial) {
 		t.Errorf("another change: %v", err)
 	}
 	write(t, file, strings.Replace(one, "10.0.0.1", "10.0.0.9", 1))

@@ -28,7 +28,7 @@ func gatewayWith(t *testing.T, text string) *gateway {
 
 func (g *gateway) set(t *testing.T, service, backend string, to State) {
 	t.Helper()
-	if err := g.SetState(t.Context(), me, service, backend, to); err != nil {
+	if err := g.SetState(t.Context(), me, service, backend, to, nil); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -220,11 +220,11 @@ func TestStatesThatAreNone(t *testing.T) {
 		"deadline 1ms: not between 1s and 720h":  {State: "drain", Deadline: time.Millisecond},
 		"deadline 800h0m0s: not between 1s and ": {State: "drain", Deadline: 800 * time.Hour},
 	} {
-		if err := g.SetState(t.Context(), me, "web", "a", to); !errors.Is(err, ErrState) || !strings.HasPrefix(err.Error(), want) {
+		if err := g.SetState(t.Context(), me, "web", "a", to, nil); !errors.Is(err, ErrState) || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%+v: %v, want %s", to, err, want)
 		}
 	}
-	if err := g.SetState(t.Context(), me, "", "", State{State: "down"}); !errors.Is(err, ErrState) {
+	if err := g.SetState(t.Context(), me, "", "", State{State: "down"}, nil); !errors.Is(err, ErrState) {
 		t.Errorf("the whole gateway down: %v", err)
 	}
 	if c := g.Changes(); c.Revision != 1 {

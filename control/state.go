@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/store"
@@ -66,8 +67,9 @@ func (s State) wrong() error {
 }
 
 // SetState gives a backend a state, up, drain or down, until auto takes it back; without names the whole
-// gateway, which can drain alone. It survives restarts.
-func (c *Control) SetState(ctx context.Context, by Author, service, backend string, to State) error {
+// gateway, which can drain alone. It survives restarts. SetState returns [engine.ErrChanged] when
+// expected, which may be nil, does not accept the configuration in force.
+func (c *Control) SetState(ctx context.Context, by Author, service, backend string, to State, expected func(*config.Config) bool) error {
 	if err := to.check(); err != nil {
 		return err
 	}
@@ -82,6 +84,9 @@ func (c *Control) SetState(ctx context.Context, by Author, service, backend stri
 		}
 	}
 	_, err := c.together(&request{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
+		if expected != nil && !expected(now.Config) {
+			return now, engine.ErrChanged
+		}
 		if service != "" {
 			if err := engine.MustHave(now.Config, service, backend); err != nil && !c.engine.Has(service, backend) {
 				return now, err

@@ -7,6 +7,8 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"slices"
@@ -188,8 +190,16 @@ func parent(what string) string {
 	return name + " is object"
 }
 
-// TestExamplesOfTheDocument sends every example, each to a daemon of its own.
-func TestExamplesOfTheDocument(t *testing.T) {
+// operation is one of the document, with the example of its parameters and of its body.
+type operation struct {
+	id, method, path, media, body string
+	query                         url.Values
+	used                          []string // keys of examples
+}
+
+// operations returns those of the document. The objects of their paths are those of forOperations.
+func operations(t *testing.T) (list []operation) {
+	t.Helper()
 	text, err := OpenAPI("v1")
 	if err != nil {
 		t.Fatal(err)
@@ -198,52 +208,112 @@ func TestExamplesOfTheDocument(t *testing.T) {
 	if err := yamlv3.Unmarshal(text, &doc); err != nil {
 		t.Fatal(err)
 	}
-	objects := strings.NewReplacer("{service}", "web", "{backend}", "a", "{rule}", "out", "{set}", "banned")
-	used := map[string]bool{}
+	objects := strings.NewReplacer("{service}", "web", "{backend}", "a", "{rule}", "out", "{set}", "banned", "{element}", "192.0.2.99")
 	for path, item := range at(doc, "paths") {
 		for method, o := range item.(map[string]any) {
-			id := at(o)["operationId"].(string)
-			query := url.Values{}
-			list, _ := at(o)["parameters"].([]any)
-			for _, p := range list {
+			op := operation{id: at(o)["operationId"].(string), method: strings.ToUpper(method), path: objects.Replace(path), query: url.Values{}}
+			parameters, _ := at(o)["parameters"].([]any)
+			for _, p := range parameters {
 				if example, ok := at(p)["example"]; ok {
 					name := at(p)["name"].(string)
-					query.Set(name, example.(string))
-					used[id+" "+name] = true
+					op.query.Set(name, example.(string))
+					op.used = append(op.used, op.id+" "+name)
 				}
 			}
-			body, media := "", ""
-			for m, content := range at(o, "requestBody", "content") {
-				if example, ok := at(content)["example"]; ok && (media == "" || m == "application/json") {
-					used[id], media = true, m
-					if body, ok = example.(string); !ok {
+			for media, content := range at(o, "requestBody", "content") {
+				if op.media == "" || media == "application/json" {
+					op.media = media
+				}
+				if example, ok := at(content)["example"]; ok && op.media == media {
+					op.used = append(op.used, op.id)
+					if op.body, ok = example.(string); !ok {
 						raw, err := json.Marshal(example)
 						if err != nil {
 							t.Fatal(err)
 						}
-						body = string(raw)
+						op.body = string(raw)
 					}
 				}
 			}
-			if body == "" && len(query) == 0 {
-				continue
-			}
-			t.Run(id, func(t *testing.T) {
-				s, _ := start(t)
-				if code, text := call(t, s, "PUT", "/api/v1/config", web+"firewall:\n  sets: {banned: [192.0.2.99]}\n", "Content-Type", "application/yaml"); code != 200 {
-					t.Fatal(code, text)
-				}
-				code, text := call(t, s, strings.ToUpper(method), objects.Replace(path)+"?"+query.Encode(), body, "Content-Type", media)
-				// The daemon of this test has no file to go back to, and its datapath explains nothing.
-				if code >= 300 && !(code == 404 && (id == "revert" || id == "explain")) {
-					t.Errorf("%s %s: %d %s", method, path, code, text)
-				}
-			})
+			list = append(list, op)
 		}
+	}
+	return list
+}
+
+// forOperations starts a daemon with the objects that the paths of operations name.
+func forOperations(t *testing.T) *httptest.Server {
+	t.Helper()
+	s, _ := start(t)
+	if code, text := call(t, s, "PUT", "/api/v1/config", web+"firewall:\n  sets: {banned: [192.0.2.99]}\n", yaml...); code != 200 {
+		t.Fatal(code, text)
+	}
+	return s
+}
+
+// TestExamplesOfTheDocument sends every example, each to a daemon of its own.
+func TestExamplesOfTheDocument(t *testing.T) {
+	used := map[string]bool{}
+	for _, op := range operations(t) {
+		for _, name := range op.used {
+			used[name] = true
+		}
+		if op.body == "" && len(op.query) == 0 {
+			continue
+		}
+		t.Run(op.id, func(t *testing.T) {
+			code, text := call(t, forOperations(t), op.method, op.path+"?"+op.query.Encode(), op.body, "Content-Type", op.media)
+			// The daemon of this test has no file to go back to, and its datapath explains nothing.
+			if code >= 300 && !(code == 404 && (op.id == "revert" || op.id == "explain")) {
+				t.Errorf("%s %s: %d %s", op.method, op.path, code, text)
+			}
+		})
 	}
 	for name := range examples {
 		if !used[name] {
 			t.Errorf("%s: an example of no operation", name)
 		}
+	}
+}
+
+// TestNoOperationIgnoresIfMatch: every operation that changes something refuses a tag of another state.
+func TestNoOperationIgnoresIfMatch(t *testing.T) {
+	for _, op := range operations(t) {
+		if op.method == "GET" {
+			continue
+		}
+		t.Run(op.id, func(t *testing.T) {
+			code, text := call(t, forOperations(t), op.method, op.path, op.body, "Content-Type", op.media, "If-Match", `"0123456789abcdef"`)
+			if code != 412 {
+				t.Errorf("%s %s: %d %s", op.method, op.path, code, text)
+			}
+		})
+	}
+}
+
+// TestIfMatchOfStatesAndChanges: the tags that the document names are accepted.
+func TestIfMatchOfStatesAndChanges(t *testing.T) {
+	s := forOperations(t)
+	tagOf := func(path string) string {
+		resp, err := http.Get(s.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		return resp.Header.Get("ETag")
+	}
+	for _, c := range []struct{ method, path, body, tagged string }{
+		{"PUT", "/api/v1/services/web/backends/a/state", `{"state":"drain"}`, "/api/v1/config/services/web/backends/a"},
+		{"POST", "/api/v1/changes", `[{"op":"patch","path":"services/web/backends/a","value":{"weight":3}}]`, "/api/v1/config"},
+	} {
+		for _, match := range []string{"%s", "*", `"other", %s`} {
+			match = strings.ReplaceAll(match, "%s", tagOf(c.tagged))
+			if code, text := call(t, s, c.method, c.path, c.body, "Content-Type", "application/json", "If-Match", match); code >= 300 {
+				t.Errorf("%s, If-Match: %s: %d %s", c.path, match, code, text)
+			}
+		}
+	}
+	if code, _ := call(t, s, "PUT", "/api/v1/services/web/backends/nobody/state", `{"state":"drain"}`, "Content-Type", "application/json", "If-Match", "*"); code != 412 {
+		t.Errorf("a backend that does not exist: %d", code)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/control"
 	"github.com/sluice-lb/sluice/engine"
 )
@@ -28,13 +29,22 @@ func (s *server) registerStates(g huma.API) {
 type backendInput struct {
 	Service string `path:"service" minLength:"1"`
 	Backend string `path:"backend" minLength:"1"`
+	IfMatch string `header:"If-Match" doc:"refuse unless the ETag of the backend in the configuration is among these; * is any that exists"`
 	Body    api.BackendState
 }
 
 func (s *server) setBackend(ctx context.Context, in *backendInput) (*struct{}, error) {
 	to := stateOf(in.Body.State, in.Body.Deadline, in.Body.Then)
 	what := fmt.Sprintf("backend %s %s %s", in.Service, in.Backend, stateText(to))
-	if err := s.opt.Control.SetState(ctx, by(ctx, what), in.Service, in.Backend, to); err != nil {
+	var expected func(*config.Config) bool
+	if in.IfMatch != "" {
+		path := config.Join("services", in.Service, "backends", in.Backend)
+		expected = func(c *config.Config) bool {
+			yaml, err := c.Text(path)
+			return err == nil && matches(in.IfMatch, etagOf(yaml))
+		}
+	}
+	if err := s.opt.Control.SetState(ctx, by(ctx, what), in.Service, in.Backend, to, expected); err != nil {
 		return nil, statusError(err)
 	}
 	return nil, nil
@@ -69,14 +79,14 @@ func (s *server) gatewayDrain(context.Context, *struct{}) (*body[api.GatewayDrai
 
 func (s *server) startDrain(ctx context.Context, in *body[api.StartDrain]) (*body[api.GatewayDrain], error) {
 	to := stateOf("drain", in.Body.Deadline, in.Body.Then)
-	if err := s.opt.Control.SetState(ctx, by(ctx, stateText(to)), "", "", to); err != nil {
+	if err := s.opt.Control.SetState(ctx, by(ctx, stateText(to)), "", "", to, nil); err != nil {
 		return nil, statusError(err)
 	}
 	return s.gatewayDrain(ctx, nil)
 }
 
 func (s *server) cancelDrain(ctx context.Context, _ *struct{}) (*body[api.GatewayDrain], error) {
-	if err := s.opt.Control.SetState(ctx, by(ctx, "drain --cancel"), "", "", control.State{State: "auto"}); err != nil {
+	if err := s.opt.Control.SetState(ctx, by(ctx, "drain --cancel"), "", "", control.State{State: "auto"}, nil); err != nil {
 		return nil, statusError(err)
 	}
 	return s.gatewayDrain(ctx, nil)

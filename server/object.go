@@ -298,13 +298,17 @@ func (s *server) wouldChange(ctx context.Context, make func(*config.Config) (*co
 }
 
 type batchInput struct {
-	DryRun bool `query:"dry-run" doc:"change nothing, and answer what would change"`
-	Body   []api.ObjectChange
+	DryRun  bool   `query:"dry-run" doc:"change nothing, and answer what would change"`
+	IfMatch string `header:"If-Match" doc:"refuse unless the ETag of the configuration in force is among these; * is any"`
+	Body    []api.ObjectChange
 }
 
 // batch makes several changes at once.
 func (s *server) batch(ctx context.Context, in *batchInput) (*body[api.Outcome], error) {
 	all := func(c *config.Config) (*config.Config, error) {
+		if in.IfMatch != "" && !matches(in.IfMatch, tagOf(c)) { // c may be a draft, which has no tag in the cache
+			return nil, engine.ErrChanged
+		}
 		if len(in.Body) == 1 && !strings.HasSuffix(in.Body[0].Op, "-elements") { // which may be two edits
 			return applyChange(c, in.Body[0])
 		}

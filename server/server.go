@@ -6,6 +6,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"os"
 	"slices"
@@ -89,9 +90,25 @@ func build(mux *http.ServeMux, opt Options) huma.API {
 	s := &server{opt: opt, started: time.Now(), streams: make(chan struct{}, maxStreams)}
 	hapi := humago.New(mux, cfg)
 	addConfigSchemas(hapi.OpenAPI().Components.Schemas)
-	s.register(huma.NewGroup(hapi, "/api/v1"))
+	group := huma.NewGroup(hapi, "/api/v1")
+	group.UseMiddleware(untagged(group))
+	s.register(group)
 	complete(hapi.OpenAPI())
 	return hapi
+}
+
+// untagged refuses If-Match for operations on resources that have no ETag. To ignore it would make the
+// change that the client wanted to avoid (RFC 9110 §13.1.1).
+func untagged(g huma.API) func(huma.Context, func(huma.Context)) {
+	return func(ctx huma.Context, next func(huma.Context)) {
+		o := ctx.Operation()
+		tagged := slices.ContainsFunc(o.Parameters, func(p *huma.Param) bool { return p.Name == "If-Match" })
+		if ctx.Header("If-Match") != "" && !tagged && o.Method != http.MethodGet {
+			_ = huma.WriteErr(g, ctx, http.StatusPreconditionFailed, fmt.Sprintf("%s %s has no ETag that If-Match could name: send the request without it", o.Method, o.Path))
+			return
+		}
+		next(ctx)
+	}
 }
 
 type server struct {
@@ -249,6 +266,9 @@ func (s *server) plan(ctx context.Context, in *configInput) (*body[api.Outcome],
 	cfg, err := decode(in)
 	if err != nil {
 		return nil, err
+	}
+	if inForce := s.opt.Engine.Config(); in.IfMatch != "" && (inForce == nil || !matches(in.IfMatch, s.etag(inForce))) {
+		return nil, statusError(engine.ErrChanged)
 	}
 	f, err := s.opt.Engine.Forecast(ctx, cfg)
 	if err != nil {

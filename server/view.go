@@ -34,14 +34,19 @@ func (s *server) etag(c *config.Config) string {
 	if last := s.tagged.Load(); last != nil && last.config == c {
 		return last.tag
 	}
+	tag := tagOf(c)
+	s.tagged.Store(&tagged{c, tag})
+	return tag
+}
+
+// tagOf returns the entity tag of a configuration.
+func tagOf(c *config.Config) string {
 	raw, err := config.Marshal(c)
 	if err != nil {
 		return ""
 	}
 	sum := sha256.Sum256(raw)
-	tag := `"` + hex.EncodeToString(sum[:8]) + `"`
-	s.tagged.Store(&tagged{c, tag})
-	return tag
+	return `"` + hex.EncodeToString(sum[:8]) + `"`
 }
 
 func (s *server) services(ctx context.Context, _ *struct{}) (*body[[]api.Service], error) {
