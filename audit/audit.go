@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package audit keeps a record of every change that somebody asked the gateway for: who, when, what, and
-// what came of it. It is a file of JSON lines, to which is only added, and some older ones.
+// the result. Changes and refused requests have files of their own, so that no number of refused requests
+// removes a change. The files have JSON lines, to which is only added.
 package audit
 
 import (
@@ -15,6 +16,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 )
@@ -33,10 +35,11 @@ type Entry struct {
 	Result   string    `json:"result" enum:"done,refused"`
 	Revision uint64    `json:"revision,omitempty" doc:"the revision in force afterwards"`
 	Error    string    `json:"error,omitempty" doc:"why it was refused"`
+	Count    uint64    `json:"count,omitempty" doc:"of refused requests: this entry stands for so many further ones like an earlier entry, within a minute"`
 }
 
-// Bounds of the record: a file is put away when it has maxSize bytes, of which maxFiles are kept, the
-// present one included. An entry is not longer than a few maxText.
+// Bounds of the record of changes: a file is put away when it has maxSize bytes, of which maxFiles are
+// kept, the present one included. An entry is not longer than a few maxText.
 const (
 	maxSize  = 4 << 20
 	maxFiles = 5
@@ -45,9 +48,11 @@ const (
 
 // Log is the record in one directory. The nil Log keeps nothing.
 type Log struct {
-	path string
-	log  *slog.Logger
-	size int64 // from which a file is put away
+	path    string
+	log     *slog.Logger
+	size    int64     // from which a file is put away
+	files   int       // that are kept
+	refused *refusals // nil in the log of refusals itself
 
 	mu     sync.Mutex // protects the rest
 	file   *os.File
@@ -60,10 +65,10 @@ const Name = "audit.jsonl"
 
 // Open opens the record in a directory, which it makes.
 func Open(dir string, log *slog.Logger) (*Log, error) {
-	l := &Log{path: filepath.Join(dir, Name), log: log, size: maxSize}
+	l := &Log{path: filepath.Join(dir, Name), log: log, size: maxSize, files: maxFiles, refused: newRefusals(dir, log)}
 	err := os.MkdirAll(dir, 0o700)
 	if err == nil {
-		err = l.open()
+		err = errors.Join(l.open(), l.refused.journal.open())
 	}
 	if err != nil {
 		return nil, fmt.Errorf("record of changes: %w", err)
@@ -93,16 +98,26 @@ func (l *Log) open() error {
 	return nil
 }
 
-// Add records a change. What cannot be written is told the daemon's log, and ends nothing.
-func (l *Log) Add(e Entry) {
+// Add records a change or a refused request. It returns false for a refused request that is only counted,
+// because the client had many refused within a minute. If the entry cannot be written, Add reports that
+// to the daemon's log.
+func (l *Log) Add(e Entry) bool {
 	if l == nil {
-		return
+		return true
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if e.At.IsZero() {
 		e.At = time.Now().UTC()
 	}
+	if e.Result == Refused && l.refused != nil {
+		return l.refused.add(e)
+	}
+	l.add(e)
+	return true
+}
+
+func (l *Log) add(e Entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, text := range []*string{&e.Who, &e.What, &e.Error} {
 		if len(*text) > maxText {
 			*text = (*text)[:maxText-3] + "..."
@@ -143,7 +158,7 @@ func (l *Log) write(e Entry) error {
 func (l *Log) putAway() error {
 	err := l.file.Close()
 	l.file = nil
-	for i := maxFiles - 1; i > 0; i-- {
+	for i := l.files - 1; i > 0; i-- {
 		if e := os.Rename(name(l.path, i-1), name(l.path, i)); e != nil && !errors.Is(e, fs.ErrNotExist) {
 			err = errors.Join(err, e)
 		}
@@ -163,32 +178,80 @@ func (l *Log) Close() error {
 	if l == nil {
 		return nil
 	}
+	var failed error
+	if l.refused != nil {
+		failed = l.refused.close()
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.file == nil {
-		return nil
+		return failed
 	}
 	err := l.file.Close()
 	l.file = nil
-	return err
+	return errors.Join(failed, err)
 }
 
-// Last returns the last entries of the record, the oldest first, at most limit.
+// Last returns the last entries of the record as [Read] does, with the refused requests that are counted
+// and not written yet.
 func (l *Log) Last(limit int) ([]Entry, error) {
 	if l == nil {
 		return nil, nil
 	}
-	l.mu.Lock() // no file is put away meanwhile
-	defer l.mu.Unlock()
-	return Read(filepath.Dir(l.path), limit)
+	changes, err := l.last(limit)
+	if err != nil {
+		return nil, err
+	}
+	refused, err := l.refused.last(limit)
+	return merge(changes, refused, limit), err
 }
 
-// Read returns the last entries of the record in a directory, the oldest first, at most limit. A line
-// that is none, as a full disk leaves one, is left out.
+// last returns the last entries of one journal, the oldest first.
+func (l *Log) last(limit int) ([]Entry, error) {
+	l.mu.Lock() // no file is put away meanwhile
+	defer l.mu.Unlock()
+	return readFiles(l.path, l.files, limit)
+}
+
+// Read returns the last entries of the record in a directory, the oldest first, at most limit. Refused
+// requests take at most half of them unless there are fewer changes. A line that is not an entry, such as
+// one that a full disk cut off, is left out.
 func Read(dir string, limit int) ([]Entry, error) {
+	changes, err := readFiles(filepath.Join(dir, Name), maxFiles, limit)
+	if err != nil {
+		return nil, err
+	}
+	refused, err := readFiles(filepath.Join(dir, RefusedName), refusedFiles, limit)
+	return merge(changes, refused, limit), err
+}
+
+// merge joins the last changes and the last refused requests by time.
+func merge(changes, refused []Entry, limit int) []Entry {
+	most := max((limit+1)/2, limit-len(changes)) // refused requests
+	all := append(changes, refused...)
+	slices.Reverse(all) // so that the sort keeps the order of entries of one time
+	slices.SortStableFunc(all, func(a, b Entry) int { return b.At.Compare(a.At) })
 	var list []Entry
-	for age := 0; age < maxFiles && len(list) < limit; age++ {
-		entries, err := readFile(name(filepath.Join(dir, Name), age))
+	for _, e := range all {
+		if len(list) == limit {
+			break
+		}
+		if e.Result == Refused {
+			if most == 0 {
+				continue
+			}
+			most--
+		}
+		list = append(list, e)
+	}
+	slices.Reverse(list)
+	return list
+}
+
+func readFiles(path string, files, limit int) ([]Entry, error) {
+	var list []Entry
+	for age := 0; age < files && len(list) < limit; age++ {
+		entries, err := readFile(name(path, age))
 		if errors.Is(err, fs.ErrNotExist) {
 			break
 		}

@@ -6,10 +6,12 @@ import (
 	"bytes"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -69,7 +71,7 @@ func TestOldFilesGo(t *testing.T) {
 	for i := range 100 {
 		l.Add(Entry{What: fmt.Sprint(i), Result: Done})
 	}
-	files, err := os.ReadDir(dir)
+	files, err := filepath.Glob(filepath.Join(dir, Name+"*"))
 	if err != nil || len(files) != maxFiles {
 		t.Errorf("%d files, %v", len(files), err)
 	}
@@ -131,5 +133,92 @@ func TestFullDisk(t *testing.T) {
 	}
 	if err := l.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRefusedRequestsRemoveNoChange: whatever is refused, and however often, all changes stay in the
+// record, and the files of refused requests stay within their bounds.
+func TestRefusedRequestsRemoveNoChange(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	minutes := 0
+	l.refused.now = func() time.Time { return time.Unix(0, 0).Add(time.Duration(minutes) * time.Minute) }
+	random := rand.New(rand.NewPCG(1, 2))
+	const changes, requests = 50, 40_000
+	written, all := 0, 0
+	for i := range requests {
+		if i%(requests/changes) == 0 {
+			l.Add(Entry{Who: "me", What: fmt.Sprint(i / (requests / changes)), Result: Done})
+		}
+		if random.IntN(1000) == 0 {
+			minutes++
+		}
+		who := fmt.Sprintf("token reader at 192.0.2.%d:%d", random.IntN(4), 1024+random.IntN(60000))
+		what := []string{"PUT /api/v1/config", "DELETE /" + strings.Repeat(fmt.Sprint(i), 900)}[random.IntN(2)]
+		if l.Add(Entry{Who: who, What: what, Result: Refused, Error: strings.Repeat("no ", 1000)}) {
+			written++
+		}
+		all++
+	}
+	if most := (minutes + 1) * 4 * refusedOfClient; written > most {
+		t.Errorf("%d entries, want %d at most", written, most)
+	}
+	list, err := l.Last(10_000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var done []string
+	for _, e := range list {
+		if e.Result == Done {
+			done = append(done, e.What)
+		}
+	}
+	if len(done) != changes || done[0] != "0" {
+		t.Errorf("%d changes: %v", len(done), done)
+	}
+	if list, _ := l.Last(10); len(list) != 10 || list[0].Result+list[1].Result == "" {
+		t.Errorf("the last ten: %v", list)
+	}
+	files, _ := filepath.Glob(filepath.Join(dir, RefusedName+"*"))
+	for _, f := range files {
+		if info, err := os.Stat(f); err != nil || info.Size() > refusedSize+8*refusedText {
+			t.Errorf("%s has %d bytes, %v", f, info.Size(), err)
+		}
+	}
+	if len(files) != refusedFiles {
+		t.Errorf("files %v", files)
+	}
+}
+
+// TestEveryRefusalCounts: entries and counts together are the number of requests, before and after the end
+// of a period and over a restart.
+func TestEveryRefusalCounts(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	minutes := 0
+	l.refused.now = func() time.Time { return time.Unix(0, 0).Add(time.Duration(minutes) * time.Minute) }
+	sum := func(l *Log) (n uint64) {
+		list, err := l.Last(10_000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range list {
+			n += max(1, e.Count)
+		}
+		return n
+	}
+	const requests = 1000
+	for i := range requests {
+		minutes = i / 400
+		l.Add(Entry{Who: fmt.Sprintf("198.51.100.%d:%d", i%50, i), What: fmt.Sprint("PUT /", i%3, strings.Repeat("x", i%40)), Result: Refused})
+	}
+	if got := sum(l); got != requests {
+		t.Errorf("%d requests in the record, want %d", got, requests)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := sum(open(t, dir)); got != requests {
+		t.Errorf("%d requests after a restart, want %d", got, requests)
 	}
 }

@@ -58,24 +58,27 @@ type Author struct {
 	What string
 }
 
-// tell tells how a change ended; the caller holds the lock.
+// tell reports the end of a change to the events, the record and the log; the caller holds the lock. Refused
+// changes of a client that has many of them are only counted in the record. A change whose precondition
+// failed is no event: the client reads the configuration again and repeats the change.
 func (c *Control) tell(by Author, err error) {
 	e := event.Event{Kind: event.Apply, Who: by.Who, What: by.What, Revision: c.store.Revision()}
-	if err != nil {
-		e.Error = err.Error()
-		e.Text = fmt.Sprintf("refused: %s, by %s: %s", by.What, by.Who, strings.ReplaceAll(err.Error(), "\n", "; "))
-	} else {
+	if err == nil {
 		e.Text = fmt.Sprintf("revision %d: %s, by %s", e.Revision, by.What, by.Who)
+		c.Events.Add(e)
+		c.Audit.Add(audit.Entry{Who: by.Who, What: by.What, Result: audit.Done, Revision: e.Revision})
+		return
+	}
+	e.Error = err.Error()
+	e.Text = fmt.Sprintf("refused: %s, by %s: %s", by.What, by.Who, strings.ReplaceAll(err.Error(), "\n", "; "))
+	first := c.Audit.Add(audit.Entry{Who: by.Who, What: by.What, Result: audit.Refused, Revision: e.Revision, Error: e.Error})
+	if !first || errors.Is(err, engine.ErrChanged) {
+		return
 	}
 	c.Events.Add(e)
-	result := audit.Done
-	if err != nil {
-		result = audit.Refused
-		if by != c.FileChanged() { // of the file the daemon tells
-			c.log.Warn("a change was refused", "by", by.Who, "what", by.What, "error", err)
-		}
+	if by != c.FileChanged() { // the daemon logs errors of the file
+		c.log.Warn("a change was refused", "by", by.Who, "what", by.What, "error", err)
 	}
-	c.Audit.Add(audit.Entry{Who: by.Who, What: by.What, Result: result, Revision: e.Revision, Error: e.Error})
 }
 
 // Start puts the file, with what was changed at run time, in force for the first time.

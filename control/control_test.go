@@ -6,15 +6,18 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/audit"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/engine"
@@ -365,5 +368,48 @@ func TestTrial(t *testing.T) {
 	g.want(t, "10.0.0.9 up, 10.0.0.2 up")
 	if g.Changes().Trial != nil {
 		t.Error("the trial goes on after a restart")
+	}
+}
+
+// TestRefusedChangesFloodNothing: clients that repeat refused changes have few lines in the log, in the events
+// and in the record. A failed precondition is no event. The accepted changes are in all of them.
+func TestRefusedChangesFloodNothing(t *testing.T) {
+	for name, cause := range map[string]error{"precondition": engine.ErrChanged, "invalid": config.Errors{{Cause: "no"}}, "missing": config.ErrNoObject} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			file := filepath.Join(dir, "sluice.yaml")
+			write(t, file, two)
+			g := begin(t, file, filepath.Join(dir, "store"))
+			var logged bytes.Buffer
+			g.log = slog.New(slog.NewTextHandler(&logged, nil))
+			record, err := audit.Open(dir, g.log)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer record.Close()
+			g.Audit, g.Events = record, event.New(event.Held)
+			first := g.Events.Last()
+			for i := range 3000 {
+				by := Author{fmt.Sprintf("token admin at 192.0.2.7:%d", i), fmt.Sprintf("put services/s%d", i%200)}
+				if _, err := g.Change(t.Context(), by, func(*config.Config) (*config.Config, error) { return nil, cause }); err == nil {
+					t.Fatal("accepted")
+				}
+				if i == 1500 {
+					g.set(t, "web", "a", State{State: "drain"})
+				}
+			}
+			events, _, _ := g.Events.After(first, event.Held)
+			lines := strings.Count(logged.String(), "\n")
+			entries, err := record.Last(10_000)
+			if err != nil || len(events) > 100 || lines > 100 || len(entries) > 100 {
+				t.Errorf("%d events, %d lines, %d entries, %v", len(events), lines, len(entries), err)
+			}
+			if name == "precondition" && len(events) != 1 {
+				t.Errorf("%d events of failed preconditions", len(events)-1)
+			}
+			if !slices.ContainsFunc(entries, func(e audit.Entry) bool { return e.Result == audit.Done }) {
+				t.Error("the accepted change is not in the record")
+			}
+		})
 	}
 }

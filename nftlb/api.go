@@ -30,6 +30,8 @@ type Options struct {
 	InForce func() *config.Config
 	// Change puts what the function makes of the configuration in force in its place.
 	Change func(ctx context.Context, who, what string, make func(*config.Config) (*config.Config, error)) error
+	// Refused is called for each client without the key; nil for nobody.
+	Refused func(client, cause string)
 	// Path of the file that keeps the objects over restarts; "" keeps none.
 	Path string
 	Log  *slog.Logger
@@ -100,7 +102,9 @@ func (a *API) follow(ctx context.Context, what string) {
 // ServeHTTP implements [http.Handler].
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if key := a.opt.Key(); key == "" || subtle.ConstantTimeCompare([]byte(key), []byte(r.Header.Get("Key"))) != 1 {
-		a.opt.Log.Warn("nftlb API: a client without the key", "client", r.RemoteAddr)
+		if a.opt.Refused != nil {
+			a.opt.Refused(r.RemoteAddr, "nftlb API: no key, or a wrong one, was sent")
+		}
 		w.WriteHeader(http.StatusUnauthorized)
 		return
 	}

@@ -237,6 +237,8 @@ func TestRefused(t *testing.T) {
 // TestUnauthorized: nothing is answered without the key, and nothing endless is read.
 func TestUnauthorized(t *testing.T) {
 	a, _ := newTestAPI(t, fakeNetwork{})
+	var refused []string
+	a.opt.Refused = func(client, _ string) { refused = append(refused, client) }
 	for _, key := range []string{"", "wrong", testKey + "x"} {
 		r := httptest.NewRequest("GET", "/farms", nil)
 		r.Header.Set("Key", key)
@@ -244,6 +246,9 @@ func TestUnauthorized(t *testing.T) {
 		if a.ServeHTTP(w, r); w.Code != 401 || w.Body.Len() > 0 {
 			t.Errorf("key %q: %d %s", key, w.Code, w.Body)
 		}
+	}
+	if len(refused) != 3 { // the listener logs few of them
+		t.Errorf("refused: %v", refused)
 	}
 	if code, _ := ask(t, a, "POST", "/farms", strings.Repeat(" ", maxBody+1)); code != 413 {
 		t.Errorf("a body without end: %d", code)

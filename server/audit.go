@@ -41,7 +41,7 @@ func audited(next http.Handler, record *audit.Log) http.Handler {
 		r = r.WithContext(context.WithValue(r.Context(), askedKey{}, &elsewhere))
 		next.ServeHTTP(answer, r)
 		if answer.status >= 400 && !elsewhere {
-			record.Add(audit.Entry{Who: whoAsks(r.Context()), What: r.Method + " " + r.URL.Path, Result: audit.Refused, Error: answer.why()})
+			record.Add(audit.Entry{Who: whoAsks(r.Context()), What: r.Method + " " + r.URL.EscapedPath(), Result: audit.Refused, Error: answer.why()})
 		}
 	})
 }

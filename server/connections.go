@@ -169,13 +169,11 @@ func (c *counted) Close() error {
 	return c.Conn.Close()
 }
 
-// refusalsEvery is the least time between two log lines about refusals.
-const refusalsEvery = 10 * time.Second
+// logEvery is the least time between two log lines of one kind about clients.
+const logEvery = 10 * time.Second
 
-// refusals logs refused clients: at most one line in ten seconds, with the number of refusals that were
-// not logged.
-type refusals struct {
-	log *slog.Logger
+// pace allows a log line every logEvery and counts the others.
+type pace struct {
 	now func() time.Time
 
 	mu     sync.Mutex // protects the rest
@@ -184,15 +182,31 @@ type refusals struct {
 	total  uint64
 }
 
-func (r *refusals) tell(client, cause string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.total++
-	now := r.now()
-	if now.Before(r.next) {
-		r.untold++
-		return
+// take reports whether a line may be logged, and how many were not logged since the last one.
+func (p *pace) take() (others int, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.total++
+	now := p.now()
+	if now.Before(p.next) {
+		p.untold++
+		return 0, false
 	}
-	r.log.Warn("a client was refused", "client", client, "cause", cause, "others", r.untold)
-	r.next, r.untold = now.Add(refusalsEvery), 0
+	others, p.untold = p.untold, 0
+	p.next = now.Add(logEvery)
+	return others, true
+}
+
+// refusals logs refused clients.
+type refusals struct {
+	log *slog.Logger
+	pace
+}
+
+func newRefusals(log *slog.Logger) *refusals { return &refusals{log: log, pace: pace{now: time.Now}} }
+
+func (r *refusals) tell(client, cause string) {
+	if others, ok := r.take(); ok {
+		r.log.Warn("a client was refused", "client", client, "cause", cause, "others", others)
+	}
 }

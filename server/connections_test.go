@@ -82,14 +82,15 @@ func TestClientOf(t *testing.T) {
 func TestRefusalsAreTold(t *testing.T) {
 	l := &logged{}
 	now := time.Unix(1_700_000_000, 0)
-	r := &refusals{log: slog.New(slog.NewTextHandler(l, nil)), now: func() time.Time { return now }}
+	r := newRefusals(slog.New(slog.NewTextHandler(l, nil)))
+	r.now = func() time.Time { return now }
 	for range 1000 {
 		r.tell("192.0.2.7:1", "the token is not known")
 	}
 	if said := l.take(); strings.Count(said, "\n") != 1 || !strings.Contains(said, "192.0.2.7:1") {
 		t.Errorf("the log: %s", said)
 	}
-	now = now.Add(refusalsEvery)
+	now = now.Add(logEvery)
 	r.tell("192.0.2.8:1", "the token is not known")
 	if said := l.take(); strings.Count(said, "\n") != 1 || !strings.Contains(said, "others=999") {
 		t.Errorf("the log: %s", said)

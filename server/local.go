@@ -16,14 +16,15 @@ import (
 type Local struct {
 	listener *limited
 	http     *http.Server
+	refusals *refusals
 }
 
 // NewLocal returns one for the listener of the socket.
 func NewLocal(l net.Listener, log *slog.Logger) *Local {
-	refusals := &refusals{log: log, now: time.Now}
+	refusals := newRefusals(log)
 	limited := newLimited(l, maxConnections, maxOfClient, refusals.tell)
 	limited.client, limited.surplus = processOf, refuser(l.Addr())
-	return &Local{listener: limited, http: &http.Server{
+	return &Local{listener: limited, refusals: refusals, http: &http.Server{
 		ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: requestTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		ConnContext: withPeer, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
 	}}
@@ -32,8 +33,8 @@ func NewLocal(l net.Listener, log *slog.Logger) *Local {
 // NewPlain returns one for a TCP listener, with the same bounds, for an API whose handler asks its
 // clients itself who they are.
 func NewPlain(l net.Listener, log *slog.Logger) *Local {
-	refusals := &refusals{log: log, now: time.Now}
-	return &Local{listener: newLimited(l, maxConnections, maxOfClient, refusals.tell), http: &http.Server{
+	refusals := newRefusals(log)
+	return &Local{listener: newLimited(l, maxConnections, maxOfClient, refusals.tell), refusals: refusals, http: &http.Server{
 		ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: requestTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
 	}}
@@ -46,6 +47,9 @@ func (l *Local) Serve(ctx context.Context, h http.Handler) error {
 	l.http.BaseContext = func(net.Listener) context.Context { return ctx }
 	return l.http.Serve(l.listener)
 }
+
+// Refused logs a client that the handler refused. Clients that are refused often have few lines in the log.
+func (l *Local) Refused(client, cause string) { l.refusals.tell(client, cause) }
 
 // Close closes everything at once, also before Serve.
 func (l *Local) Close() error {

@@ -32,11 +32,11 @@ func withProblems(mux *http.ServeMux) http.Handler {
 		refusal.ServeHTTP(said, r)
 		switch said.status {
 		case http.StatusNotFound:
-			writeProblem(w, said.status, fmt.Sprintf("nothing is at %s: /openapi.json lists the API, /metrics is the Prometheus page", r.URL.Path))
+			writeProblem(w, said.status, fmt.Sprintf("nothing is at %s: /openapi.json lists the API, /metrics is the Prometheus page", r.URL.EscapedPath()))
 		case http.StatusMethodNotAllowed:
 			allowed := said.header.Get("Allow")
 			w.Header().Set("Allow", allowed)
-			writeProblem(w, said.status, fmt.Sprintf("%s takes %s, not %s", r.URL.Path, allowed, r.Method))
+			writeProblem(w, said.status, fmt.Sprintf("%s takes %s, not %s", r.URL.EscapedPath(), allowed, r.Method))
 		default: // to the clean form of a path
 			refusal.ServeHTTP(w, r)
 		}

@@ -77,6 +77,7 @@ type TCP struct {
 	opt      TCPOptions
 	keeper   *keeper
 	refusals *refusals
+	changes  *pace         // of log lines about requests for changes
 	bodies   chan struct{} // one for each request with a body that is being served
 	listener net.Listener
 	http     *http.Server
@@ -87,7 +88,7 @@ func ListenTCP(ctx context.Context, opt TCPOptions) (*TCP, error) {
 	if err := opt.Check(); err != nil {
 		return nil, err
 	}
-	t := &TCP{opt: opt, keeper: &keeper{files: opt.Files, log: opt.Log}, refusals: &refusals{log: opt.Log, now: time.Now}, bodies: make(chan struct{}, maxBodies)}
+	t := &TCP{opt: opt, keeper: &keeper{files: opt.Files, log: opt.Log}, refusals: newRefusals(opt.Log), changes: &pace{now: time.Now}, bodies: make(chan struct{}, maxBodies)}
 	t.http = &http.Server{
 		ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: requestTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		ErrorLog: log.New(failures{t}, "", 0),
@@ -206,7 +207,9 @@ func (t *TCP) admit(next http.Handler) http.Handler {
 			return
 		}
 		if !reads(r) && t.opt.Changes {
-			t.opt.Log.Info("a client asks for a change", "client", r.RemoteAddr, "certificate", certificateOf(r), "token", token, "method", r.Method, "path", r.URL.Path)
+			if others, ok := t.changes.take(); ok {
+				t.opt.Log.Info("a client asks for a change", "client", r.RemoteAddr, "certificate", certificateOf(r), "token", token, "method", r.Method, "path", r.URL.EscapedPath(), "others", others)
+			}
 		}
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			select {

@@ -7,7 +7,6 @@ package table
 import (
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/charmbracelet/x/ansi"
@@ -39,15 +38,22 @@ func New(headings ...string) *Table {
 	return t
 }
 
-// Row adds a row; values are printed with fmt.Sprint.
+// Row adds a row. Values are printed with fmt.Sprint and [Escape], except those that are [Styled].
 func (t *Table) Row(values ...any) {
 	row := make([]string, len(t.header))
 	for i := range row {
 		if i < len(values) {
-			row[i] = fmt.Sprint(values[i])
+			row[i] = cell(values[i])
 		}
 	}
 	t.rows = append(t.rows, row)
+}
+
+func cell(value any) string {
+	if styled, ok := value.(Styled); ok {
+		return string(styled)
+	}
+	return Escape(fmt.Sprint(value))
 }
 
 // Len returns the number of rows.
@@ -151,7 +157,7 @@ func (t *Table) limit(w io.Writer) int {
 	if t.Width > 0 {
 		return t.Width
 	}
-	f, ok := w.(*os.File)
+	f, ok := File(w)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
 		return 0
 	}

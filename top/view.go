@@ -276,6 +276,7 @@ func (m *Model) columnWidths(cols []column) []int {
 func align(cells []string, widths []int) string {
 	var b strings.Builder
 	for i, c := range cells {
+		c = table.Escape(c) // names of namespaces, programs and rules come from the host
 		if i == 0 {
 			c = shorten(c, widths[i])
 			b.WriteString(c + strings.Repeat(" ", widths[i]-ansi.StringWidth(c)))

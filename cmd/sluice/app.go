@@ -18,18 +18,29 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/table"
 )
 
 // app is what every subcommand shares: the streams and the global flags.
 type app struct {
 	stdin          io.Reader
-	stdout, stderr io.Writer
+	stdout, stderr io.Writer // escape text that would control a terminal
+	terminal       io.Writer // standard output as it is, for screens that escape their cells
 
 	json     bool
 	color    string
 	socket   string
 	stateDir string
 	remote   api.Remote // of commands that may ask a daemon elsewhere
+}
+
+func newApp(stdin io.Reader, stdout, stderr io.Writer) *app {
+	a := &app{stdin: stdin, terminal: stdout}
+	escaped := func(w io.Writer) io.Writer {
+		return &table.Output{To: w, Colored: func() bool { return a.colored(w) }}
+	}
+	a.stdout, a.stderr = escaped(stdout), escaped(stderr)
+	return a
 }
 
 // exitError ends the program with a code; a nil err prints nothing.
@@ -122,7 +133,7 @@ func (a *app) colored(w io.Writer) bool {
 	case "never":
 		return false
 	}
-	f, ok := w.(*os.File)
+	f, ok := table.File(w)
 	return ok && os.Getenv("NO_COLOR") == "" && term.IsTerminal(int(f.Fd()))
 }
 

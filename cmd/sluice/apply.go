@@ -58,7 +58,7 @@ confirm' is run. So a change that cuts your own connection is undone by itself.`
 				if err := writeOutcome(w, out, "applied"); err != nil || confirm == 0 {
 					return err
 				}
-				_, err := fmt.Fprintf(w, "taken back in %s unless you run: sluice config confirm\n", confirm)
+				_, err := table.Line(w, "taken back in %s unless you run: sluice config confirm", confirm)
 				return err
 			})
 		},
@@ -165,10 +165,10 @@ func writeOutcome(w io.Writer, out *api.Outcome, verb string) error {
 	}
 	for _, c := range out.Changes {
 		for _, line := range c.Lines {
-			fmt.Fprintln(w, line)
+			table.Line(w, "%s", line)
 		}
 		if c.Truncated > 0 {
-			fmt.Fprintf(w, "... and %d more changes on %s\n", c.Truncated, c.Datapath)
+			table.Line(w, "... and %d more changes on %s", c.Truncated, c.Datapath)
 		}
 	}
 	ended := 0
@@ -177,12 +177,12 @@ func writeOutcome(w io.Writer, out *api.Outcome, verb string) error {
 	}
 	switch {
 	case out.FlowsTotal > 0:
-		fmt.Fprintf(w, "%d of %d live flows end\n", out.FlowsMoved, out.FlowsTotal)
+		table.Line(w, "%d of %d live flows end", out.FlowsMoved, out.FlowsTotal)
 	case ended > 0:
-		fmt.Fprintf(w, "%d live flows ended, which would be treated otherwise now\n", ended)
+		table.Line(w, "%d live flows ended, which would be treated otherwise now", ended)
 	}
 	for _, warning := range out.Warnings {
-		fmt.Fprintf(w, "warning: %s\n", warning)
+		table.Line(w, "warning: %s", warning)
 	}
 	return writePlaces(w, out.Places, verb)
 }
@@ -202,14 +202,14 @@ func writePlaces(w io.Writer, places []api.Placement, verb string) error {
 			count[p.Datapath]++
 		}
 		for _, name := range slices.Sorted(maps.Keys(count)) {
-			fmt.Fprintf(w, "%s %d services and rules on %s\n", verb, count[name], name)
+			table.Line(w, "%s %d services and rules on %s", verb, count[name], name)
 		}
 		return nil
 	}
 	for _, p := range places {
-		fmt.Fprintf(w, "%s %s %s on %s\n", verb, p.Kind, p.Name, p.Datapath)
+		table.Line(w, "%s %s %s on %s", verb, p.Kind, p.Name, p.Datapath)
 		for _, name := range slices.Sorted(maps.Keys(p.Why)) {
-			fmt.Fprintf(w, "    not on %s: %s\n", name, p.Why[name])
+			table.Line(w, "    not on %s: %s", name, p.Why[name])
 		}
 	}
 	return nil

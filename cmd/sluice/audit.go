@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/audit"
+	"github.com/sluice-lb/sluice/table"
 )
 
 func newAudit(a *app) *cobra.Command {
@@ -27,8 +28,11 @@ first: by whom, when, what, and the result. Who is the process, its program and
 user at the socket; the certificate, the token and the address over TCP; or the file.
 Without a daemon it reads the record itself, which takes root.
 
-The record is a file of JSON lines, to which is only added: audit.jsonl in
-/var/lib/sluice, and up to four older ones of 4 MiB each.`,
+The record is files of JSON lines in /var/lib/sluice: audit.jsonl and up to four
+older ones of 4 MiB each for changes; refused.jsonl and an older one of 1 MiB each
+for refused requests. Of like refused requests within a minute the first one has an
+entry, and another entry has the number of the others. Refused requests are at most
+half of the list.`,
 		Example: "  sluice audit\n  sluice audit --limit 1000 --json | jq '.[] | select(.result == \"refused\")'",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -69,16 +73,24 @@ func writeAudit(w io.Writer, entries []audit.Entry) error {
 	}
 	for _, e := range entries {
 		result := e.Result
-		if e.Revision > 0 && e.Result == audit.Done {
+		switch {
+		case e.Revision > 0 && e.Result == audit.Done:
 			result = fmt.Sprintf("revision %d", e.Revision)
+		case e.Count > 0:
+			result = fmt.Sprintf("%s, %d more", e.Result, e.Count)
 		}
-		if _, err := fmt.Fprintf(w, "%s  %s: %s\n    by %s\n", e.At.Local().Format(time.DateTime), result, e.What, e.Who); err != nil {
+		if _, err := fmt.Fprintf(w, "%s  %s: %s\n    by %s\n", e.At.Local().Format(time.DateTime), table.Escape(result), table.Escape(e.What), table.Escape(e.Who)); err != nil {
 			return err
 		}
-		if e.Error != "" {
-			if _, err := fmt.Fprintf(w, "    %s\n", strings.ReplaceAll(e.Error, "\n", "\n    ")); err != nil {
+		if e.Error == "" {
+			continue
+		}
+		indent := "    "
+		for line := range strings.SplitSeq(e.Error, "\n") {
+			if _, err := fmt.Fprintf(w, "%s%s\n", indent, table.Escape(line)); err != nil {
 				return err
 			}
+			indent = "    | " // a text of several lines looks like no other line
 		}
 	}
 	return nil

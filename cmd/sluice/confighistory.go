@@ -35,7 +35,7 @@ diff FILE' shows what another file would change.`,
 			return a.print(changes, func(w io.Writer) error {
 				edits := append(slices.Clone(changes.Edits), stateEdits(changes.States)...)
 				if len(edits) == 0 {
-					fmt.Fprintf(w, "nothing: what is in force is %s\n", changes.File)
+					table.Line(w, "nothing: what is in force is %s", changes.File)
 				}
 				return writeEdits(w, "", edits)
 			})
@@ -80,7 +80,7 @@ func writeHistory(w io.Writer, history []api.ConfigRevision, edits bool) error {
 	}
 	if edits {
 		for _, r := range history {
-			fmt.Fprintf(w, "revision %d, %s, %s: %s\n", r.Revision, r.At.Local().Format(time.DateTime), r.Who, r.What)
+			table.Line(w, "revision %d, %s, %s: %s", r.Revision, r.At.Local().Format(time.DateTime), r.Who, r.What)
 			if err := writeEdits(w, "  ", r.Edits); err != nil {
 				return err
 			}
@@ -96,7 +96,7 @@ func writeHistory(w io.Writer, history []api.ConfigRevision, edits bool) error {
 
 func writeEdits(w io.Writer, indent string, edits []config.Edit) error {
 	for _, e := range edits {
-		if _, err := fmt.Fprintf(w, "%s%s\n", indent, e); err != nil {
+		if _, err := table.Line(w, "%s%s", indent, e); err != nil {
 			return err
 		}
 	}
@@ -197,7 +197,7 @@ comments. The states of backends ('sluice backend') do not change; they are not 
 				return err
 			}
 			return a.print(map[string]string{"file": changes.File}, func(w io.Writer) error {
-				_, err := fmt.Fprintf(w, "%s is what is in force\n", changes.File)
+				_, err := table.Line(w, "%s is what is in force", changes.File)
 				return err
 			})
 		},
@@ -246,13 +246,14 @@ func overlap(a, b string) bool {
 
 func writeOrigins(w io.Writer, file string, rows []originRow) error {
 	if len(rows) == 0 {
-		_, err := fmt.Fprintf(w, "everything comes from %s\n", file)
+		_, err := table.Line(w, "everything comes from %s", file)
 		return err
 	}
 	for _, r := range rows {
 		from := "older than the history"
 		if r.Found != "" {
-			if _, err := fmt.Fprintf(w, "%s: %s\n    discovered by %s\n", r.Path, r.Value, r.Found); err != nil {
+			table.Line(w, "%s: %s", r.Path, r.Value)
+			if _, err := table.Line(w, "    discovered by %s", r.Found); err != nil {
 				return err
 			}
 			continue
@@ -267,10 +268,11 @@ func writeOrigins(w io.Writer, file string, rows []originRow) error {
 		if inFile == "" {
 			inFile = "nothing"
 		}
-		if _, err := fmt.Fprintf(w, "%s: %s\n    %s; the file has %s\n", r.Path, value, from, inFile); err != nil {
+		table.Line(w, "%s: %s", r.Path, value)
+		if _, err := table.Line(w, "    %s; the file has %s", from, inFile); err != nil {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(w, "everything else comes from %s\n", file)
+	_, err := table.Line(w, "everything else comes from %s", file)
 	return err
 }

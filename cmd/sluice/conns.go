@@ -373,7 +373,7 @@ func writeConn(w io.Writer, namespace string, e *conntrack.Entry) error {
 	if f.DestTranslated() {
 		nat += " dnat " + f.Reply.Source.String()
 	}
-	_, err := fmt.Fprintf(w, "%s %s %s %s%s\n", namespace, f.Original, e.StateName(), f.Timeout, nat)
+	_, err := table.Line(w, "%s %s %s %s%s", namespace, f.Original, e.StateName(), f.Timeout, nat)
 	return err
 }
 

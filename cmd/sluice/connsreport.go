@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 
@@ -156,7 +155,7 @@ const reportWidth = 80
 func addressTable(w io.Writer, headings ...string) *table.Table {
 	t := table.New(headings...)
 	t.Middle = true
-	if out, ok := w.(*os.File); !ok || !term.IsTerminal(int(out.Fd())) {
+	if out, ok := table.File(w); !ok || !term.IsTerminal(int(out.Fd())) {
 		t.Width = reportWidth
 	}
 	return t

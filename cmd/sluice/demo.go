@@ -93,7 +93,7 @@ func (a *app) printDemo(w io.Writer, report *demo.Report) error {
 		if r.Skipped == "" {
 			shownPromises++
 		}
-		t.Row(shown, r.Promise, r.Measured, verdict)
+		t.Row(shown, r.Promise, r.Measured, table.Styled(verdict))
 	}
 	fmt.Fprintln(w)
 	if err := t.Write(w); err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/control"
+	"github.com/sluice-lb/sluice/table"
 )
 
 // drainFlags are those of a drain.
@@ -82,7 +83,7 @@ answered when the kernel has them, and kept over restarts.`,
 			}
 			if state != "drain" {
 				return a.print(to, func(w io.Writer) error {
-					_, err := fmt.Fprintf(w, "%s/%s: %s\n", service, backend, state)
+					_, err := table.Line(w, "%s/%s: %s", service, backend, state)
 					return err
 				})
 			}
@@ -95,7 +96,7 @@ answered when the kernel has them, and kept over restarts.`,
 				if d != nil {
 					text = joined("drain", drainText(d))
 				}
-				_, err := fmt.Fprintf(w, "%s/%s: %s\n", service, backend, text)
+				_, err := table.Line(w, "%s/%s: %s", service, backend, text)
 				return err
 			})
 		},
@@ -177,7 +178,7 @@ reset they end. The gateway takes no new ones before --cancel.`,
 					_, err := fmt.Fprintln(w, "somebody has cancelled the drain: the gateway takes new connections")
 					return err
 				}
-				_, err := fmt.Fprintf(w, "the gateway drains: %s\n", joined(plural(now.Backends, "backend"), drainText(now.Drain)))
+				_, err := table.Line(w, "the gateway drains: %s", joined(plural(now.Backends, "backend"), drainText(now.Drain)))
 				return err
 			})
 		},

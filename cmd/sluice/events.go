@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/event"
+	"github.com/sluice-lb/sluice/table"
 )
 
 // eventsFlags are those of 'sluice events'.
@@ -175,7 +176,7 @@ func (a *app) writeEvent(e *event.Event) error {
 		if e.Ended {
 			text = "ended: " + text
 		}
-		_, err = fmt.Fprintf(a.stdout, "%s %-7s  %s\n", e.At.Local().Format(time.DateTime), e.Kind, text)
+		_, err = fmt.Fprintf(a.stdout, "%s %-7s  %s\n", e.At.Local().Format(time.DateTime), table.Escape(string(e.Kind)), table.Escape(text))
 	}
 	if err != nil {
 		return writeError{err}

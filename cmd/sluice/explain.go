@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/nft"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/table"
 )
 
 func newExplain(a *app) *cobra.Command {
@@ -72,7 +73,7 @@ only. icmp and icmpv6 mean a ping; the port of the source is its identifier.`,
 				if err := writeExplanation(w, x); err != nil {
 					return err
 				}
-				_, err := fmt.Fprintf(w, "%-10s Sluice's own rules; --host traces all rules of the host\n", "knows")
+				_, err := table.Line(w, "%-10s Sluice's own rules; --host traces all rules of the host", "knows")
 				return err
 			})
 			if errors.Is(err, api.ErrNoDaemon) && os.Geteuid() == 0 && a.socket == "" && a.remote.Server == "" {
@@ -122,7 +123,7 @@ func askDaemon(ctx context.Context, a *app, query url.Values) *datapath.Explanat
 }
 
 func writeExplanation(w io.Writer, x *datapath.Explanation) error {
-	line := func(label string, value any) { fmt.Fprintf(w, "%-10s %v\n", label, value) }
+	line := func(label string, value any) { table.Line(w, "%-10s %v", label, value) }
 	line("verdict", x.Action+": "+x.Reason)
 	line("datapath", x.Datapath+" on "+x.Interface)
 	if len(x.Path) > 1 {

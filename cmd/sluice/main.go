@@ -35,7 +35,7 @@ func main() {
 
 // execute runs one command line and returns its exit code.
 func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	a := &app{stdin: stdin, stdout: stdout, stderr: stderr}
+	a := newApp(stdin, stdout, stderr)
 	root := newRoot(a)
 	root.InitDefaultCompletionCmd() // otherwise made later, behind usageArgs
 	helpKnows(root)

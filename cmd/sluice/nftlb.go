@@ -102,8 +102,10 @@ func (d *daemon) newNftlb(ctx context.Context) (*nftlbServer, error) {
 	if err := key.read(); err != nil {
 		return nil, err
 	}
+	var local *server.Local
 	handler, err := nftlb.New(nftlb.Options{
 		Network: nftlb.Host{}, Key: key.current, Path: filepath.Join(d.storeDirectory(), "nftlb.json"), Log: d.log,
+		Refused: func(client, cause string) { local.Refused(client, cause) },
 		InForce: func() *config.Config { return d.engine.Config() },
 		Change: func(ctx context.Context, who, what string, make func(*config.Config) (*config.Config, error)) error {
 			_, err := d.control.Change(ctx, control.Author{Who: who, What: what}, make)
@@ -120,5 +122,6 @@ func (d *daemon) newNftlb(ctx context.Context) (*nftlbServer, error) {
 	if at := l.Addr().(*net.TCPAddr); !at.IP.IsLoopback() {
 		d.log.Warn("the API of nftlb has no encryption: whoever is on the way reads the key", "address", at)
 	}
-	return &nftlbServer{api: handler, server: server.NewPlain(l, d.log), addr: l.Addr()}, nil
+	local = server.NewPlain(l, d.log)
+	return &nftlbServer{api: handler, server: local, addr: l.Addr()}, nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/table"
 )
 
 // objectKind is a kind of objects that commands add, change and remove one by one.
@@ -219,13 +220,13 @@ func (a *app) listObjects(cmd *cobra.Command, path string) error {
 		switch list := list.(type) {
 		case map[string]any:
 			for _, name := range slices.Sorted(maps.Keys(list)) {
-				if _, err := fmt.Fprintf(w, "%s: %s\n", name, oneLine(list[name])); err != nil {
+				if _, err := table.Line(w, "%s: %s", name, oneLine(list[name])); err != nil {
 					return err
 				}
 			}
 		case []any:
 			for _, item := range list {
-				if _, err := fmt.Fprintln(w, oneLine(item)); err != nil {
+				if _, err := table.Line(w, "%s", oneLine(item)); err != nil {
 					return err
 				}
 			}

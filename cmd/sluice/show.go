@@ -106,18 +106,18 @@ func newShowFlows(a *app) *cobra.Command {
 }
 
 func writeStatus(w io.Writer, s *api.Status) error {
-	fmt.Fprintf(w, "sluice %s, process %d, up %s\n", s.Version, s.PID, time.Duration(s.Uptime*float64(time.Second)).Round(time.Second))
-	fmt.Fprintf(w, "configuration %s, revision %d, applied %s\n", s.File, s.Revision, s.AppliedAt.Local().Format(time.DateTime))
-	fmt.Fprintf(w, "datapaths %s\n", strings.Join(s.Datapaths, ", "))
-	fmt.Fprintf(w, "%s, %d of %s up, %s\n", plural(s.Services, "service"), s.BackendsUp, plural(s.Backends, "backend"), plural(s.NATRules, "NAT rule"))
+	table.Line(w, "sluice %s, process %d, up %s", s.Version, s.PID, time.Duration(s.Uptime*float64(time.Second)).Round(time.Second))
+	table.Line(w, "configuration %s, revision %d, applied %s", s.File, s.Revision, s.AppliedAt.Local().Format(time.DateTime))
+	table.Line(w, "datapaths %s", strings.Join(s.Datapaths, ", "))
+	table.Line(w, "%s, %d of %s up, %s", plural(s.Services, "service"), s.BackendsUp, plural(s.Backends, "backend"), plural(s.NATRules, "NAT rule"))
 	if s.Drain != nil {
-		fmt.Fprintf(w, "the gateway drains: %s\n", drainText(s.Drain))
+		table.Line(w, "the gateway drains: %s", drainText(s.Drain))
 	}
 	if s.Error != "" {
-		fmt.Fprintf(w, "the last change was refused: %s\n", s.Error)
+		table.Line(w, "the last change was refused: %s", strings.ReplaceAll(s.Error, "\n", "; "))
 	}
 	for _, warning := range s.Warnings {
-		fmt.Fprintf(w, "warning: %s\n", warning)
+		table.Line(w, "warning: %s", warning)
 	}
 	return nil
 }
@@ -138,7 +138,7 @@ func writeServices(w io.Writer, services []api.Service) error {
 	}
 	for _, s := range services {
 		for _, name := range slices.Sorted(maps.Keys(s.Why)) {
-			fmt.Fprintf(w, "%s is not on %s: %s\n", s.Name, name, s.Why[name])
+			table.Line(w, "%s is not on %s: %s", s.Name, name, s.Why[name])
 		}
 	}
 	return nil
@@ -152,7 +152,7 @@ func (a *app) writeBackends(w io.Writer, backends []api.Backend) error {
 		if b.InUse {
 			used = "yes"
 		}
-		t.Row(b.Service, b.Name, endpoint(b), fmt.Sprintf("%d (%d)", b.Weight, b.Priority), a.paint(w, color[b.State], b.State), used, b.Connections, known(b.Active), joined(b.Why, leftText(b.Drain)))
+		t.Row(b.Service, b.Name, endpoint(b), fmt.Sprintf("%d (%d)", b.Weight, b.Priority), table.Styled(a.paint(w, color[b.State], table.Escape(b.State))), used, b.Connections, known(b.Active), joined(b.Why, leftText(b.Drain)))
 	}
 	return t.Write(w)
 }
@@ -174,7 +174,7 @@ func writeNAT(w io.Writer, rules []api.NATRule) error {
 	}
 	for _, r := range rules {
 		for _, name := range slices.Sorted(maps.Keys(r.Why)) {
-			fmt.Fprintf(w, "%s is not on %s: %s\n", r.Name, name, r.Why[name])
+			table.Line(w, "%s is not on %s: %s", r.Name, name, r.Why[name])
 		}
 	}
 	return nil
@@ -194,7 +194,7 @@ func writeInterfaces(w io.Writer, interfaces []api.Interface) error {
 	}
 	for _, i := range interfaces {
 		if i.Why != "" {
-			fmt.Fprintf(w, "%s: %s\n", i.Name, i.Why)
+			table.Line(w, "%s: %s", i.Name, i.Why)
 		}
 	}
 	return nil
@@ -210,7 +210,7 @@ func writeAddresses(w io.Writer, addresses []api.Address) error {
 	}
 	for _, a := range addresses {
 		if a.Why != "" {
-			fmt.Fprintf(w, "%s: %s\n", a.Address, a.Why)
+			table.Line(w, "%s: %s", a.Address, a.Why)
 		}
 	}
 	return nil
@@ -233,7 +233,7 @@ func writeFlows(w io.Writer, f *api.Flows) error {
 	if err := t.Write(w); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "%d of %d flows\n", len(f.Flows), f.Total)
+	table.Line(w, "%d of %d flows", len(f.Flows), f.Total)
 	return nil
 }
 

@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/table"
 )
 
 // tidy is for commands that make or change something and take it back at the end. A terminal that
@@ -54,7 +56,7 @@ func tidy(a *app, cmd *cobra.Command) *cobra.Command {
 
 // unread reports whether the other end of a stream is closed.
 func unread(w io.Writer) bool {
-	f, ok := w.(*os.File)
+	f, ok := table.File(w)
 	if !ok {
 		return false
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/sluice-lb/sluice/table"
 	"github.com/sluice-lb/sluice/top"
 )
 
@@ -68,7 +69,7 @@ NO_COLOR is honoured.`,
 }
 
 func (a *app) runTop(cmd *cobra.Command, h *top.Host, once bool, rows int) error {
-	out, terminal := a.stdout.(*os.File)
+	out, terminal := table.File(a.stdout)
 	terminal = terminal && term.IsTerminal(int(out.Fd()))
 	switch {
 	case a.json:
@@ -92,12 +93,12 @@ func (a *app) runTop(cmd *cobra.Command, h *top.Host, once bool, rows int) error
 		if !a.colored(a.stdout) {
 			text = ansi.Strip(text)
 		}
-		_, err = fmt.Fprintln(a.stdout, text)
+		_, err = fmt.Fprintln(a.terminal, text)
 		return err
 	case !terminal:
 		return usageError(cmd, "standard output is not a terminal: use --once")
 	}
-	return top.Run(cmd.Context(), h, a.stdin, a.stdout, a.topOptions()...)
+	return top.Run(cmd.Context(), h, a.stdin, a.terminal, a.topOptions()...)
 }
 
 // topOptions takes colours away where they are not wanted.
