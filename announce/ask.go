@@ -15,16 +15,15 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// Silent is an address in the network of an interface for which nobody there answers.
+// Silent is an address in the network of an interface that no station answers for.
 type Silent struct {
 	Address   netip.Addr
 	Interface string
 }
 
-// Unanswered asks by ARP and neighbour discovery, as a host does before it takes an address, for
-// those addresses that lie in a network of the calling thread's namespace, and returns those for
-// which nobody answers. The host's own addresses are not asked for, nor those for which it answers
-// in the name of others (proxy ARP).
+// Unanswered probes addresses by ARP and neighbour discovery, like a host before it uses an address. It probes the
+// addresses in a network of the calling thread's namespace and returns those without an answer. It skips the host's
+// own addresses and addresses that the host answers for as a proxy (proxy ARP).
 func Unanswered(addresses []netip.Addr) (list []Silent, err error) {
 	h, err := readHost(nil)
 	if err != nil {
@@ -56,7 +55,7 @@ func Unanswered(addresses []netip.Addr) (list []Silent, err error) {
 	return list, nil
 }
 
-// answersForAll tells whether an interface answers ARP for whatever it has a route to.
+// answersForAll reports whether an interface answers ARP for every routed address.
 func answersForAll(name string) bool {
 	for _, which := range []string{name, "all"} {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/sys/net/ipv4/conf/%s/proxy_arp", which))
@@ -67,7 +66,7 @@ func answersForAll(name string) bool {
 	return false
 }
 
-// proxies are the addresses for which neighbour entries have the host answer.
+// proxies returns the addresses of proxy neighbour entries.
 func proxies() map[netip.Addr]bool {
 	found := map[netip.Addr]bool{}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {

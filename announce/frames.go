@@ -24,8 +24,8 @@ var (
 	allNodes  = netip.MustParseAddr("ff02::1")
 )
 
-// probeFrame asks which station has an address: an ARP probe (RFC 5227 §2.1.1) or a
-// neighbour solicitation from the unspecified address (RFC 4862 §5.4.2).
+// probeFrame probes for the station with an address: an ARP probe (RFC 5227 §2.1.1) or a neighbour solicitation from
+// the unspecified address (RFC 4862 §5.4.2).
 func probeFrame(mac net.HardwareAddr, a netip.Addr) []byte {
 	src := packet.MAC(mac)
 	if a.Is4() {
@@ -38,8 +38,8 @@ func probeFrame(mac net.HardwareAddr, a netip.Addr) []byte {
 		&packet.ICMP{V6: true, Type: solicitation}, &packet.Data{Bytes: a.AsSlice()}}.Build()
 }
 
-// announceFrame announces that a station has an address: an ARP announcement
-// (RFC 5227 §2.3) or an unsolicited neighbour advertisement (RFC 4861 §7.2.6).
+// announceFrame announces the address of a station: an ARP announcement (RFC 5227 §2.3) or an unsolicited neighbour
+// advertisement (RFC 4861 §7.2.6).
 func announceFrame(mac net.HardwareAddr, a netip.Addr, router bool) []byte {
 	src := packet.MAC(mac)
 	if a.Is4() {
@@ -56,21 +56,21 @@ func announceFrame(mac net.HardwareAddr, a netip.Addr, router bool) []byte {
 		&packet.ICMP{V6: true, Type: advertisement, Rest: flags}, &packet.Data{Bytes: append(a.AsSlice(), option...)}}.Build()
 }
 
-// solicited is the solicited-node multicast address (RFC 4291 §2.7.1).
+// solicited returns the solicited-node multicast address (RFC 4291 §2.7.1).
 func solicited(a netip.Addr) netip.Addr {
 	b, group := a.As16(), netip.MustParseAddr("ff02::1:ff00:0").As16()
 	copy(group[13:], b[13:])
 	return netip.AddrFrom16(group)
 }
 
-// multicastMAC is where a multicast packet of IPv6 goes (RFC 2464 §7).
+// multicastMAC returns the hardware address of an IPv6 multicast group (RFC 2464 §7).
 func multicastMAC(group netip.Addr) packet.MAC {
 	b := group.As16()
 	return packet.MAC{0x33, 0x33, b[12], b[13], b[14], b[15]}
 }
 
-// claimed returns the address that a frame shows to be another station's, or about to
-// be, with the station's hardware address; false when it shows none.
+// claimed returns the address that another station uses, or is about to use, according to a frame, and the station's
+// hardware address. It returns false if the frame claims no address.
 func claimed(frame []byte) (a netip.Addr, mac string, ok bool) {
 	if len(frame) < 14 {
 		return a, "", false

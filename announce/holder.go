@@ -25,64 +25,63 @@ import (
 const (
 	announceTimes = 3               // RFC 4861 §10, MAX_NEIGHBOR_ADVERTISEMENT; RFC 5227 has two
 	announceEach  = 1 * time.Second // RFC 4861 §10, RETRANS_TIMER
-	// askAgain is the time until the next attempt to take an address that another station had. Up to
-	// the same time again is added at random, so that two gateways do not probe at the same time
-	// again and again (RFC 5227 §2.1.1).
+	// askAgain is the time until the next attempt to take an address from another station. A random part of up to the
+	// same time is added. Two gateways then do not keep probing simultaneously (RFC 5227 §2.1.1).
 	askAgain = 5 * time.Second
 )
 
 // Options of a holder.
 type Options struct {
-	// StateDir is the directory of its record of held addresses.
+	// StateDir is the directory for the record of held addresses.
 	StateDir string
 	Log      *slog.Logger // nil: slog.Default()
 }
 
-// Holder holds addresses. Its methods are to be called in the network namespace of the
-// host, and may be called by several goroutines.
+// Holder holds addresses. Its methods must be called in the network namespace of the host. They are safe for
+// concurrent use.
 type Holder struct {
 	opt    Options
 	kicked chan struct{}
 
-	work   sync.Mutex            // held while the kernel's addresses are changed; protects what follows
-	record map[key]string        // addresses on interfaces, or about to be added, with the interface names
-	up     map[int]bool          // interfaces that had a carrier when last read
-	sure   map[key]bool          // probed since the interface's carrier came
-	was    map[netip.Addr]string // wanted addresses that were the host's own, with their interfaces
+	work   sync.Mutex            // locked during changes of the kernel's addresses; protects the following fields
+	record map[key]string        // addresses that are on interfaces or about to be added, with the interface names
+	up     map[int]bool          // interfaces with a carrier at the last read
+	sure   map[key]bool          // probed since the interface has a carrier
+	was    map[netip.Addr]string // wanted addresses that belonged to the host, with their interfaces
 	told   map[netip.Addr]bool   // lost addresses that were logged
 	ended  bool
 
-	mu      sync.Mutex // protects what follows
-	set     bool       // wants are what was set; false before the first Set
+	mu      sync.Mutex // protects the following fields
+	set     bool       // Set was called
 	wants   []Want
 	list    []placed
-	shown   []Status // what Statuses returns for list; nil before it is asked
+	shown   []Status // cached result of Statuses for list; nil before the first call
 	foreign map[key]foreign
 	news    []news
 }
 
-// foreign is an address that another station has.
+// foreign is an address of another station.
 type foreign struct {
 	mac   string
 	again time.Time // time of the next probe
 }
 
-// news is an announcement that is still to be sent.
+// news is an announcement with its remaining repetitions.
 type news struct {
 	key
 	left int
 	due  time.Time
 }
 
-// New returns a Holder without addresses. After the first Set it adopts the addresses that an earlier
-// process left on interfaces, or removes them.
+// New returns a Holder without addresses. The first Set adopts or removes the addresses that an earlier process left
+// on interfaces.
 func New(opt Options) (*Holder, error) {
 	opt.Log = cmp.Or(opt.Log, slog.Default())
 	record, err := readRecord(opt.StateDir)
 	return &Holder{opt: opt, kicked: make(chan struct{}, 1), record: record, up: map[int]bool{}, sure: map[key]bool{}, was: map[netip.Addr]string{}, told: map[netip.Addr]bool{}, foreign: map[key]foreign{}}, err
 }
 
-// Plan returns what Set would change, and changes nothing.
+// Plan returns the changes that Set would make, without making them.
 func (h *Holder) Plan(wants []Want) (*datapath.Change, []Status, error) {
 	h.work.Lock()
 	defer h.work.Unlock()
@@ -95,9 +94,9 @@ func (h *Holder) Plan(wants []Want) (*datapath.Change, []Status, error) {
 	return h.change(list), statuses(list), nil
 }
 
-// Set sets which addresses are wanted, and returns what will change. The change happens in the
-// background, because duplicate address detection takes time. When the same ones were set before, the
-// host is not read again: Kick has it read when it has changed.
+// Set sets the wanted addresses and returns the coming changes. The changes happen in the background, because
+// duplicate address detection takes time. If the addresses are unchanged, the host is not read again; Kick requests
+// that.
 func (h *Holder) Set(wants []Want) (*datapath.Change, error) {
 	h.mu.Lock()
 	same := h.set && slices.Equal(wants, h.wants)
@@ -129,8 +128,8 @@ func (h *Holder) settle(wants []Want) (*datapath.Change, error) {
 	return change, nil
 }
 
-// place decides about every wanted address, and remembers those that are the host's own. If their owner
-// removes one later, Sluice does not take it. h.work is held.
+// place decides about every wanted address and stores the addresses that belong to the host. If their owner removes
+// one later, Sluice does not take it. h.work must be locked.
 func (h *Holder) place(wants []Want, v view) []placed {
 	v.was = h.was
 	list := place(wants, v)
@@ -155,7 +154,7 @@ func (h *Holder) Kick() {
 	}
 }
 
-// Statuses lists the wanted addresses, in their order. Nobody may change what it returns.
+// Statuses returns the states of the wanted addresses in their order. The caller must not modify the result.
 func (h *Holder) Statuses() []Status {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -174,7 +173,7 @@ func statuses(list []placed) []Status {
 	return collapse(out)
 }
 
-// Release removes all held addresses and ends the holder; with keep it leaves them.
+// Release ends the holder. It removes all held addresses unless keep is set.
 func (h *Holder) Release(keep bool) error {
 	h.work.Lock()
 	defer h.work.Unlock()
@@ -193,7 +192,7 @@ func (h *Holder) keys() map[key]bool {
 	return keys
 }
 
-// change compares the addresses to be held with those that are held.
+// change compares the wanted addresses with the held ones.
 func (h *Holder) change(list []placed) *datapath.Change {
 	c := &datapath.Change{Datapath: "addresses"}
 	want := map[key]bool{}
@@ -222,7 +221,7 @@ func (h *Holder) change(list []placed) *datapath.Change {
 	return c
 }
 
-// show makes the list the one that Statuses returns. h.work and h.mu are held.
+// show makes the list the result of Statuses. h.work and h.mu must be locked.
 func (h *Holder) show(list []placed) {
 	for i := range list {
 		p := &list[i]
@@ -240,8 +239,7 @@ func (h *Holder) show(list []placed) {
 	h.list, h.shown = list, nil
 }
 
-// Run holds the addresses until the context ends, and leaves them on the interfaces. Release removes
-// them.
+// Run holds the addresses until the context ends and leaves them on the interfaces. Release removes them.
 func (h *Holder) Run(ctx context.Context) {
 	said := ""
 	for {
@@ -267,8 +265,7 @@ func (h *Holder) Run(ctx context.Context) {
 	}
 }
 
-// step changes the host as wanted, and returns after how long there is more to do; 0: only when
-// something changes.
+// step makes the wanted changes on the host. It returns the time until the next step, or 0 if none is due.
 func (h *Holder) step(now time.Time) (time.Duration, error) {
 	h.work.Lock()
 	defer h.work.Unlock()
@@ -282,7 +279,7 @@ func (h *Holder) step(now time.Time) (time.Duration, error) {
 	h.look(host)
 	h.mu.Lock()
 	list := h.place(h.wants, host.view)
-	due := map[int][]netip.Addr{} // to be asked for, by interface
+	due := map[int][]netip.Addr{} // addresses to probe, by interface
 	want := map[key]string{}
 	for _, p := range list {
 		k := key{p.ifindex, p.First}
@@ -312,8 +309,7 @@ func (h *Holder) step(now time.Time) (time.Duration, error) {
 	return h.next(), errors.Join(errs...)
 }
 
-// look reads which interfaces have a carrier. While an interface had none, another station may have taken
-// an address.
+// look reads the carrier state of the interfaces. Without a carrier, another station may have taken an address.
 func (h *Holder) look(host *host) {
 	for _, n := range host.networks {
 		if before, known := h.up[n.ifindex]; known && !before && n.carrier {
@@ -327,21 +323,21 @@ func (h *Holder) look(host *host) {
 	}
 }
 
-// has reports whether an address is recorded as held and on its interface.
+// has reports whether an address is recorded as held and present on its interface.
 func (h *Holder) has(k key, host *host) bool {
 	_, ours := h.record[k]
 	return ours && slices.ContainsFunc(host.addresses, func(a address) bool { return a.index == k.ifindex && a.at == k.at && !a.failed })
 }
 
-// lost reports whether an address that is not to be held now is to be removed. It stays if its interface
-// has only lost its carrier.
+// lost reports whether an address that is no longer wanted must be removed. It stays if its interface has only lost
+// its carrier.
 func (h *Holder) lost(k key, list []placed) bool {
 	return !slices.ContainsFunc(list, func(p placed) bool {
 		return p.First == k.at && p.State == Absent && p.Interface == h.record[k] && p.Why == noCarrier
 	})
 }
 
-// take probes for addresses on an interface and holds those that no other station has.
+// take probes for addresses on an interface and holds those without another station.
 func (h *Holder) take(host *host, s station, addresses []netip.Addr) error {
 	taken, err := probe(s, addresses, host.macs)
 	if err != nil {
@@ -367,7 +363,7 @@ func (h *Holder) take(host *host, s station, addresses []netip.Addr) error {
 	return errors.Join(append(errs, h.hold(host, s, free))...)
 }
 
-// hold adds addresses that no station has to an interface.
+// hold adds unused addresses to an interface.
 func (h *Holder) hold(host *host, s station, free []key) error {
 	fresh := slices.DeleteFunc(slices.Clone(free), func(k key) bool { return h.has(k, host) })
 	for _, k := range fresh {
@@ -381,7 +377,7 @@ func (h *Holder) hold(host *host, s station, free []key) error {
 	var errs []error
 	for _, k := range fresh {
 		if err := add(k); err != nil {
-			if delete(h.record, k); !errors.Is(err, unix.EEXIST) { // another program added it first: the next read shows it
+			if delete(h.record, k); !errors.Is(err, unix.EEXIST) { // another program was faster; the next read finds its address
 				errs = append(errs, fmt.Errorf("address %s on interface %s: %w", k.at, s.name, err))
 			}
 			continue
@@ -426,7 +422,7 @@ func (h *Holder) announce(host *host) {
 			wires[n.ifindex] = w
 		}
 		router := n.at.Is6() && kernel.Sysctl("net.ipv6.conf."+strings.ReplaceAll(s.name, ".", "/")+".forwarding") == "1"
-		// Each announcement is sent several times; a station that missed all of them asks in the end.
+		// Each announcement is sent several times. A station that missed all repetitions eventually sends a request.
 		_ = wires[n.ifindex].send(announceFrame(s.mac, n.at, router))
 		n.left, n.due = n.left-1, now.Add(announceEach)
 	}

@@ -17,20 +17,20 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// Protocol marks the held addresses in the kernel (IFA_PROTO, Linux 5.18; older ones
-// ignore it): "ip -d address" shows "proto 0x4c".
+// Protocol marks the held addresses in the kernel (IFA_PROTO, Linux 5.18; older kernels ignore it). "ip -d address"
+// shows "proto 0x4c".
 const Protocol = 76
 
 const ifaProto = 11 // IFA_PROTO of linux/if_addr.h
 
-// address is one of an interface.
+// address is an address of an interface.
 type address struct {
 	at     netip.Addr
 	bits   int
 	index  int
 	scope  uint8
 	proto  uint8
-	failed bool // duplicate address detection of the kernel's found another
+	failed bool // the kernel's duplicate address detection found another station
 }
 
 // key is an address on an interface.
@@ -39,7 +39,7 @@ type key struct {
 	at      netip.Addr
 }
 
-// station is an interface whose stations can be asked.
+// station is an interface that can send probes.
 type station struct {
 	ifindex int
 	name    string
@@ -49,12 +49,12 @@ type station struct {
 // host is the calling thread's network namespace.
 type host struct {
 	addresses []address
-	stations  map[int]station // those with ARP and neighbour discovery
+	stations  map[int]station // interfaces with ARP and neighbour discovery
 	macs      map[string]bool // hardware addresses of all interfaces
 	view
 }
 
-// readHost reads it. Addresses that recorded tells to be held are not the host's own.
+// readHost reads the state of the host. Addresses in recorded do not count as the host's own.
 func readHost(recorded map[key]bool) (*host, error) {
 	h := &host{stations: map[int]station{}, macs: map[string]bool{}, view: view{own: map[netip.Addr]string{}}}
 	links, err := netdev.Whole(netlink.LinkList)
@@ -87,7 +87,7 @@ func readHost(recorded map[key]bool) (*host, error) {
 	return h, h.readRoutes(carrier)
 }
 
-// readRoutes adds the networks that only a route connects, and the prefixes of local routes.
+// readRoutes adds the networks that are connected by a route only, and the prefixes of local routes.
 func (h *host) readRoutes(carrier map[int]bool) error {
 	for _, table := range []int{unix.RT_TABLE_MAIN, unix.RT_TABLE_LOCAL} {
 		routes, err := netdev.Whole(func() ([]netlink.Route, error) {
@@ -117,13 +117,13 @@ func (h *host) readRoutes(carrier map[int]bool) error {
 	return nil
 }
 
-// ours reports whether an address can be one that Sluice put there: a host's, and with
-// the mark where the kernel keeps it.
+// ours reports whether Sluice may have added the address. It is a host address, and has the mark if the kernel
+// supports it.
 func (a address) ours() bool {
 	return a.bits == a.at.BitLen() && (a.proto == Protocol || a.proto == 0)
 }
 
-// readAddresses lists the addresses with their marks, which the library does not read.
+// readAddresses returns the addresses with their marks, which the netlink library does not read.
 func readAddresses() ([]address, error) {
 	return netdev.Whole(func() ([]address, error) {
 		request := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
@@ -157,7 +157,7 @@ func parseAddress(m []byte) (a address, ok bool) {
 		switch attribute.Attr.Type {
 		case unix.IFA_LOCAL:
 			a.at, _ = netip.AddrFromSlice(attribute.Value)
-		case unix.IFA_ADDRESS: // of a point-to-point link the peer's, where IFA_LOCAL is there too
+		case unix.IFA_ADDRESS: // with IFA_LOCAL present, this is the peer's address of a point-to-point link
 			if !a.at.IsValid() {
 				a.at, _ = netip.AddrFromSlice(attribute.Value)
 			}
@@ -171,9 +171,8 @@ func parseAddress(m []byte) (a address, ok bool) {
 	return a, a.at.IsValid()
 }
 
-// add puts an address on an interface, in a form that the kernel never takes for the
-// source of its own packets: of IPv4 with link scope, of IPv6 deprecated (RFC 6724 §5,
-// rule 3). Duplicates were looked for.
+// add adds an address to an interface such that the kernel never selects it as a source: IPv4 with link scope, IPv6
+// as deprecated (RFC 6724 §5, rule 3). The caller has checked for duplicates.
 func add(k key) error {
 	family := unix.AF_INET6
 	if k.at.Is4() {
@@ -195,7 +194,7 @@ func add(k key) error {
 	return err
 }
 
-// remove takes an address off an interface. One that is not there is no error.
+// remove removes an address from an interface. A missing address is not an error.
 func remove(k key) error {
 	family := unix.AF_INET6
 	if k.at.Is4() {

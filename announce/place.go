@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package announce adds addresses of services and pools to the host's interfaces, so that the host
-// answers ARP and neighbour discovery for them. It does so for addresses in a connected network that no
-// other station has. It runs duplicate address detection first, announces the address, keeps a record
-// of what it added, and removes it at the end.
+// Package announce adds addresses of services and pools to the host's interfaces, so that the host answers ARP and
+// neighbour discovery for them. It adds an address only if it is in a connected network and no other station has it.
+// It runs duplicate address detection first, announces the address, records it in a file, and removes it at the end.
 package announce
 
 import (
@@ -13,8 +12,7 @@ import (
 	"slices"
 )
 
-// MaxHeld bounds the addresses that are held at once: the kernel's list of an
-// interface's addresses is searched from end to end.
+// MaxHeld bounds the number of held addresses, because the kernel searches an interface's address list linearly.
 const MaxHeld = 1024
 
 // Want is a range of addresses of a service or rule: packets to them must reach this host.
@@ -22,9 +20,9 @@ type Want struct {
 	First, Last netip.Addr
 	// Owner is "service NAME" or "nat NAME".
 	Owner string
-	// Leave says why the addresses are not to be held; "" when they are.
+	// Leave is the reason not to hold the addresses, or "".
 	Leave string
-	// Listens says that the owner listens there and could follow an interface's address.
+	// Listens reports that the owner listens on the addresses and could follow an interface's address.
 	Listens bool
 }
 
@@ -33,13 +31,13 @@ type State string
 
 // States.
 const (
-	Held    State = "held"    // on an interface, put there by Sluice
-	Probing State = "probing" // about to be held: duplicates are looked for
-	Own     State = "own"     // the host's already; another program added it
-	Routed  State = "routed"  // in no connected network: routers send it here
+	Held    State = "held"    // on an interface, added by Sluice
+	Probing State = "probing" // about to be held: duplicate address detection runs
+	Own     State = "own"     // the host has it; another program added it
+	Routed  State = "routed"  // in no connected network: routers forward it to this host
 	Lost    State = "lost"    // was Own, and the other program removed it: never held
 	Foreign State = "foreign" // another station answers for it
-	Absent  State = "absent"  // in a connected network, and nobody answers for it; Why says why it is not held
+	Absent  State = "absent"  // in a connected network, but no station answers; Why is the reason why Sluice does not hold it
 )
 
 // Status is the state of a range of addresses.
@@ -48,15 +46,14 @@ type Status struct {
 	Owners      []string
 	State       State
 	Interface   string
-	// Station is the hardware address that answers for a foreign one.
+	// Station is the hardware address of the station with a foreign address.
 	Station string
 	Why     string
 }
 
 const noCarrier = "the interface has no carrier"
 
-// network is one that an interface is connected to, as far as stations there find each
-// other by ARP or neighbour discovery.
+// network is a connected network of an interface with ARP or neighbour discovery.
 type network struct {
 	prefix  netip.Prefix
 	ifindex int
@@ -64,22 +61,22 @@ type network struct {
 	carrier bool
 }
 
-// view is the part of the host that placing depends on.
+// view is the part of the host's state that placing depends on.
 type view struct {
 	networks []network
-	own      map[netip.Addr]string // the host's addresses, but for those that are held, with their interfaces
-	local    []netip.Prefix        // IPv4 prefixes of local routes: the host answers for all of them
+	own      map[netip.Addr]string // the host's addresses without held ones, with their interfaces
+	local    []netip.Prefix        // IPv4 prefixes of local routes: the host answers for each address
 	was      map[netip.Addr]string // wanted addresses that were in own or local before, with their interfaces
 }
 
-// placed is the decision about one address. An address with an interface is to be held there.
+// placed is the decision about one address. The address is wanted on its interface, if it has one.
 type placed struct {
 	Status
 	ifindex int
 }
 
-// place decides for every wanted address whether it is to be held. Ranges in connected networks are split
-// into single addresses, others are not.
+// place decides for every wanted address whether to hold it. Ranges in connected networks are split into single
+// addresses.
 func place(wants []Want, v view) (list []placed) {
 	seen := map[netip.Addr]int{} // index in list
 	held := 0
@@ -91,7 +88,7 @@ func place(wants []Want, v view) (list []placed) {
 		met := slices.ContainsFunc(v.networks, func(n network) bool { return overlaps(n.prefix, w) })
 		size, few := count(w.First, w.Last)
 		switch {
-		case !met && size != 1: // of single ones it is told that they are own
+		case !met && size != 1: // single addresses are reported as own
 			whole.State = Routed
 			list = append(list, placed{Status: whole})
 			continue
@@ -161,8 +158,8 @@ func (v view) single(a netip.Addr, w Want) placed {
 	return placed{Status: s}
 }
 
-// remedy says what to do about an address that the host had on an interface, "" for one that a
-// route gave it, and has no longer.
+// remedy returns the remedy for an address that the host had on an interface and has lost; "" if a route had added
+// it.
 func (w Want) remedy(iface string) string {
 	if w.Listens && iface != "" {
 		return fmt.Sprintf("write listen: {interface: %s} to follow the interface's address, or give the host this one again", iface)
@@ -170,7 +167,7 @@ func (w Want) remedy(iface string) string {
 	return "give it to the host again, or write another"
 }
 
-// networkOf returns the smallest network that has the address.
+// networkOf returns the smallest network that contains the address.
 func (v view) networkOf(a netip.Addr) (best network, met bool) {
 	for _, n := range v.networks {
 		if n.prefix.Contains(a) && (!met || n.prefix.Bits() > best.prefix.Bits()) {
@@ -180,8 +177,8 @@ func (v view) networkOf(a netip.Addr) (best network, met bool) {
 	return best, met
 }
 
-// isEnd reports whether an address is the network's own or its broadcast address, or
-// of IPv6 the anycast address of its routers (RFC 4291 §2.6.1).
+// isEnd reports whether an address is the network address or the broadcast address, or in IPv6 the routers' anycast
+// address (RFC 4291 §2.6.1).
 func (n network) isEnd(a netip.Addr) bool {
 	if n.prefix.Bits() >= a.BitLen()-1 {
 		return false
@@ -194,7 +191,7 @@ func overlaps(p netip.Prefix, w Want) bool {
 	return first.BitLen() == w.First.BitLen() && (p.Contains(w.First) || w.First.Less(first) && !w.Last.Less(first))
 }
 
-// count returns how many addresses a range has; few is false when there are more than MaxHeld.
+// count returns the number of addresses in a range; few is false for more than MaxHeld.
 func count(first, last netip.Addr) (n int, few bool) {
 	a, b := first.As16(), last.As16()
 	if [12]byte(a[:12]) != [12]byte(b[:12]) {
@@ -207,7 +204,7 @@ func count(first, last netip.Addr) (n int, few bool) {
 	return int(min(size, MaxHeld+1)), size <= MaxHeld
 }
 
-// collapse joins neighbours that have everything but the address in common.
+// collapse joins adjacent addresses with otherwise equal statuses.
 func collapse(list []Status) (out []Status) {
 	slices.SortStableFunc(list, func(a, b Status) int { return cmp.Or(a.First.Compare(b.First), a.Last.Compare(b.Last)) })
 	for _, s := range list {
@@ -223,7 +220,7 @@ func collapse(list []Status) (out []Status) {
 	return out
 }
 
-// Count counts addresses by their states. A range that is routed counts once.
+// Count counts addresses by state. A routed range counts once.
 func Count(list []Status) map[string]int {
 	n := map[string]int{}
 	for _, s := range list {
@@ -236,7 +233,7 @@ func Count(list []Status) map[string]int {
 	return n
 }
 
-// On returns the interface whose network has the addresses.
+// On names the interface with the network of the addresses.
 func (s Status) On() string {
 	if s.Interface == "" {
 		return "any interface"
@@ -244,7 +241,7 @@ func (s Status) On() string {
 	return s.Interface
 }
 
-// Range writes the addresses of a status.
+// Range formats the addresses of a status.
 func (s Status) Range() string {
 	if s.First == s.Last {
 		return s.First.String()

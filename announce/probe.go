@@ -12,15 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Duplicate address detection. RFC 5227 §1.1 waits for seconds, for hosts that come up
-// by the hundred at once; a service cannot wait that long, and stations on an Ethernet
-// answer within milliseconds.
+// Duplicate address detection. RFC 5227 §1.1 waits for seconds, because hundreds of hosts may start at once. A
+// service cannot wait that long, and stations on an Ethernet answer within milliseconds.
 const (
 	probeTimes = 3 // RFC 5227 §1.1, PROBE_NUM
 	probeEach  = 200 * time.Millisecond
 )
 
-// htons gives a number of 16 bits the byte order of the network.
+// htons converts a 16-bit number to network byte order.
 func htons(v uint16) uint16 { return v<<8 | v>>8 }
 
 // wire is a packet socket on an interface.
@@ -29,7 +28,7 @@ type wire struct {
 	station station
 }
 
-// openWire opens one for frames of a type, 0 for a socket that only sends.
+// openWire opens a wire for frames of a type; 0 opens a socket that only sends.
 func openWire(s station, etherType uint16) (*wire, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -48,7 +47,7 @@ func openWire(s station, etherType uint16) (*wire, error) {
 
 func (w *wire) listen(etherType uint16) error {
 	if etherType == unix.ETH_P_IPV6 {
-		// Probes of others go to groups that this host has not joined, and the interface may be busy.
+		// Other stations probe by multicast groups that this host has not joined, and the interface may be busy.
 		all := unix.PacketMreq{Ifindex: int32(w.station.ifindex), Type: unix.PACKET_MR_ALLMULTI}
 		if err := unix.SetsockoptPacketMreq(w.fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, &all); err != nil {
 			return err
@@ -57,11 +56,11 @@ func (w *wire) listen(etherType uint16) error {
 			return err
 		}
 	}
-	_ = unix.SetsockoptInt(w.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 4<<20) // less holds the answers of fewer addresses
+	_ = unix.SetsockoptInt(w.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 4<<20) // a smaller buffer holds the answers of fewer addresses
 	return unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: htons(etherType), Ifindex: w.station.ifindex})
 }
 
-// discovery is a filter that lets neighbour solicitations and advertisements through.
+// discovery is a filter that accepts neighbour solicitations and advertisements.
 func discovery() *unix.SockFprog {
 	const load, equal, answer = unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
 	code := []unix.SockFilter{
@@ -78,7 +77,7 @@ func discovery() *unix.SockFprog {
 
 func (w *wire) close() { unix.Close(w.fd) }
 
-// send sends a frame. A full queue is waited for.
+// send sends a frame. It waits if the queue is full.
 func (w *wire) send(frame []byte) error {
 	to := &unix.SockaddrLinklayer{Protocol: htons(uint16(frame[12])<<8 | uint16(frame[13])), Ifindex: w.station.ifindex, Halen: 6}
 	copy(to.Addr[:], frame[:6])
@@ -91,7 +90,7 @@ func (w *wire) send(frame []byte) error {
 	}
 }
 
-// receive reads a frame, nil when there is none yet.
+// receive reads a frame, or returns nil if none is available.
 func (w *wire) receive(b []byte) []byte {
 	n, _, err := unix.Recvfrom(w.fd, b, 0)
 	if err != nil {
@@ -100,9 +99,8 @@ func (w *wire) receive(b []byte) []byte {
 	return b[:n]
 }
 
-// probe asks on an interface which of the addresses another station has, and returns these with the
-// hardware address of the station. own are the host's own hardware addresses: frames from them do not
-// count.
+// probe probes on an interface for stations with the addresses. It returns the addresses in use with the hardware
+// address of their station. own are the host's own hardware addresses: their frames do not count.
 func probe(s station, addresses []netip.Addr, own map[string]bool) (map[netip.Addr]string, error) {
 	asked := map[netip.Addr]bool{}
 	types := map[uint16]bool{}
@@ -149,7 +147,7 @@ func etherTypeOf(a netip.Addr) uint16 {
 	return unix.ETH_P_IPV6
 }
 
-// hear calls a function for each frame that arrives within a time.
+// hear calls frame for each received frame during wait.
 func hear(wires []*wire, wait time.Duration, frame func([]byte)) {
 	polls := make([]unix.PollFd, len(wires))
 	for i, w := range wires {

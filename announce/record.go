@@ -13,9 +13,8 @@ import (
 	"slices"
 )
 
-// recordFile lists the addresses that Sluice has added to interfaces. If this process is killed, the next
-// one, or "sluice stop --force", removes them. The file is written before an address is added and after
-// one is removed.
+// recordFile lists the addresses that Sluice has added to interfaces. If this process is killed, the next one, or
+// "sluice stop --force", removes them. The file is written before an address is added and after one is removed.
 const recordFile = "addresses.json"
 
 type recorded struct {
@@ -24,8 +23,7 @@ type recorded struct {
 	Address   netip.Addr `json:"address"`
 }
 
-// readRecord returns the addresses that a process added in this network namespace, with the names of the
-// interfaces.
+// readRecord returns the addresses added by a process in this network namespace, with the names of the interfaces.
 func readRecord(dir string) (map[key]string, error) {
 	text, err := os.ReadFile(filepath.Join(dir, recordFile))
 	if errors.Is(err, os.ErrNotExist) {
@@ -45,7 +43,7 @@ func readRecord(dir string) (map[key]string, error) {
 	return record, nil
 }
 
-// writeRecord replaces the file; without addresses it removes it.
+// writeRecord replaces the file, or removes it if the record is empty.
 func writeRecord(dir string, record map[key]string) error {
 	path := filepath.Join(dir, recordFile)
 	if len(record) == 0 {
@@ -77,7 +75,7 @@ func Left(dir string) (bool, error) {
 	return len(record) > 0, err
 }
 
-// Remove removes the addresses that an earlier process has left.
+// Remove removes the addresses that an earlier process left.
 func Remove(dir string) error {
 	record, err := readRecord(dir)
 	if err != nil {
@@ -86,8 +84,8 @@ func Remove(dir string) error {
 	return giveBack(dir, record, func(key) bool { return true })
 }
 
-// giveBack removes the chosen addresses from their interfaces, except those that another program has
-// added again since.
+// giveBack removes the chosen addresses from their interfaces, except addresses that another program has added in the
+// meantime.
 func giveBack(dir string, record map[key]string, chosen func(key) bool) error {
 	var errs []error
 	there, err := readAddresses()

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package health finds out which backends work. A Monitor probes every backend
-// of the services that have a check, and tells when one goes up or down.
+// Package health checks the backends. A Monitor probes every backend of the services with a check and reports each
+// change of a backend's state.
 //
-// One goroutine plans all probes; a probe in flight has a goroutine of its own,
-// and their number is bounded, so that thousands of backends cost timers in a
-// heap and nothing else. Time is read from package time alone, which tests
-// replace by testing/synctest.
+// One goroutine schedules all probes. A running probe has a goroutine of its own, and the number of running probes is
+// bounded. So each of thousands of backends costs a timer in a heap. The package reads the time only through package
+// time, which tests replace by testing/synctest.
 package health
 
 import (
@@ -24,28 +23,26 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Options of a Monitor. The zero value probes for real and tells nobody.
+// Options of a Monitor. The zero value probes over the network and reports to no one.
 type Options struct {
-	// OnChange is called when a backend goes up or down, and when its first probe
-	// decides. Calls for one backend are in order; calls for several may overlap.
+	// OnChange is called when a backend changes its state, and after its first probe. Calls for one backend are in
+	// order; calls for several may overlap.
 	OnChange func(Event)
-	// OnLack is called when a probe failed because of this host and not because of the server, with
-	// the cause ("no local port free: cannot assign requested address"), at most once a minute.
+	// OnLack is called at most once a minute if a probe failed because of this host, not the server. The argument is
+	// the cause ("no local port free: cannot assign requested address").
 	OnLack func(string)
-	// TableDrops returns how many packets connection tracking dropped because its table was full, in
-	// the namespace of the probes. It may wrap. Nil: the kernel's counter.
+	// TableDrops returns the number of packets that connection tracking dropped because its table was full, in the
+	// namespace of the probes. It may wrap. Nil uses the kernel's counter.
 	TableDrops func() (uint32, error)
-	// Dial opens the connections of tcp, http, https, udp and dns probes. Nil
-	// dials by the kernel.
+	// Dial opens the connections of tcp, http, https, udp and dns probes. Nil uses the kernel.
 	Dial Dial
 	// Probers replace the probers of single check types.
 	Probers map[config.CheckType]Prober
-	// MaxInFlight bounds the probes that run at once. 0 means 16384, or half of
-	// the files that the process may open when that is less.
+	// MaxInFlight bounds the concurrent probes. 0 means 16384, or half of the process's file limit if that is less.
 	MaxInFlight int
 }
 
-// Event tells that a backend went up or down.
+// Event reports a change of a backend's state.
 type Event struct {
 	Service string
 	Backend string
@@ -55,7 +52,7 @@ type Event struct {
 	Since   time.Time
 }
 
-// Status is what is known about one backend.
+// Status is the state of one backend.
 type Status struct {
 	Service string           `json:"service"`
 	Backend string           `json:"backend"`
@@ -64,28 +61,26 @@ type Status struct {
 	Up      bool             `json:"up"`
 	Known   bool             `json:"known"` // false until the first probe has ended
 	Reason  string           `json:"reason"`
-	Since   time.Time        `json:"since"` // the state has been what it is
-	// LastProbe is when the last probe ended, Latency how long it took, and Error
-	// why it was bad; empty after a good one.
+	Since   time.Time        `json:"since"` // time of the last change
+	// LastProbe is the end of the last probe, Latency its duration, and Error the reason of a failure; empty after a
+	// success.
 	LastProbe time.Time     `json:"last_probe,omitzero"`
 	Latency   time.Duration `json:"latency,omitempty"`
 	Error     string        `json:"error,omitempty"`
-	// Probes and Failures count since the backend was configured.
+	// Probes and Failures count since the configuration of the backend.
 	Probes   uint64 `json:"probes"`
 	Failures uint64 `json:"failures"`
 	// Unknown counts the probes that failed because of this host.
 	Unknown uint64 `json:"unknown"`
-	// Late is by how much the last probe began after its time because too many
-	// others were in flight; 0 in health.
+	// Late is the delay of the last probe's start caused by too many concurrent probes; normally 0.
 	Late time.Duration `json:"late,omitempty"`
 }
 
-// Target is what a probe asks.
+// Target is the object of a probe.
 type Target struct {
 	Service string
 	Backend string
-	// Address and Port of the backend, with "via: service" those of the service;
-	// Port is 0 when the check needs none.
+	// Address and Port of the backend, or of the service for "via: service"; Port is 0 if the check needs none.
 	Address netip.Addr
 	Port    uint16
 	// Server is the backend's own address.
@@ -93,14 +88,14 @@ type Target struct {
 	// Protocol of the service.
 	Protocol flow.Protocol
 	Mark     uint32        // firewall mark of the probe's packets; 0 for none
-	Check    *config.Check // never changed
+	Check    *config.Check // immutable
 }
 
-// AddrPort returns the endpoint that is probed.
+// AddrPort returns the probed endpoint.
 func (t *Target) AddrPort() netip.AddrPort { return netip.AddrPortFrom(t.Address, t.Port) }
 
-// Prober asks one target once. It returns nil when the answer is good, otherwise
-// why it is not, in words. The context ends at the check's timeout.
+// Prober sends one probe to a target. It returns nil for a good answer, otherwise the reason in words. The context
+// ends at the check's timeout.
 type Prober interface {
 	Probe(context.Context, *Target) error
 }
@@ -111,23 +106,23 @@ type key struct{ service, backend string }
 type Monitor struct {
 	opt     Options
 	probers map[config.CheckType]Prober
-	wake    chan struct{} // has one element when the plan changed
+	wake    chan struct{} // has one element after a change of the schedule
 	paths   paths
 	losses  losses
 	ctx     context.Context
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 
-	mu      sync.Mutex // protects all below
+	mu      sync.Mutex // protects the following fields
 	watches map[key]*watch
 	// generation counts the calls of Configure.
 	generation uint64
 	queue      queue // watches that wait for their next probe
 	inFlight   int
-	lastLack   time.Time // when a probe failed because of this host
+	lastLack   time.Time // time of the last probe that failed because of this host
 }
 
-// New returns a monitor that probes nothing yet. Close ends it.
+// New returns a monitor without probes. Close ends it.
 func New(opt Options) *Monitor {
 	if opt.Dial == nil {
 		opt.Dial = dial
@@ -162,8 +157,8 @@ func defaultInFlight() int {
 	return int(max(16, min(most, files.Cur/2)))
 }
 
-// Close ends all probes, waits for them and removes their routes, and those that a
-// process has left which was killed.
+// Close ends all probes, waits for them and removes their routes. It also removes routes that a killed process has
+// left.
 func (m *Monitor) Close() error {
 	m.cancel()
 	m.running.Wait()
@@ -171,8 +166,8 @@ func (m *Monitor) Close() error {
 	return err
 }
 
-// Configure replaces what is probed; nil stops all probes. Backends whose
-// address and kind of check stay keep their state.
+// Configure replaces the set of probed backends; nil stops all probes. A backend with an unchanged address and check
+// type keeps its state.
 func (m *Monitor) Configure(cfg *config.Config) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -199,14 +194,13 @@ func (m *Monitor) Configure(cfg *config.Config) {
 		m.queue.push(w)
 	}
 	m.poke()
-	// A route that cannot be removed now is removed when its mark is used again.
+	// If the removal of a route fails, the next use of its mark removes it.
 	_ = m.paths.retain(func(k key) bool { w := m.watches[k]; return w != nil && w.target.viaService() })
 }
 
-// configure brings the watches of one service up to date and returns the new
-// ones.
+// configure updates the watches of one service and returns the new ones.
 func (m *Monitor) configure(s *config.Service) (added []*watch) {
-	var known *config.Check // an older Check that says the same as s.Check
+	var known *config.Check // an existing Check equal to s.Check
 	for i := range s.Backends {
 		t := target(s, i)
 		w := m.watches[key{t.Service, t.Backend}]
@@ -235,7 +229,7 @@ func (m *Monitor) configure(s *config.Service) (added []*watch) {
 	return added
 }
 
-// target tells what is to be probed of the backend at an index of a service.
+// target returns the probe target for backend number index of a service.
 func target(s *config.Service, index int) Target {
 	var first uint16
 	if len(s.Listen) > 0 && len(s.Listen[0].Ports) > 0 {
@@ -250,8 +244,8 @@ func target(s *config.Service, index int) Target {
 	return t
 }
 
-// sameServer reports whether t and o are probed at the same endpoint in the same
-// way, so that what is known about one holds for the other.
+// sameServer reports whether t and o probe the same endpoint in the same way, so that their states are
+// interchangeable.
 func (t *Target) sameServer(o *Target) bool {
 	return t.Address == o.Address && t.Server == o.Server && t.Port == o.Port && t.Check.Type == o.Check.Type
 }
@@ -259,7 +253,7 @@ func (t *Target) sameServer(o *Target) bool {
 // viaService reports whether the probe is sent to the service's address.
 func (t *Target) viaService() bool { return t.Check.Via == "service" }
 
-// forget ends the probing of w.
+// forget stops the probes of w.
 func (m *Monitor) forget(w *watch) {
 	w.cancel()
 	if !w.probing {
@@ -267,20 +261,20 @@ func (m *Monitor) forget(w *watch) {
 	}
 }
 
-// Healthy returns the state of a backend. Known is false until its first probe
-// has ended, and for backends that have no check.
+// Healthy returns the state of a backend. known is false until its first probe has ended, and for backends without a
+// check.
 func (m *Monitor) Healthy(service, backend string) (healthy, known bool) {
 	s, ok := m.State(service, backend)
 	return s.Up, ok && s.Known
 }
 
-// Why says in words why the backend is in its state; empty when it has no check.
+// Why returns the reason for the backend's state in words; empty without a check.
 func (m *Monitor) Why(service, backend string) string {
 	s, _ := m.State(service, backend)
 	return s.Reason
 }
 
-// State returns what is known about a backend; false when it has no check.
+// State returns the state of a backend; false without a check.
 func (m *Monitor) State(service, backend string) (Status, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -291,8 +285,7 @@ func (m *Monitor) State(service, backend string) (Status, bool) {
 	return w.status(), true
 }
 
-// Snapshot returns what is known about every backend, sorted by service and
-// place in it.
+// Snapshot returns the states of all backends, sorted by service and position.
 func (m *Monitor) Snapshot() []Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()

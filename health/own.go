@@ -14,27 +14,27 @@ import (
 	"github.com/sluice-lb/sluice/conntrack"
 )
 
-// A probe may fail because this host lacks something: a local port, a file descriptor, memory, or an
-// entry in the connection table. Such a failure says nothing about the server and would take every
-// backend down at once. So it is not counted.
+// A probe may fail because this host lacks a local port, a file descriptor, memory, or an entry in the connection
+// table. Such a failure gives no information about the server and would take every backend down at once, so it does
+// not count.
 
-// wants describes the errors of the kernel that mean that this host lacks something.
+// wants maps kernel errors to resources that this host lacks.
 var wants = []struct {
 	errno syscall.Errno
 	lack  string
 }{
-	// connect(2) of TCP; of IPv6 also where no address reaches that far.
+	// connect(2) of TCP; in IPv6 also if no source address has a sufficient scope.
 	{syscall.EADDRNOTAVAIL, "no local port free"},
 	{syscall.EAGAIN, "no local port, or no process, free"}, // connect(2) of UDP, fork(2)
 	{syscall.EMFILE, "no file free for this process (RLIMIT_NOFILE)"},
 	{syscall.ENFILE, "no file free on this host (fs.file-max)"},
 	{syscall.ENOMEM, "no memory free"},
 	{syscall.ENOBUFS, "no memory free for packets"},
-	// What netfilter drops of the host's own; of SYNs TCP tells nobody, see losses.
+	// Netfilter dropped a packet of this host. TCP reports no error for a dropped SYN; see losses.
 	{syscall.EPERM, "packets dropped on this host, by a full connection table or a rule"},
 }
 
-// lacking returns what this host lacks according to err, and "" when err is about the server.
+// lacking returns the resource that this host lacks according to err, or "" if err concerns the server.
 func lacking(err error) string {
 	for _, w := range wants {
 		if errors.Is(err, w.errno) {
@@ -44,25 +44,25 @@ func lacking(err error) string {
 	return ""
 }
 
-// silence is the error of a probe that got no answer before its timeout.
+// silence is the error of a probe without an answer before its timeout.
 type silence struct{ timeout config.Duration }
 
 // Error implements error.
 func (s silence) Error() string { return fmt.Sprintf("no answer within %s", s.timeout) }
 
-// losses counts the packets that connection tracking dropped in this network namespace because its
-// table was full. The sender of a SYN that was dropped so gets no error.
+// losses counts the packets that connection tracking dropped in this network namespace because its table was full.
+// The sender of such a SYN gets no error.
 type losses struct {
-	mu   sync.Mutex // protects what is below
+	mu   sync.Mutex // protects the following fields
 	at   time.Time  // of the reading
 	seen uint32
 }
 
-// lossesAge is the longest time for which a reading is good: it bounds what thousands of
-// probes cost that begin, or are not answered, at once.
+// lossesAge is the maximum age of a reading. It bounds the cost of thousands of probes that begin or time out at
+// once.
 const lossesAge = 200 * time.Millisecond
 
-// count returns a reading; where the kernel does not tell it is always the same.
+// count returns a reading; a constant if the kernel does not provide the counter.
 func (l *losses) count(read func() (uint32, error)) uint32 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -75,17 +75,17 @@ func (l *losses) count(read func() (uint32, error)) uint32 {
 	return l.seen
 }
 
-// tableDrops reads what losses counts, of the namespace of this thread.
+// tableDrops reads the counter of losses in the namespace of this thread.
 func tableDrops() (uint32, error) {
 	list, err := conntrack.ReadPerCPU(context.Background(), conntrack.CurrentNamespace())
 	return conntrack.Total(list).Drop, err
 }
 
-// quiet is how long no probe may have lacked anything before the next one that does is reported.
+// quiet is the time without a lack after which the next lack is reported.
 const quiet = time.Minute
 
-// lacked records that a probe lacked something at the time end, and returns whether to report it.
-// m.mu is held.
+// lacked records that a probe lacked a resource at the time end, and returns whether to report it. m.mu must be
+// locked.
 func (m *Monitor) lacked(end time.Time) bool {
 	news := m.lastLack.IsZero() || end.Sub(m.lastLack) >= quiet
 	m.lastLack = end

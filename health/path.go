@@ -17,31 +17,29 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// A server behind direct server return answers on the service's address, which it
-// holds on a loopback; a probe of its own address says nothing about that. A
-// probe via the service therefore goes to the service's address, and reaches the
-// one backend by a route that only packets with the backend's mark take: an ip
-// rule by mark, and a table with one route "service's address via backend".
+// A server behind direct server return answers on the service's address, which it has on a loopback. A probe of its
+// own address does not test that. So a probe via the service uses the service's address. An ip rule selects a routing
+// table by the probe's mark, and the table contains one route: "service's address via backend".
 const (
-	// pathMark is the first of the marks, which are the tables' numbers too.
+	// pathMark is the first mark; the marks are also the table numbers.
 	pathMark = 0x51ce0000
 	// pathRules is the priority of the rules: after the local table (0), before
 	// the main one (32766).
 	pathRules = 5155
-	// maxPaths bounds the backends that are probed via their service: the kernel
-	// walks the rules for every packet that no flow cache knows.
+	// maxPaths bounds the backends with probes via their service: the kernel checks the rules for every packet
+	// without a cached route.
 	maxPaths = 256
 )
 
-// paths are the routes of a network namespace to servers behind their service's
-// address. The kernel's state is made by the first probe that needs it.
+// paths are the routes of a network namespace to servers behind their service's address. The first probe that needs a
+// path creates it in the kernel.
 type paths struct {
 	mu    sync.Mutex
 	marks map[key]uint32
-	swept bool // the remains of an earlier process were removed
+	swept bool // paths of an earlier process were removed
 }
 
-// mark returns the mark of a backend, a new one when it has none.
+// mark returns the mark of a backend and allocates it if necessary.
 func (p *paths) mark(k key) (uint32, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,8 +62,8 @@ func (p *paths) mark(k key) (uint32, error) {
 	return 0, fmt.Errorf("more than %d backends are checked via their service; write via: direct", maxPaths)
 }
 
-// ensure makes packets with the mark to the address take the way to server, and
-// nothing else. It looks first, because links that go down take routes with them.
+// ensure routes packets with the mark to the address via server, and no other packets. It checks first, because the
+// kernel removes the routes of a link that is set down.
 func (p *paths) ensure(mark uint32, address, server netip.Addr) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -99,8 +97,8 @@ func inPlainWords(err error) error {
 	return nil
 }
 
-// leads reports whether packets with the mark go to server. An address of this
-// host is an error: no rule comes before the local table.
+// leads reports whether packets with the mark are routed via server. An address of this host is an error, because no
+// rule can precede the local table.
 func leads(mark uint32, address, server netip.Addr) (bool, error) {
 	routes, err := netlink.RouteGetWithOptions(address.AsSlice(), &netlink.RouteGetOptions{Mark: mark})
 	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || len(routes) == 0 {
@@ -134,7 +132,7 @@ func makePath(mark uint32, address, server netip.Addr) error {
 	if err := netlink.RouteReplace(route); err != nil {
 		return fmt.Errorf("route %s via %s: %w", address, server, err)
 	}
-	// Without this route a probe would take the ordinary way when the link is down.
+	// Without this route a probe would use the main table while the link is down.
 	stop := &netlink.Route{Dst: hostNet(address), Type: unix.RTN_UNREACHABLE, Priority: 1 << 20, Table: int(mark)}
 	if err := netlink.RouteReplace(stop); err != nil {
 		return fmt.Errorf("route unreachable %s: %w", address, err)
@@ -172,18 +170,17 @@ func (p *paths) retain(wanted func(key) bool) error {
 		}
 	}
 	if !p.swept || len(gone) == 0 {
-		return nil // nothing was made in the kernel
+		return nil // no path exists in the kernel
 	}
 	_, err := sweepPaths(func(m uint32) bool { return slices.Contains(gone, m) })
 	return err
 }
 
-// RemovePaths takes out of this network namespace all ip rules and routes of checks via
-// their service, those too that a process has left which was killed, and returns how
-// many rules there were.
+// RemovePaths removes all ip rules and routes of checks via their service from this network namespace, including
+// remains of a killed process. It returns the number of removed rules.
 func RemovePaths() (rules int, err error) { return sweepPaths(func(uint32) bool { return true }) }
 
-// sweepPaths removes rules and tables of ours whose mark is chosen.
+// sweepPaths removes Sluice's rules and tables with chosen marks.
 func sweepPaths(chosen func(mark uint32) bool) (n int, err error) {
 	var errs []error
 	for _, fam := range []int{unix.AF_INET, unix.AF_INET6} {

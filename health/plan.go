@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// plan starts every probe at its time until the monitor is closed.
+// plan starts every due probe until the monitor is closed.
 func (m *Monitor) plan() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -33,7 +33,7 @@ func (m *Monitor) plan() {
 	}
 }
 
-// poke makes the planner look at the queue again. It never blocks.
+// poke makes the planner check the queue again. It never blocks.
 func (m *Monitor) poke() {
 	select {
 	case m.wake <- struct{}{}:
@@ -41,8 +41,7 @@ func (m *Monitor) poke() {
 	}
 }
 
-// startDue starts the probes whose time has come, as many as may run at once,
-// and returns the time until the next.
+// startDue starts due probes up to the limit of concurrent probes, and returns the time until the next.
 func (m *Monitor) startDue() (wait time.Duration, waiting bool) {
 	lost := m.losses.count(m.opt.TableDrops)
 	m.mu.Lock()
@@ -59,10 +58,10 @@ func (m *Monitor) startDue() (wait time.Duration, waiting bool) {
 		m.inFlight++
 		m.running.Go(func() { m.probe(w, w.target, now, lost) })
 	}
-	return 0, false // the end of a probe pokes
+	return 0, false // the end of a probe calls poke
 }
 
-// late rounds delays of the machine's scheduler away.
+// late ignores delays of the machine's scheduler.
 func late(d time.Duration) time.Duration {
 	if d < 50*time.Millisecond {
 		return 0
@@ -70,8 +69,8 @@ func late(d time.Duration) time.Duration {
 	return d.Round(time.Millisecond)
 }
 
-// probe runs one probe, counts its result and plans the next. lost is how many packets
-// connection tracking had dropped before.
+// probe runs one probe, counts its result and schedules the next. lost is the number of packets that connection
+// tracking had dropped before.
 func (m *Monitor) probe(w *watch, t *Target, start time.Time, lost uint32) {
 	ctx, cancel := context.WithDeadline(w.ctx, start.Add(t.Check.Timeout.D()))
 	err := m.ask(ctx, t)
@@ -87,7 +86,7 @@ func (m *Monitor) probe(w *watch, t *Target, start time.Time, lost uint32) {
 	gone := w.ctx.Err() != nil
 	var event *Event
 	var news bool
-	if !gone && w.target == t { // a result for an old target says nothing
+	if !gone && w.target == t { // a result for an old target does not count
 		w.seen.Probes++
 		w.seen.LastProbe, w.seen.Latency, w.seen.Error = end, end.Sub(start), ""
 		if err != nil {
@@ -116,7 +115,7 @@ func (m *Monitor) probe(w *watch, t *Target, start time.Time, lost uint32) {
 	w.probing = false
 	if w.ctx.Err() == nil {
 		w.due = w.next(start)
-		if w.due.Before(end) { // a long timeout; the next begins at once, and is not late
+		if w.due.Before(end) { // a long timeout; the next probe begins at once and is not late
 			w.due = end
 		}
 		m.queue.push(w)
@@ -125,8 +124,7 @@ func (m *Monitor) probe(w *watch, t *Target, start time.Time, lost uint32) {
 	m.poke()
 }
 
-// ask calls the target's prober. A prober that panics is a failed probe, not the
-// end of the gateway.
+// ask calls the target's prober. A panic of the prober is a failed probe and does not end the gateway.
 func (m *Monitor) ask(ctx context.Context, t *Target) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -152,7 +150,7 @@ func (m *Monitor) ask(ctx context.Context, t *Target) (err error) {
 	return inWords(prober.Probe(ctx, t), t)
 }
 
-// inWords takes what Go's network errors repeat out of err.
+// inWords removes the repetitions in Go's network errors.
 func inWords(err error, t *Target) error {
 	var timeout interface{ Timeout() bool }
 	var errno syscall.Errno
@@ -160,7 +158,7 @@ func inWords(err error, t *Target) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, syscall.EAGAIN): // which says that it is a timeout
+	case errors.Is(err, syscall.EAGAIN): // its text reports a timeout
 		return syscall.EAGAIN
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded),
 		errors.As(err, &timeout) && timeout.Timeout():

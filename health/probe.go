@@ -19,10 +19,10 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// Dial opens a connection whose packets carry the firewall mark, 0 for none.
+// Dial opens a connection with the firewall mark on its packets; 0 sets no mark.
 type Dial func(ctx context.Context, network, address string, mark uint32) (net.Conn, error)
 
-// probers lists the prober of each type of check.
+// probers returns the prober of each check type.
 func probers(d Dial) map[config.CheckType]Prober {
 	return map[config.CheckType]Prober{
 		config.CheckTCP:   tcpProber{d},
@@ -59,7 +59,7 @@ func markSocket(mark uint32) func(network, address string, c syscall.RawConn) er
 	}
 }
 
-// deadline hands the context's deadline to conn.
+// deadline applies the context's deadline to conn.
 func deadline(ctx context.Context, conn net.Conn) (stop func() bool) {
 	if t, ok := ctx.Deadline(); ok {
 		conn.SetDeadline(t)
@@ -67,7 +67,7 @@ func deadline(ctx context.Context, conn net.Conn) (stop func() bool) {
 	return context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 }
 
-// tcpProber connects, and may send and expect something.
+// tcpProber connects, and optionally sends data and expects an answer.
 type tcpProber struct{ dial Dial }
 
 // Probe implements Prober.
@@ -78,8 +78,7 @@ func (p tcpProber) Probe(ctx context.Context, t *Target) error {
 	}
 	defer conn.Close()
 	if t.Check.Send == "" && t.Check.Expect == "" {
-		// A reset leaves no TIME_WAIT behind: thousands of backends must not eat
-		// the ports of the gateway.
+		// A reset avoids TIME_WAIT: probes of thousands of backends must not exhaust the gateway's ports.
 		if tcp, ok := conn.(*net.TCPConn); ok {
 			tcp.SetLinger(0)
 		}
@@ -105,9 +104,8 @@ func unexpected(got []byte, want string) error {
 	return fmt.Errorf("answered %q, expected %q", got[:min(len(got), shown)], want[:min(len(want), shown)])
 }
 
-// udpProber sends a datagram. With expect an answer must begin with it; without,
-// silence is good and only an ICMP error or a refusal is bad: UDP has no more to
-// offer.
+// udpProber sends a datagram. With expect, an answer must begin with the expected bytes. Without expect, silence is
+// good, and only an ICMP error or a refusal is bad.
 type udpProber struct{ dial Dial }
 
 // Probe implements Prober.

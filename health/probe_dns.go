@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// dnsProber asks a name server, over TCP when the service is one of TCP. Any answer with the code NOERROR is
-// good, also an empty one.
+// dnsProber sends a query to a name server, over TCP for a TCP service. Every answer with the code NOERROR is good,
+// even an empty one.
 type dnsProber struct{ dial Dial }
 
 // Probe implements Prober.
@@ -40,7 +40,7 @@ func (p dnsProber) Probe(ctx context.Context, t *Target) error {
 		case err != nil:
 			return err
 		case answer.Id != question.Id || !answer.Response:
-			continue // an answer to somebody else, or a late one
+			continue // an answer to another query, or a late one
 		case answer.Rcode != dns.RcodeSuccess:
 			return fmt.Errorf("answered %s", dns.RcodeToString[answer.Rcode])
 		}

@@ -14,12 +14,11 @@ import (
 	"time"
 )
 
-// maxOutput is how much of a program's output is kept, in bytes.
+// maxOutput is the stored length of a program's output in bytes.
 const maxOutput = 4 << 10
 
-// execProber runs a program without a shell: exit status 0 is good. The program
-// leads a process group of its own, which is killed as a whole at the timeout, and
-// when it leaves children behind that hold its output open.
+// execProber runs a program without a shell: exit status 0 is good. The program leads its own process group. The
+// group is killed at the timeout, or if children keep the output open after the program's exit.
 type execProber struct{}
 
 // Probe implements Prober.
@@ -38,14 +37,14 @@ func (execProber) Probe(ctx context.Context, t *Target) error {
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return killGroup(cmd) }
-	cmd.WaitDelay = 100 * time.Millisecond // for children that hold the output open
+	cmd.WaitDelay = 100 * time.Millisecond // for children that keep the output open
 	var out tail
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.Is(err, exec.ErrWaitDelay): // children hold the output; so the group's number is still theirs
+	case errors.Is(err, exec.ErrWaitDelay): // children keep the output open, so the process group ID is still in use
 		killGroup(cmd)
 		return nil
 	case err == nil:
@@ -76,7 +75,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// lastLine returns the last line that is not empty, printable.
+// lastLine returns the last nonempty line, printable.
 func (t *tail) lastLine() string {
 	line := bytes.TrimSpace(t.kept)
 	if i := bytes.LastIndexByte(line, '\n'); i >= 0 {

@@ -16,10 +16,10 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// maxBody is how much of an answer's body is searched, in bytes.
+// maxBody is the number of searched bytes of a response's body.
 const maxBody = 64 << 10
 
-// httpProber asks over HTTP/1.1, one connection a probe, redirects not followed.
+// httpProber sends a request over HTTP/1.1, with one connection per probe, and does not follow redirects.
 type httpProber struct {
 	scheme string
 	dial   Dial
@@ -80,7 +80,7 @@ func (p httpProber) transport(t *Target) *http.Transport {
 	}
 }
 
-// shortTLS keeps the part of a certificate error that names the cause.
+// shortTLS returns the part of a certificate error that names the cause.
 func shortTLS(err error, k *config.Check) error {
 	var cert *tls.CertificateVerificationError
 	switch {

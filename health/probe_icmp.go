@@ -19,9 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// icmpProber sends an echo request. It takes a raw socket, connected so that the
-// kernel hands it the packets of one backend only, and without the privilege for
-// one a ping socket (net.ipv4.ping_group_range).
+// icmpProber sends an echo request. It uses a connected raw socket, so that the kernel delivers only the packets of
+// one backend. Without the privilege for a raw socket it uses a ping socket (net.ipv4.ping_group_range).
 type icmpProber struct{}
 
 // Probe implements Prober.
@@ -67,8 +66,7 @@ func echo(conn net.Conn, is4 bool) error {
 	}
 }
 
-// read reads an ICMP message; ReadFrom of a raw IPv4 socket leaves the IP header
-// out, Read does not.
+// read reads an ICMP message. For a raw IPv4 socket, ReadFrom omits the IP header and Read does not.
 func read(conn net.Conn, buf []byte) (int, error) {
 	if raw, ok := conn.(*net.IPConn); ok {
 		n, _, err := raw.ReadFrom(buf)

@@ -9,12 +9,11 @@ import (
 	"time"
 )
 
-// watch is one backend that is probed, with its state. The Monitor's mutex
-// protects it.
+// watch is one probed backend with its state. The Monitor's mutex protects it.
 type watch struct {
-	target *Target // replaced, never changed
+	target *Target // replaced, never modified
 	index  int
-	// generation is the Configure that last asked for the watch.
+	// generation is the last Configure that requested the watch.
 	generation uint64
 	ctx        context.Context // ends when the backend is no longer watched
 	cancel     context.CancelFunc
@@ -25,9 +24,9 @@ type watch struct {
 
 	up, known bool
 	since     time.Time
-	good, bad int    // probes in a row
-	failure   error  // of the last probe that was counted
-	lack      string // why the last probe was not; empty when it was
+	good, bad int    // consecutive probes
+	failure   error  // of the last counted probe
+	lack      string // why the last probe was not counted; empty if it was
 	seen      Status // the part of the status that the last probe filled in
 }
 
@@ -36,10 +35,9 @@ func (w *watch) start(ctx context.Context, now time.Time) {
 	w.up, w.since = w.target.Check.Initial == "up", now
 }
 
-// observe counts the end of one probe and reports whether the state was decided
-// or changed. The first good probe brings a new backend up by itself, so that a
-// restarted daemon does not keep working servers out for rise × interval; after
-// that it takes rise good probes in a row to come up and fall bad ones to go down.
+// observe counts the result of one probe and reports whether it changed or first determined the state. The first good
+// probe brings a new backend up, so a restarted daemon does not exclude working servers for rise × interval. Later
+// changes need rise consecutive good probes to go up and fall bad ones to go down.
 func (w *watch) observe(err error, now time.Time) (changed bool) {
 	first, up := !w.known, w.up
 	w.known, w.failure = true, err
@@ -56,7 +54,7 @@ func (w *watch) observe(err error, now time.Time) (changed bool) {
 	return w.up != up || first
 }
 
-// reason says in words why w is in its state.
+// reason returns the reason for w's state in words.
 func (w *watch) reason() string {
 	if w.lack != "" {
 		return fmt.Sprintf("unknown: %s; before: %s", w.lack, w.counted())
@@ -86,27 +84,24 @@ func count(n int) string {
 	return fmt.Sprintf("%d probes", n)
 }
 
-// slack is how much later than interval × fall a failure may be reported, less a
-// tenth of a second for the machine.
+// slack is the permitted delay of a failure report beyond interval × fall, minus a tenth of a second for the machine.
 const slack = 400 * time.Millisecond
 
-// period is the longest time from the beginning of one probe to that of the
-// next: the interval, or less where the timeout is long. A silent backend is
-// reported within interval × fall + 0.5 s. In the worst case it dies just after
-// it answered; then as many probes as fall says must begin, and the last of them
-// must time out, within that time.
+// period is the maximum time between the beginnings of two probes: the interval, or less for a long timeout. A silent
+// backend is reported within interval × fall + 0.5 s. In the worst case it dies directly after an answer. Then fall
+// probes must begin, and the last one must time out, within that time.
 func (w *watch) period() time.Duration {
 	k := w.target.Check
 	interval, timeout, fall := k.Interval.D(), k.Timeout.D(), time.Duration(max(1, k.Fall))
 	p := interval - max(0, timeout-slack)/fall
-	if p < timeout { // then a failing probe still runs when the next is due
+	if p < timeout { // a failing probe would still run when the next is due
 		p = min(timeout, fall*(interval-timeout)+slack)
 	}
 	return p
 }
 
-// next returns when the probe after one that began at start is due: the period
-// less a random part of it, because jitter must not make a failure be found late.
+// next returns the due time of the probe after one that began at start. Jitter shortens the period, so that it does
+// not delay the detection of a failure.
 func (w *watch) next(start time.Time) time.Time {
 	p := w.period()
 	if j := w.target.Check.Jitter; j != nil {

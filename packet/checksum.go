@@ -8,8 +8,7 @@ import (
 	"net/netip"
 )
 
-// sum16 adds the 16-bit words of b to s without folding (RFC 1071); an odd last
-// byte counts as its high half.
+// sum16 adds the 16-bit words of b to s without folding (RFC 1071). An odd last byte counts as a high half.
 func sum16(s uint32, b []byte) uint32 {
 	for ; len(b) >= 2; b = b[2:] {
 		s += uint32(binary.BigEndian.Uint16(b))
@@ -30,12 +29,11 @@ func fold(s uint32) uint16 {
 	return uint16(s)
 }
 
-// Checksum returns the Internet checksum of b (RFC 1071). Over a header that
-// holds a correct checksum it is 0.
+// Checksum returns the Internet checksum of b (RFC 1071). It is 0 for a header with a correct checksum.
 func Checksum(b []byte) uint16 { return ^fold(sum16(0, b)) }
 
-// TransportChecksum returns the checksum of a TCP, UDP or ICMPv6 segment with its
-// pseudo header (RFC 9293 §3.1, RFC 8200 §8.1). Over a correct segment it is 0.
+// TransportChecksum returns the checksum of a TCP, UDP or ICMPv6 segment with its pseudo header (RFC 9293 §3.1, RFC
+// 8200 §8.1). It is 0 for a correct segment.
 func TransportChecksum(src, dst netip.Addr, protocol uint8, segment []byte) uint16 {
 	var s uint32
 	if dst.Is4() || src.Is4() {
@@ -48,9 +46,8 @@ func TransportChecksum(src, dst netip.Addr, protocol uint8, segment []byte) uint
 	return ^fold(sum16(s, segment))
 }
 
-// UpdateChecksum returns the checksum sum after the words of before were replaced
-// by those of after (RFC 1624 equation 3). Both have an even length, which may
-// differ.
+// UpdateChecksum returns the checksum sum after the words of after replace the words of before (RFC 1624 equation 3).
+// Both have an even length, which may differ.
 func UpdateChecksum(sum uint16, before, after []byte) uint16 {
 	s := uint32(^sum)
 	for ; len(before) >= 2; before = before[2:] {
@@ -63,8 +60,7 @@ func UpdateChecksum(sum uint16, before, after []byte) uint16 {
 // castagnoli is the table of SCTP's checksum (RFC 9260 appendix A).
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// sctpChecksum returns the CRC32c of an SCTP packet whose checksum field is
-// taken as zero, in the order that goes on the wire.
+// sctpChecksum returns the CRC32c of an SCTP packet with a zero checksum field, in wire order.
 func sctpChecksum(segment []byte) uint32 {
 	c := crc32.Update(0, castagnoli, segment[:8])
 	c = crc32.Update(c, castagnoli, make([]byte, 4))

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Diff tells how the frame got differs from want, one field a line ("ip4: want
-// ttl=63, got ttl=64"); "" when they are equal. A computed field that is right in
-// both is not mentioned, even when its value differs because of another field.
+// Diff describes how the frame got differs from want, one field per line ("ip4: want ttl=63, got ttl=64"); "" if they
+// are equal. It omits a computed field that is correct in both frames, even if its value differs because of another
+// field.
 func Diff(want, got []byte) string {
 	if bytes.Equal(want, got) {
 		return ""
@@ -39,7 +39,7 @@ func rest(p Packet, i int) string {
 	return p[i:].String()
 }
 
-// label names layer i; the second and later ones of a name are numbered.
+// label names layer i. Repeated names are numbered from the second on.
 func (p Packet) label(i int) string {
 	n := 0
 	for _, l := range p[:i+1] {

@@ -20,7 +20,7 @@ const (
 // Ethernet is the header eth(src,dst,type).
 type Ethernet struct {
 	Src, Dst MAC
-	Type     Forced // default by the next layer
+	Type     Forced // determined by the next layer if not forced
 }
 
 // Name implements Layer.
@@ -38,8 +38,7 @@ func (e *Ethernet) encode(payload []byte, at place) []byte {
 	return append(b, payload...)
 }
 
-// etherType returns the Ethernet type of what follows; 0xffff (reserved) when it
-// has none.
+// etherType returns the Ethernet type of the next layer; 0xffff (reserved) if it has none.
 func etherType(next Layer) uint32 {
 	switch next.(type) {
 	case *IPv4:
@@ -80,8 +79,7 @@ func (v *VLAN) encode(payload []byte, at place) []byte {
 	return append(b, payload...)
 }
 
-// ARP is an Ethernet/IPv4 ARP packet arp(op,sha,spa,tha,tpa); op 1 asks, 2
-// answers.
+// ARP is an Ethernet/IPv4 ARP packet arp(op,sha,spa,tha,tpa); op 1 is a request, 2 a reply.
 type ARP struct {
 	Operation            uint16
 	SenderMAC, TargetMAC MAC
@@ -109,7 +107,7 @@ func (a *ARP) encode(payload []byte, _ place) []byte {
 	return append(b, payload...)
 }
 
-// address4 returns the four bytes of a, zeros when it is no IPv4 address.
+// address4 returns the four bytes of a, or zeros if a is not an IPv4 address.
 func address4(a netip.Addr) []byte {
 	if !a.Is4() && !a.Is4In6() {
 		return make([]byte, 4)
@@ -118,7 +116,7 @@ func address4(a netip.Addr) []byte {
 	return v[:]
 }
 
-// address6 returns the sixteen bytes of a, zeros when it is none.
+// address6 returns the sixteen bytes of a, or zeros if a is invalid.
 func address6(a netip.Addr) []byte {
 	if !a.IsValid() {
 		return make([]byte, 16)
@@ -154,8 +152,8 @@ func (d *Data) encode(payload []byte, _ place) []byte {
 	return append(append(make([]byte, 0, len(d.Bytes)+len(payload)), d.Bytes...), payload...)
 }
 
-// Trailer is what follows the IP packet in a frame, for example the padding of
-// short frames: trailer(0x0000). It is the last layer and no length counts it.
+// Trailer is the data after the IP packet in a frame, for example the padding of short frames: trailer(0x0000). It is
+// the last layer, and no length includes it.
 type Trailer struct {
 	Bytes []byte
 }

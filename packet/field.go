@@ -16,16 +16,15 @@ type field struct {
 	key string
 	// show returns "key=value", the bare key of a flag, or "" for the default.
 	show func() string
-	// set reads a value; has is false when the text gave the bare key.
+	// set parses a value; has is false for a bare key.
 	set func(value string, has bool) error
-	// forced points at the field when it is a computed one.
+	// forced points to the value of a computed field.
 	forced *Forced
 }
 
 type unsigned interface{ ~uint8 | ~uint16 | ~uint32 }
 
-// number is a decimal field, shown when it differs from def; always shows it
-// even then.
+// number is a decimal field, shown if it differs from def.
 func number[T unsigned](key string, p *T, def T) field {
 	return field{key: key, show: func() string {
 		if *p == def {
@@ -61,7 +60,7 @@ func numberSetter[T unsigned](p *T) func(string, bool) error {
 	}
 }
 
-// force is a computed field: shown only when it is forced.
+// force is a computed field, shown only if it is forced.
 func force(key string, p *Forced, base int) field {
 	return field{key: key, forced: p, show: func() string {
 		switch {

@@ -10,10 +10,9 @@ import (
 	"strconv"
 )
 
-// ICMP is an ICMP message of either family: icmp(type,code,...) in IPv4,
-// icmp6(type,code,...) in IPv6. Echo messages show id and seq, too-big messages
-// mtu, parameter problems ptr, redirects gw; the rest of the second header word
-// is rest. In an error the packet that caused it follows.
+// ICMP is an ICMP message of either family: icmp(type,code,...) in IPv4, icmp6(type,code,...) in IPv6. Echo messages
+// show id and seq, too-big messages mtu, parameter problems ptr, redirects gw. rest is the remainder of the second
+// header word. In an error the offending packet follows.
 type ICMP struct {
 	V6         bool
 	Type, Code uint8
@@ -22,8 +21,7 @@ type ICMP struct {
 	Checksum   Forced
 }
 
-// icmpNames are the types by their names in texts (IANA "ICMP Parameters",
-// "ICMPv6 Parameters").
+// icmpNames maps the names of types in texts (IANA "ICMP Parameters", "ICMPv6 Parameters").
 var icmpNames = map[bool]map[string]uint8{
 	false: {"reply": 0, "unreachable": 3, "quench": 4, "redirect": 5, "echo": 8, "time-exceeded": 11, "param": 12,
 		"timestamp": 13, "timestamp-reply": 14, "info": 15, "info-reply": 16, "mask": 17, "mask-reply": 18},
@@ -46,8 +44,7 @@ func (i *ICMP) protocol() uint8 {
 	return protoICMP
 }
 
-// IsQuery reports whether the message carries an identifier: echo, and in IPv4
-// timestamp, information and address mask.
+// IsQuery reports whether the message has an identifier: echo and, in IPv4, timestamp, information and address mask.
 func (i *ICMP) IsQuery() bool {
 	if i.V6 {
 		return i.Type == 128 || i.Type == 129
@@ -55,7 +52,7 @@ func (i *ICMP) IsQuery() bool {
 	return i.Type == 0 || i.Type == 8 || i.Type >= 13 && i.Type <= 18
 }
 
-// IsError reports whether the message carries the packet that caused it.
+// IsError reports whether the message contains the offending packet.
 func (i *ICMP) IsError() bool { return isICMPError(i.V6, i.Type) }
 
 func isICMPError(v6 bool, kind uint8) bool {
@@ -65,14 +62,14 @@ func isICMPError(v6 bool, kind uint8) bool {
 	return slices.Contains([]uint8{3, 4, 5, 11, 12}, kind)
 }
 
-// ID and Seq are the halves of Rest in a query; MTU is its low half (IPv4) or
-// all of it (IPv6).
+// ID returns the identifier of a query, the high half of Rest.
 func (i *ICMP) ID() uint16 { return uint16(i.Rest >> 16) }
 
 // Seq is the sequence number of an echo message.
 func (i *ICMP) Seq() uint16 { return uint16(i.Rest) }
 
-// MTU of an IPv4 "fragmentation needed" or an ICMPv6 "packet too big".
+// MTU returns the MTU of an IPv4 "fragmentation needed" (the low half of Rest) or an ICMPv6 "packet too big" (all of
+// Rest).
 func (i *ICMP) MTU() uint32 {
 	if i.V6 {
 		return i.Rest
@@ -80,8 +77,7 @@ func (i *ICMP) MTU() uint32 {
 	return i.Rest & 0xffff
 }
 
-// fields: which names the halves of Rest have depends on the type, so type comes
-// first in a text.
+// The type determines the names of the parts of Rest, so type is first in a text.
 func (i *ICMP) fields() []field {
 	all := []field{
 		{key: "type", show: i.showType, set: i.setType},
@@ -157,8 +153,8 @@ func (i *ICMP) part(key string, shift uint, mask uint32) field {
 	}}
 }
 
-// lengthByte returns the position of RFC 4884's length in the header and its
-// unit in bytes; 0 where the message has none.
+// lengthByte returns the position of RFC 4884's length in the header and its unit in bytes; 0 if the message has no
+// length.
 func (i *ICMP) lengthByte() (position, unit int) {
 	switch {
 	case i.V6 && (i.Type == 1 || i.Type == 3):
@@ -194,9 +190,8 @@ func (i *ICMP) encode(payload []byte, at place) []byte {
 	return b
 }
 
-// Extension is the extension structure after the packet in an ICMP error (RFC
-// 4884 §7): ext(0x...) with the objects' bytes. It stands after the inner packet
-// and belongs to the outermost ICMP error.
+// Extension is the extension structure of an ICMP error (RFC 4884 §7): ext(0x...) with the objects' bytes. It follows
+// the inner packet and belongs to the outermost ICMP error.
 type Extension struct {
 	Objects  []byte
 	Checksum Forced
@@ -211,7 +206,7 @@ func (e *Extension) fields() []field {
 		force("sum", &e.Checksum, 16)}
 }
 
-// encode appends the structure to the padded packet that it follows.
+// encode appends the structure to the preceding padded packet.
 func (e *Extension) encode(packet []byte, _ place) []byte {
 	b := append([]byte{2 << 4, 0, 0, 0}, e.Objects...)
 	binary.BigEndian.PutUint16(b[2:], uint16(e.Checksum.or(uint32(Checksum(b)))))

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 )
 
-// IP protocol numbers of layers that flow does not name.
+// IP protocol numbers of layers without a name in flow.
 const (
 	protoHopByHop = 0
 	protoICMP     = 1
@@ -27,7 +27,7 @@ const (
 // IPv4 is the header ip4(src,dst,ttl,tos,id,df,mf,rf,off,proto,opts,ihl,len,sum).
 type IPv4 struct {
 	Src, Dst netip.Addr
-	TTL      uint8 // default 64 in texts
+	TTL      uint8 // default in texts: 64
 	TOS      uint8
 	ID       uint16
 	DF, MF   bool
@@ -75,7 +75,7 @@ func (ip *IPv4) encode(payload []byte, at place) []byte {
 	return append(b, payload...)
 }
 
-// protocolOf returns the protocol number of what follows in the family.
+// protocolOf returns the protocol number of the next layer in the family.
 func protocolOf(next Layer, family addrFamily) uint32 {
 	switch l := next.(type) {
 	case *IPv4:
@@ -110,7 +110,7 @@ func protocolOf(next Layer, family addrFamily) uint32 {
 // IPv6 is the header ip6(src,dst,hl,tc,flow,next,len).
 type IPv6 struct {
 	Src, Dst     netip.Addr
-	HopLimit     uint8 // default 64 in texts
+	HopLimit     uint8 // default in texts: 64
 	TrafficClass uint8
 	FlowLabel    uint32 // 20 bits
 	NextHeader   Forced
@@ -144,7 +144,7 @@ type Options6 struct {
 	Destination bool
 	Options     []byte // padded to 8n+6 bytes with zeros (Pad1)
 	NextHeader  Forced
-	Length      Forced // in units of 8 bytes, less the first
+	Length      Forced // in units of 8 bytes, minus the first unit
 }
 
 // Name implements Layer.
@@ -177,7 +177,7 @@ type Routing struct {
 	SegmentsLeft uint8
 	Data         []byte // padded to 8n+4 bytes
 	NextHeader   Forced
-	Length       Forced // in units of 8 bytes, less the first
+	Length       Forced // in units of 8 bytes, minus the first unit
 }
 
 // Name implements Layer.

@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package packet builds and parses Ethernet frames, with a text form that people
-// can read and write:
+// Package packet builds and parses Ethernet frames, with a readable text form:
 //
 //	eth(src=02:00:00:00:00:01,dst=02:00:00:00:00:02)/ip4(src=192.0.2.1,dst=198.51.100.7,df)/tcp(sport=1024,dport=80,flags=S,seq=1,opts=[mss:1460])/data(100)
 //
-// Lengths, checksums and protocol numbers are computed unless the text says
-// otherwise; a value that is written down is put on the wire even when it is a
-// lie. Parse shows such a value only where the wire differs from what Build
-// would have computed, so the text of a correct packet never mentions them and
-// the text of an incorrect one says what is wrong with it. For every frame,
-// building the parsed packet gives the same bytes again.
+// Build computes lengths, checksums and protocol numbers unless the text contains a value. It uses a value in the
+// text even if the value is wrong. Parse shows such a field only if the frame differs from the computed value. So the
+// text of a correct packet never contains these fields, and the text of an incorrect packet shows the error. For
+// every frame, building the parsed packet returns the same bytes.
 //
-// Addresses and numbers are in host order in the structs, in network order on
-// the wire. The package is pure: it reads no clock and does no I/O.
+// Structs use host byte order, frames use network byte order. The package is pure: it reads no clock and does no I/O.
 package packet
 
 import (
@@ -26,24 +22,23 @@ import (
 // Packet is a stack of layers, outermost first.
 type Packet []Layer
 
-// Layer is one header or payload of a packet. The set of layers is closed:
-// *Ethernet, *VLAN, *ARP, *IPv4, *IPv6, *Options6, *Routing, *Fragment, *TCP,
-// *UDP, *SCTP, *ICMP, *GUE, *Data, *Extension and *Trailer.
+// Layer is one header or payload of a packet. The set of layers is closed: *Ethernet, *VLAN, *ARP, *IPv4, *IPv6,
+// *Options6, *Routing, *Fragment, *TCP, *UDP, *SCTP, *ICMP, *GUE, *Data, *Extension and *Trailer.
 type Layer interface {
 	// Name of the layer in the text form.
 	Name() string
-	// fields lists what the text form shows, in order.
+	// fields returns the fields of the text form in order.
 	fields() []field
 	// encode returns the header followed by payload.
 	encode(payload []byte, at place) []byte
 }
 
-// place is where a layer stands while it is encoded.
+// place is the context of a layer during encoding.
 type place struct {
-	next      Layer      // the layer that follows, or nil
-	src, dst  netip.Addr // of the innermost IP layer around, for pseudo headers
+	next      Layer      // the next layer, or nil
+	src, dst  netip.Addr // of the innermost enclosing IP layer, for pseudo headers
 	extension *Extension // of an ICMP error (RFC 4884), or nil
-	family    addrFamily // of the innermost IP layer around
+	family    addrFamily // of the innermost enclosing IP layer
 }
 
 type addrFamily uint8
@@ -61,7 +56,7 @@ type Forced struct {
 	Set   bool
 }
 
-// Force returns a field that holds v, right or wrong.
+// Force returns a field with the value v, correct or not.
 func Force(v uint32) Forced { return Forced{Value: v, Set: true} }
 
 func (f Forced) or(v uint32) uint32 {
@@ -122,7 +117,7 @@ func (p Packet) Build() []byte {
 	return append(b, trailer...)
 }
 
-// around returns the place of a layer that follows p.
+// around returns the place of a layer after p.
 func (p Packet) around() place {
 	for i := len(p) - 1; i >= 0; i-- {
 		switch ip := p[i].(type) {
@@ -161,7 +156,7 @@ func (p Packet) String() string {
 	return b.String()
 }
 
-// Find returns the first layer of type T, and false when there is none.
+// Find returns the first layer of type T, or false if there is none.
 func Find[T Layer](p Packet) (T, bool) {
 	for _, l := range p {
 		if t, ok := l.(T); ok {
@@ -172,7 +167,7 @@ func Find[T Layer](p Packet) (T, bool) {
 	return none, false
 }
 
-// MustText is Text for texts that are part of a program; it panics on an error.
+// MustText is like Text, for constant texts; it panics on an error.
 func MustText(s string) Packet {
 	p, err := Text(s)
 	if err != nil {

@@ -8,11 +8,10 @@ import (
 	"net/netip"
 )
 
-// maxLayers bounds the layers of a parsed packet: what lies deeper is data.
+// maxLayers bounds the layers of a parsed packet; deeper layers are data.
 const maxLayers = 24
 
-// Parse takes a frame apart. It never fails: bytes that make no sense are data.
-// Building the result gives the frame again.
+// Parse decodes a frame. It never fails: unparsable bytes become data. Building the result returns the frame.
 func Parse(frame []byte) Packet {
 	r := reader{}
 	if len(frame) < 14 {
@@ -25,7 +24,7 @@ func Parse(frame []byte) Packet {
 	return r.packet
 }
 
-// ParseIP takes apart an IP packet without a link header.
+// ParseIP decodes an IP packet without a link header.
 func ParseIP(b []byte) Packet {
 	r := reader{}
 	if len(b) > 0 && b[0]>>4 == 6 {
@@ -37,10 +36,10 @@ func ParseIP(b []byte) Packet {
 	return r.packet
 }
 
-// reader collects layers with the bytes from each layer's beginning on.
+// reader collects layers with the bytes from each layer's start.
 type reader struct {
 	packet    Packet
-	from      [][]byte // from[i] begins with layer i, and holds what layer i encloses
+	from      [][]byte // from[i] begins with layer i and includes the layers inside it
 	inner     bool     // inside an ICMP error
 	extension *Extension
 	trailer   []byte
@@ -57,8 +56,8 @@ func (r *reader) data(b []byte) {
 	}
 }
 
-// finish appends what stands at the end and clears every computed field whose
-// value on the wire is what Build computes anyway, from the innermost layer out.
+// finish appends the trailer and the extension. It clears computed fields with the value that Build computes, from
+// the innermost layer out.
 func (r *reader) finish(total int) {
 	for i := len(r.packet) - 1; i >= 0; i-- {
 		l, at := r.packet[i], r.packet[:i].around()
@@ -122,8 +121,7 @@ func (r *reader) link(kind uint16, b []byte) {
 	}
 }
 
-// outermost reports whether no IP layer was read yet: only there can bytes
-// after the packet be a trailer.
+// outermost reports whether no IP layer was read yet: only then can bytes after the packet be a trailer.
 func (r *reader) outermost() bool {
 	for _, l := range r.packet {
 		switch l.(type) {
@@ -134,8 +132,7 @@ func (r *reader) outermost() bool {
 	return true
 }
 
-// cutTrailer takes what follows the length bytes of the outermost packet off b and
-// off every layer around it.
+// cutTrailer removes the bytes after the length bytes of the outermost packet from b and from every enclosing layer.
 func (r *reader) cutTrailer(b []byte, length int) []byte {
 	if !r.outermost() || length >= len(b) {
 		return b
@@ -185,8 +182,8 @@ func (r *reader) ipv6(b []byte) {
 	r.next(b[6], b[40:], false, true)
 }
 
-// next reads what an IP header or an extension header announces. Data of later
-// fragments is never taken for a header.
+// next decodes the payload of an IP header or an extension header. The payload of a later fragment is data, never a
+// header.
 func (r *reader) next(protocol uint8, b []byte, later, v6 bool) {
 	if later || len(r.packet) >= maxLayers {
 		r.data(b)
@@ -246,18 +243,18 @@ func (r *reader) tcp(b []byte) {
 		size = int(b[12]>>4) * 4
 	}
 	switch {
-	case len(b) < 20 && r.inner: // all that an ICMP error carries of it
+	case len(b) < 20 && r.inner: // an ICMP error may contain only a part
 		wide := make([]byte, 20)
 		copy(wide, b)
 		t := readTCP(wide)
 		t.Cut, t.DataOffset = uint8(len(b)), Forced{}
 		if len(b) < 15 {
-			t.Window = 65535 // not there: the texts' default
+			t.Window = 65535 // absent: the default of texts
 		}
 		if len(b) > 12 {
 			t.DataOffset = Force(uint32(b[12] >> 4))
 		}
-		if !bytes.Equal(t.encode(nil, place{}), b) { // part of the checksum is there
+		if !bytes.Equal(t.encode(nil, place{}), b) { // a part of the checksum is present
 			r.data(b)
 			return
 		}
@@ -309,7 +306,7 @@ func (r *reader) icmp(v6 bool, b []byte) {
 			return
 		}
 		body = r.from[len(r.from)-1][8:][:r.unpadded(body)]
-		// What encloses the inner packet ends where it ends; encode adds the rest.
+		// The layers around the inner packet end with it; encode adds the rest.
 	}
 	nested := r.inner
 	r.inner = true
@@ -324,8 +321,8 @@ func (r *reader) icmp(v6 bool, b []byte) {
 	}
 }
 
-// extended reads the extension structure after size bytes of an ICMP error's body,
-// and reports whether Build would make the same bytes of it.
+// extended decodes the extension structure after size bytes of an ICMP error's body. It reports whether Build would
+// produce the same bytes.
 func (r *reader) extended(body []byte, size, unit int) bool {
 	if size+4 > len(body) || body[size] != 2<<4 || body[size+1] != 0 {
 		return false
@@ -343,8 +340,7 @@ func (r *reader) extended(body []byte, size, unit int) bool {
 	return true
 }
 
-// unpadded returns how many bytes the packet at the beginning of body says that it
-// has.
+// unpadded returns the length of the packet at the beginning of body according to its header.
 func (r *reader) unpadded(body []byte) int {
 	n := 0
 	switch {

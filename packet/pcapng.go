@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// CaptureWriter writes frames as a pcapng file (draft-ietf-opsawg-pcapng), which
-// Wireshark and tcpdump read. It is not safe for use by several goroutines.
+// CaptureWriter writes frames as a pcapng file (draft-ietf-opsawg-pcapng) for Wireshark and tcpdump. It is not safe
+// for concurrent use.
 type CaptureWriter struct {
 	w          io.Writer
 	interfaces map[string]uint32
@@ -48,11 +48,11 @@ type Frame struct {
 	Interface string
 	Time      time.Time
 	Bytes     []byte
-	Length    int    // on the wire; 0: len(Bytes)
-	Comment   string // shown by Wireshark, for example the drop's reason
+	Length    int    // on the wire; 0 means len(Bytes)
+	Comment   string // displayed by Wireshark, for example the drop's reason
 }
 
-// Write appends a frame. Interfaces are described when they first appear.
+// Write appends a frame. It describes an interface at its first frame.
 func (c *CaptureWriter) Write(f Frame) error {
 	id, ok := c.interfaces[f.Interface]
 	if !ok {

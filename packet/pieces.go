@@ -7,11 +7,9 @@ import (
 	"fmt"
 )
 
-// Fragments splits the IP packet of an untagged Ethernet frame into pieces that
-// carry at most size bytes of payload each (a multiple of 8), with the
-// identification id. IPv6 packets get a fragment header behind their IPv6 header, or
-// have one there: then they are cut further, and keep their identification, as IPv4
-// packets that are fragments do.
+// Fragments splits the IP packet of an untagged Ethernet frame into fragments with the identification id. Each
+// carries at most size bytes of payload (a multiple of 8). IPv6 packets get a fragment header after the IPv6 header.
+// A packet that is a fragment already keeps its identification.
 func Fragments(frame []byte, size int, id uint32) ([][]byte, error) {
 	if size < 8 || size%8 != 0 {
 		return nil, fmt.Errorf("fragment size %d: not a positive multiple of 8", size)

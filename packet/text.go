@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// newLayers makes an empty layer with the texts' defaults for each name.
+// newLayers returns, by name, an empty layer with the defaults of texts.
 var newLayers = map[string]func() Layer{
 	"eth": func() Layer { return &Ethernet{} }, "vlan": func() Layer { return &VLAN{} },
 	"arp": func() Layer { return &ARP{Operation: 1} },
@@ -24,7 +24,7 @@ var newLayers = map[string]func() Layer{
 	"trailer": func() Layer { return &Trailer{} },
 }
 
-// Text reads the text form of a packet.
+// Text parses the text form of a packet.
 func Text(s string) (Packet, error) {
 	var p Packet
 	for _, part := range split(strings.TrimSpace(s), '/') {
@@ -37,9 +37,8 @@ func Text(s string) (Packet, error) {
 	return p, nil
 }
 
-// Edit returns p with fields replaced by a text of the same form in which every
-// layer names only what changes: "eth(src=...)/ip4(dst=10.0.0.1)". The nth layer
-// of a name changes the nth of that name in p.
+// Edit returns p with changed fields. changes has the form of a packet, but lists only changed fields:
+// "eth(src=...)/ip4(dst=10.0.0.1)". The nth layer of a name changes the nth layer with that name in p.
 func (p Packet) Edit(changes string) (Packet, error) {
 	edited, err := Text(p.String()) // a deep copy
 	if err != nil {
@@ -121,8 +120,7 @@ func setFields(l Layer, args string) error {
 	return nil
 }
 
-// fieldOf asks the layer anew each time: an ICMP message's fields depend on its
-// type.
+// fieldOf calls fields again for every lookup, because an ICMP message's fields depend on its type.
 func fieldOf(l Layer, key string) (field, bool) {
 	for _, f := range l.fields() {
 		if f.key == key {
@@ -190,10 +188,8 @@ func readData(s string) ([]byte, error) {
 	return Pattern(int(n)), nil
 }
 
-// Match returns the values that p has where text, which is a packet or an edit as
-// in the language of packet cases, has $variables: by variable, without quotes.
-// Where a kind of layer occurs several times, its nth occurrence in text is
-// matched with the nth in p.
+// Match returns the values in p of the $variables in text: by variable, without quotes. text is a packet or an edit
+// in the language of packet cases. The nth layer of a name in text corresponds to the nth layer with that name in p.
 func Match(text string, p Packet) map[string]string {
 	found := map[string]string{}
 	seen := map[string]int{}
@@ -214,7 +210,7 @@ func Match(text string, p Packet) map[string]string {
 				continue
 			}
 			shown := f.show()
-			if shown == "" { // a default: the only defaults that are not shown are zeros, and the texts' constants
+			if shown == "" { // a default: the hidden defaults are zeros and the constants of texts
 				shown = key + "=" + defaultOf(name, key)
 			}
 			_, found[value], _ = strings.Cut(shown, "=")
@@ -223,7 +219,7 @@ func Match(text string, p Packet) map[string]string {
 	return found
 }
 
-// defaultOf returns the value that a field which is not shown has.
+// defaultOf returns the value of a hidden field.
 func defaultOf(layer, key string) string {
 	switch {
 	case key == "ttl" || key == "hl":

@@ -14,7 +14,7 @@ import (
 // TCPFlags are the flag bits of a TCP header (RFC 9293 §3.1).
 type TCPFlags uint8
 
-// TCP flags, in the order of the header from the lowest bit.
+// TCP flags, from the lowest bit.
 const (
 	FIN TCPFlags = 1 << iota
 	SYN
@@ -44,14 +44,13 @@ type TCP struct {
 	SrcPort, DstPort uint16
 	Flags            TCPFlags
 	Seq, Ack         uint32
-	Window           uint16 // default 65535 in texts
+	Window           uint16 // default in texts: 65535
 	Urgent           uint16
 	Reserved         uint8  // four bits
 	Options          []byte // padded with zeros (end of list) to a multiple of four bytes
 	DataOffset       Forced // in 32-bit words
 	Checksum         Forced
-	// Cut, when not 0, is how many bytes of the header are there (8 to 19): ICMP
-	// errors may carry no more.
+	// Cut, if not 0, is the number of bytes present of the header (8 to 19): ICMP errors may contain only a part.
 	Cut uint8
 }
 
@@ -162,7 +161,7 @@ func readTCPOptions(s string) ([]byte, error) {
 	s, ok := strings.CutPrefix(s, "[")
 	s, closed := strings.CutSuffix(s, "]")
 	if !ok || !closed {
-		return nil, fmt.Errorf("%q: options stand in brackets, separated by semicolons", s)
+		return nil, fmt.Errorf("%q: write options in brackets, separated by semicolons", s)
 	}
 	var b []byte
 	for o := range strings.SplitSeq(s, ";") {
@@ -272,10 +271,10 @@ func (s *SCTP) encode(payload []byte, _ place) []byte {
 	return b
 }
 
-// GUE is the header of Generic UDP Encapsulation, variant 0 without optional
-// fields: gue(proto,first,flags). The payload is the IP packet that follows.
+// GUE is the header of Generic UDP Encapsulation, variant 0 without optional fields: gue(proto,first,flags). The
+// payload is an IP packet.
 type GUE struct {
-	First    uint8  // version, control bit and header length; 0 as Sluice sends it
+	First    uint8  // version, control bit and header length; 0 in packets from Sluice
 	Protocol Forced // of the payload
 	Flags    uint16
 }

@@ -10,11 +10,10 @@ import (
 	"slices"
 )
 
-// Verify checks every length and checksum of a frame's packet as its receivers
-// would, from the bytes alone: IPv4 headers, TCP, UDP, ICMP and ICMPv6 in whole
-// packets, and the packet inside an ICMP error as far as it is there. Payload
-// checksums of fragments cannot be checked. A UDP checksum of zero is right in
-// IPv4 and, but for GUE tunnels (RFC 6935), wrong in IPv6 (RFC 8200 §8.1). Frames that are not IP are right.
+// Verify checks every length and checksum of a frame's packet as its receivers would, from the bytes alone. It covers
+// IPv4 headers, TCP, UDP, ICMP and ICMPv6 in whole packets, and the available part of the packet inside an ICMP
+// error. Payload checksums of fragments cannot be checked. A UDP checksum of zero is correct in IPv4. In IPv6 it is
+// wrong (RFC 8200 §8.1), except for GUE tunnels (RFC 6935). Frames that are not IP are accepted.
 func Verify(frame []byte) error {
 	b := frame
 	if len(b) < 14 {
@@ -90,7 +89,7 @@ func verify6(b []byte, inner bool) error {
 			return fmt.Errorf("extension header %d: %w", next, errShort)
 		}
 		if next == protoRouting && b[3] > 0 {
-			return nil // the pseudo header's destination is inside the routing header
+			return nil // the destination of the pseudo header is inside the routing header
 		}
 		next, b = b[0], b[size:]
 	}
@@ -132,7 +131,7 @@ func verifyUDP(src, dst netip.Addr, b []byte, whole, inner bool) error {
 	case int(binary.BigEndian.Uint16(b[4:])) != len(b):
 		return fmt.Errorf("udp: length %d of %d bytes", binary.BigEndian.Uint16(b[4:]), len(b))
 	case binary.BigEndian.Uint16(b[6:]) == 0:
-		if dst.Is6() && binary.BigEndian.Uint16(b[2:]) != PortGUE && !inner { // of a quoted one a translator has none to tell
+		if dst.Is6() && binary.BigEndian.Uint16(b[2:]) != PortGUE && !inner { // a translator cannot compute the checksum of a quoted packet
 			return errors.New("udp: no checksum over IPv6")
 		}
 	case TransportChecksum(src, dst, protoUDP, b) != 0:
@@ -141,8 +140,7 @@ func verifyUDP(src, dst netip.Addr, b []byte, whole, inner bool) error {
 	return nil
 }
 
-// verifyInner checks the packet that an ICMP error carries. It is of the error's
-// own family after any right translation.
+// verifyInner checks the packet inside an ICMP error. After a correct translation it has the error's own family.
 func verifyInner(v6 bool, b []byte) error {
 	m := ICMP{V6: v6, Type: b[0]}
 	body := b[8:]

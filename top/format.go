@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/conntrack"
 )
 
-// group writes a number with thousands set apart: 1,048,576.
+// group formats a number with thousands separators: 1,048,576.
 func group[N uint32 | uint64](n N) string {
 	s := strconv.FormatUint(uint64(n), 10)
 	for i := len(s) - 3; i > 0; i -= 3 {
@@ -20,7 +20,7 @@ func group[N uint32 | uint64](n N) string {
 	return s
 }
 
-// decimal writes a rate.
+// decimal formats a rate.
 func decimal(v float64) string {
 	if v > 0 && v < 10 {
 		return fmt.Sprintf("%.1f", v)
@@ -28,7 +28,7 @@ func decimal(v float64) string {
 	return group(uint64(max(v, 0)))
 }
 
-// percent writes a share of 0 to 1.
+// percent formats a share of 0 to 1.
 func percent(v float64) string {
 	switch {
 	case v <= 0:
@@ -47,7 +47,7 @@ func bar(share float64, width int) string {
 	return "[" + strings.Repeat("#", n) + strings.Repeat(".", width-2-n) + "]"
 }
 
-// size writes bytes with a binary unit.
+// size formats bytes with a binary unit.
 func size(n uint64) string {
 	const units = "KMGTPE"
 	if n < 1024 {
@@ -60,7 +60,7 @@ func size(n uint64) string {
 	return fmt.Sprintf("%.1f%c", v, units[i])
 }
 
-// duration writes when a table is full.
+// duration formats the time until a table is full.
 func duration(f conntrack.Fill) string {
 	switch d := f.TimeToFull(); {
 	case d < 0:

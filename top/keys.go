@@ -10,7 +10,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 )
 
-// helpLines is what '?' shows.
+// helpLines is the help text of '?'.
 var helpLines = []string{
 	"1-8, tab, left, right   choose a page",
 	"up, down, k, j          move; pgup, pgdown, home, end too",
@@ -23,7 +23,7 @@ var helpLines = []string{
 	"q, ctrl+c               quit",
 	"",
 	"FILL counts all entries. HELD are those that are assured and not closing:",
-	"the kernel evicts none of them to make room. new/s is sampled from its",
+	"the kernel does not evict them to make room. new/s is sampled from its",
 	"events for 60 ms every four seconds.",
 	"The view only reads. Drops and CPU are traced while their page is open.",
 }
@@ -77,13 +77,13 @@ func (m *Model) key(k tea.KeyPressMsg) tea.Cmd {
 	return nil
 }
 
-// show opens a tab and starts what only it needs.
+// show opens a tab and starts the fetches that only this tab needs.
 func (m *Model) show(t tab) tea.Cmd {
 	m.tab, m.flows, m.detail = t, nil, nil
 	return m.resume()
 }
 
-// resume starts every fetch that is wanted now and that no timer will start.
+// resume starts every required fetch that no timer will start.
 func (m *Model) resume() tea.Cmd {
 	var cmds []tea.Cmd
 	for f := fetchCounts; f <= fetchProfile; f++ {
@@ -106,7 +106,7 @@ func (m *Model) back() {
 	}
 }
 
-// open goes into the selected row.
+// open opens the details of the selected row.
 func (m *Model) open() tea.Cmd {
 	rows := m.rows()
 	p := m.current()
@@ -136,7 +136,7 @@ func (m *Model) move(name string) bool {
 	return true
 }
 
-// nextSort cycles through the columns, and back to the order of the data.
+// nextSort selects the next column for sorting; after the last column, the original order.
 func (m *Model) nextSort() {
 	p := m.current()
 	p.sort++
@@ -146,7 +146,7 @@ func (m *Model) nextSort() {
 	p.ascending = false
 }
 
-// typeFilter handles a key while a filter is typed.
+// typeFilter handles a key while the user types a filter.
 func (m *Model) typeFilter(name, text string) {
 	p := m.current()
 	switch name {

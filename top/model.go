@@ -29,14 +29,14 @@ type Model struct {
 	profile *trace.Profile
 	wait    time.Duration
 	errs    [fetchCount]error // of the last fetch of each kind
-	busy    [fetchCount]bool  // under way
+	busy    [fetchCount]bool  // in progress
 	due     [fetchCount]bool  // a timer will start it
 	paused  bool
 
 	ranked   [tabCount]ranked
 	tab      tab
 	pages    [tabCount]page
-	flows    *flowPage // open when connections of a row are listed
+	flows    *flowPage // open while the connections of a row are listed
 	detail   *detailPage
 	help     bool
 	typing   bool
@@ -44,18 +44,18 @@ type Model struct {
 	typedErr error
 }
 
-// page is how a list is looked at.
+// page is the display state of a list.
 type page struct {
 	cursor, offset int
-	sort           int // column, 0 is the key; -1 as it comes
+	sort           int // column, 0 is the key; -1 keeps the original order
 	ascending      bool
 	filter         string
 	match          *regexp.Regexp
 	inverse        bool
 }
 
-// ranked keeps a page's rows for as long as the table is the same: ranking a
-// hundred thousand sources for every key press would cost more than the dump.
+// ranked caches a page's rows as long as the table is the same. Ranking a hundred thousand sources for every key
+// press would cost more than the dump.
 type ranked struct {
 	table *Table
 	rows  []row
@@ -77,10 +77,10 @@ type detailPage struct {
 	lines []string
 }
 
-// flowLimit is how many connections are listed for a row.
+// flowLimit is the maximum number of connections listed for a row.
 const flowLimit = 500
 
-// New makes a view of reader's data. Blocking calls end with ctx.
+// New returns a view of reader's data. Blocking calls end with ctx.
 func New(ctx context.Context, reader Reader) *Model {
 	m := &Model{ctx: ctx, reader: reader, width: 80, height: 24}
 	for i := range m.pages {
@@ -89,7 +89,7 @@ func New(ctx context.Context, reader Reader) *Model {
 	return m
 }
 
-// fetch is a kind of refresh; each is under way at most once.
+// fetch is a kind of refresh; at most one fetch of each kind runs.
 type fetch int
 
 const (
@@ -124,14 +124,14 @@ type (
 		list []Flow
 		err  error
 	}
-	// dueMsg says that it is time for the next fetch.
+	// dueMsg reports that the next fetch is due.
 	dueMsg fetch
 )
 
 // Init implements tea.Model.
 func (m *Model) Init() tea.Cmd { return tea.Batch(m.start(fetchCounts), m.start(fetchTable)) }
 
-// start begins a fetch unless it is under way or pointless now.
+// start begins a fetch unless it is running or not needed now.
 func (m *Model) start(f fetch) tea.Cmd {
 	if m.busy[f] || m.paused && f != fetchFlows || f == fetchDrops && m.tab != tabDrops || f == fetchProfile && m.tab != tabCPU {
 		return nil
@@ -167,7 +167,7 @@ func (m *Model) start(f fetch) tea.Cmd {
 	}
 }
 
-// after starts a fetch in d, unless a timer for it runs already.
+// after starts a fetch in d, unless a timer for it is running.
 func (m *Model) after(d time.Duration, f fetch) tea.Cmd {
 	if m.due[f] {
 		return nil
@@ -180,7 +180,7 @@ func (m *Model) after(d time.Duration, f fetch) tea.Cmd {
 func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
 	case tea.WindowSizeMsg:
-		if msg.Width > 0 && msg.Height > 0 { // a serial console says nothing
+		if msg.Width > 0 && msg.Height > 0 { // a serial console reports no size
 			m.width, m.height = msg.Width, msg.Height
 		}
 	case tea.KeyPressMsg:
@@ -198,7 +198,7 @@ func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case tableMsg:
 		m.busy[fetchTable] = false
 		if m.errs[fetchTable] = msg.err; msg.err == nil {
-			// Costs vary with what else the host does: the dearer of two counts.
+			// The cost varies with the load of the host: the higher of two counts.
 			cost := msg.table.CPU
 			if m.table != nil {
 				cost = max(cost, m.table.CPU)
@@ -225,14 +225,14 @@ func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		switch m.errs[fetchFlows] = msg.err; {
 		case m.flows == msg.page && m.flows != nil:
 			m.flows.list, m.flows.loaded = msg.list, true
-		case m.flows != nil: // opened while another row's were read
+		case m.flows != nil: // opened while the flows of another row were read
 			return m, m.start(fetchFlows)
 		}
 	}
 	return m, nil
 }
 
-// current is the page that keys move in.
+// current returns the page with the keyboard focus.
 func (m *Model) current() *page {
 	if m.flows != nil {
 		return &m.flows.page
@@ -240,7 +240,7 @@ func (m *Model) current() *page {
 	return &m.pages[m.tab]
 }
 
-// columns returns the headings of what is shown.
+// columns returns the headings of the displayed list.
 func (m *Model) columns() []column {
 	if m.flows != nil {
 		return flowColumns
@@ -248,14 +248,14 @@ func (m *Model) columns() []column {
 	return columns[m.tab]
 }
 
-// rows returns what is shown, filtered and sorted.
+// rows returns the displayed rows, filtered and sorted.
 func (m *Model) rows() []row {
 	p := m.current()
 	var rows []row
 	if m.flows != nil {
 		rows = flowRows(m.flows.list)
 	} else {
-		rows = slices.Clone(m.rowsOf(m.tab)) // filtering and sorting change it
+		rows = slices.Clone(m.rowsOf(m.tab)) // filtering and sorting modify it
 	}
 	if p.match != nil {
 		rows = slices.DeleteFunc(rows, func(r row) bool {

@@ -26,15 +26,15 @@ import (
 type Host struct {
 	// Only limits the view to these namespaces; none means all.
 	Only []conntrack.Namespace
-	// Sources are flow tables beside the kernel's.
+	// Sources are further flow tables besides the kernel's.
 	Sources []conntrack.Source
 
-	mu         sync.Mutex // protects what follows: Counts and Table overlap
+	mu         sync.Mutex // protects the following fields: Counts and Table overlap
 	namespaces []conntrack.Namespace
 	hidden     int
 	held       map[string]uint32
 	counts     int                // calls of Counts
-	last       map[uint64]reading // by inode: a name may be given to another namespace
+	last       map[uint64]reading // by inode, because a name may be reused
 	lastSoft   []trace.CPUTime
 	lastDrops  uint64
 	lastAt     time.Time
@@ -52,16 +52,16 @@ type reading struct {
 	growth   *conntrack.Growth
 }
 
-// listEvery is how many calls of Counts share one list of namespaces; the list
-// means a walk through /proc. newEvery is how often new connections are sampled,
-// newWindow for how long: listening costs the packet path while it lasts.
+// listEvery is the number of Counts calls that share one list of namespaces; building the list walks through /proc.
+// newEvery is the interval of sampling new connections, newWindow the duration of a sample. Listening slows the
+// packet path during the sample.
 const (
 	listEvery = 10
 	newEvery  = 4
 	newWindow = 60 * time.Millisecond
 )
 
-// list returns the namespaces, refreshed now and then.
+// list returns the namespaces and refreshes them periodically.
 func (h *Host) list() []conntrack.Namespace {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -88,7 +88,7 @@ func (h *Host) Counts(ctx context.Context) (*Counts, error) {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
-			failed = err // it went away, or has no connection tracking
+			failed = err // the namespace was removed, or has no connection tracking
 			continue
 		}
 		c.Fills = append(c.Fills, f)
@@ -119,11 +119,11 @@ func (h *Host) Counts(ctx context.Context) (*Counts, error) {
 	return c, nil
 }
 
-// poolsEvery is how long the ranges of ports that rules name are taken as known.
+// poolsEvery is the validity of the port ranges read from rules.
 const poolsEvery = time.Minute
 
-// smallestPool is the smallest range of ports that a rule of the namespace names. Rules
-// are read only when it matters: when the counters alone say that a race was lost.
+// smallestPool returns the smallest port range of a rule in the namespace. It reads the rules only if the counters
+// alone indicate a lost race.
 func (h *Host) smallestPool(ctx context.Context, ns conntrack.Namespace, counted conntrack.Counters, now time.Time) uint32 {
 	if counted.Refused(0, conntrack.Use{}).Race == 0 {
 		return 0
@@ -165,11 +165,11 @@ func (h *Host) fill(ctx context.Context, ns conntrack.Namespace, at time.Time, n
 	return f, nil
 }
 
-// busiestNamespaces is in how many namespaces new connections are sampled.
+// busiestNamespaces is the number of namespaces with samples of new connections.
 const busiestNamespaces = 4
 
-// sampleNew counts the kernel's events for new connections for a moment in the
-// fullest namespaces. It is an estimate: a sample of some hundredths of a second.
+// sampleNew counts the kernel's events for new connections in the fullest namespaces. The result is an estimate from
+// a sample of some hundredths of a second.
 func (h *Host) sampleNew(ctx context.Context, fills []conntrack.Fill, namespaces []conntrack.Namespace) float64 {
 	fills = slices.DeleteFunc(slices.Clone(fills), func(f conntrack.Fill) bool { return f.Count == 0 })
 	slices.SortFunc(fills, func(a, b conntrack.Fill) int { return cmp.Compare(b.Count, a.Count) })
@@ -216,7 +216,7 @@ func (h *Host) Table(ctx context.Context) (*Table, error) {
 	return t, nil
 }
 
-// watchWindow is how long drops and CPUs are watched for one picture.
+// watchWindow is the duration of observing drops and CPUs for one picture.
 const watchWindow = 3 * time.Second
 
 // Drops implements Reader.
@@ -240,7 +240,7 @@ func (h *Host) Profile(ctx context.Context) (*trace.Profile, error) {
 	return trace.TakeProfile(ctx, watchWindow, h.list())
 }
 
-// errEnough ends a dump when the list is long enough.
+// errEnough ends a dump that has produced enough flows.
 var errEnough = errors.New("enough")
 
 // Flows implements Reader.
@@ -252,7 +252,7 @@ func (h *Host) Flows(ctx context.Context, f conntrack.Filter, namespace string, 
 		}
 		c, err := conntrack.OpenIn(ns)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it went away since the list was made
+			continue // removed since the list was made
 		}
 		if err != nil {
 			return nil, err
@@ -272,7 +272,7 @@ func (h *Host) Flows(ctx context.Context, f conntrack.Filter, namespace string, 
 	return h.otherFlows(ctx, f, namespace, limit, list)
 }
 
-// otherFlows adds those of the tables beside the kernel's.
+// otherFlows adds the flows of further tables besides the kernel's.
 func (h *Host) otherFlows(ctx context.Context, f conntrack.Filter, namespace string, limit int, list []Flow) ([]Flow, error) {
 	var e conntrack.Entry
 	for _, src := range h.Sources {
@@ -296,7 +296,7 @@ func (h *Host) otherFlows(ctx context.Context, f conntrack.Filter, namespace str
 	return list, nil
 }
 
-// processTime is the CPU time that this process has used.
+// processTime returns the CPU time of this process.
 func processTime() time.Duration {
 	var ru unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &ru) != nil {
@@ -305,7 +305,7 @@ func processTime() time.Duration {
 	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
 }
 
-// softirq fills in the hottest CPU and the backlog's drops.
+// softirq sets the hottest CPU and the backlog's drops.
 func (h *Host) softirq(c *Counts, first bool, seconds float64) {
 	text, err := os.ReadFile("/proc/stat")
 	if err == nil {

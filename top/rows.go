@@ -32,10 +32,10 @@ const (
 
 var tabNames = [tabCount]string{"Sources", "Dests", "Services", "SNAT", "States", "Drops", "CPU", "Netns"}
 
-// column is a heading; numbers stand to the right.
+// column is a heading; numbers are aligned to the right.
 type column struct {
 	title string
-	width int // 0 takes what is left
+	width int // 0 takes the remaining width
 }
 
 var columns = [tabCount][]column{
@@ -55,19 +55,19 @@ var flowColumns = []column{{"FLOW", 0}, {"STATE", 11}, {"LEFT s", 7}, {"BYTES", 
 type row struct {
 	key     string
 	cells   []string  // without the key
-	numbers []float64 // what the cells are sorted by
+	numbers []float64 // sort keys of the cells
 	faint   bool
-	// filter chooses the row's connections; valid when drill is true.
+	// filter selects the row's connections; valid if drill is true.
 	filter    conntrack.Filter
 	namespace string
 	drill     bool
 	detail    []string // lines that explain the row
 }
 
-// rowLimit is how many rows of a ranking are kept: more than anyone scrolls.
+// rowLimit is the number of stored rows of a ranking.
 const rowLimit = 1000
 
-// rowsOf makes the rows of a tab from what is known.
+// rowsOf returns the rows of a tab.
 func (m *Model) rowsOf(t tab) []row {
 	switch {
 	case t == tabDrops:
@@ -85,7 +85,7 @@ func (m *Model) rowsOf(t tab) []row {
 	return m.ranked[t].rows
 }
 
-// tableRows ranks a dump for one of the tabs that are made of it.
+// tableRows ranks a dump for one of the tabs.
 func tableRows(t tab, s *conntrack.Summary) []row {
 	switch t {
 	case tabSources:
@@ -120,7 +120,7 @@ func stateFilter(key string, f *conntrack.Filter) {
 	protocol, state, _ := strings.Cut(key, " ")
 	f.Protocol, _ = flow.ParseProtocol(protocol)
 	f.State = state
-	if state == "REPLIED" { // those that are assured have a row of their own
+	if state == "REPLIED" { // assured entries have their own row
 		f.StatusMask = conntrack.Assured
 	}
 }
@@ -144,7 +144,7 @@ func serviceRows(s *conntrack.Summary) []row {
 	return rows
 }
 
-// endpoint reads "tcp 198.51.100.1:443" or "icmp 198.51.100.1", and sets the protocol.
+// endpoint parses "tcp 198.51.100.1:443" or "icmp 198.51.100.1" and sets the protocol.
 func endpoint(key string, f *conntrack.Filter) netip.AddrPort {
 	protocol, addr, _ := strings.Cut(key, " ")
 	f.Protocol, _ = flow.ParseProtocol(protocol)
@@ -202,8 +202,8 @@ func dropRows(r *trace.DropReport) []row {
 	return rows
 }
 
-// fewPackets is how many packets a window must have for a time per packet: with
-// fewer, what the host does besides would be charged to them.
+// fewPackets is the minimum number of packets in a window for a time per packet. With fewer packets, unrelated work
+// of the host would dominate.
 const fewPackets = 1000
 
 func phaseRows(p *trace.Profile) []row {
@@ -256,7 +256,7 @@ func flowRows(list []Flow) []row {
 	return rows
 }
 
-// explain says what a connection is, in sentences.
+// explain describes a connection in sentences.
 func explain(f *Flow) []string {
 	lines := []string{
 		"namespace " + f.Namespace + fmt.Sprintf(", id %#x, mark %#x, zone %d", f.Entry.ID, f.Mark, f.Zone),
@@ -278,9 +278,9 @@ func explain(f *Flow) []string {
 	case !f.Assured:
 		lines = append(lines, "not assured: the first to go when the table is full")
 	case f.Entry.Closing():
-		lines = append(lines, "closing: goes when the table is over 95 % full")
+		lines = append(lines, "closing: evicted when the table is over 95 % full")
 	default:
-		lines = append(lines, "assured: the kernel evicts none of them to make room")
+		lines = append(lines, "assured: the kernel does not evict it to make room")
 	}
 	if f.Counted {
 		lines = append(lines, fmt.Sprintf("%s packets, %s out; %s packets, %s back", group(f.Packets[0]), size(f.Bytes[0]), group(f.Packets[1]), size(f.Bytes[1])))

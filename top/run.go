@@ -17,9 +17,9 @@ import (
 // Run shows the view on the terminal until the user quits or ctx ends.
 func Run(ctx context.Context, r Reader, in io.Reader, out io.Writer, options ...tea.ProgramOption) error {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends the fetches that are under way
-	// Signals end ctx. The library's own handler would wait for ever to tell a
-	// program about one that its context has ended already.
+	defer cancel() // ends the running fetches
+	// Signals end ctx. The library's own signal handler would block forever if the program's context has already
+	// ended.
 	options = append([]tea.ProgramOption{tea.WithContext(ctx), tea.WithoutSignalHandler(), tea.WithInput(in), tea.WithOutput(out), tea.WithFPS(10)}, options...)
 	_, err := tea.NewProgram(New(ctx, r), options...).Run()
 	if errors.Is(err, tea.ErrInterrupted) || errors.Is(err, context.Canceled) {
@@ -28,7 +28,7 @@ func Run(ctx context.Context, r Reader, in io.Reader, out io.Writer, options ...
 	return err
 }
 
-// Picture is everything that the view shows, once, for programs.
+// Picture is the complete data of the view, for programs.
 type Picture struct {
 	Verdict    Verdict               `json:"verdict"`
 	Counts     *Counts               `json:"counts"`
@@ -47,10 +47,9 @@ type Picture struct {
 	Blind      []string              `json:"not_seen,omitempty"`
 }
 
-// Once reads everything once; drops and CPU phases are watched together.
-// rows limits each ranking.
+// Once reads all data once; drops and CPU phases are observed together. rows limits each ranking.
 func Once(ctx context.Context, r Reader, rows int) (*Picture, error) {
-	if _, err := r.Counts(ctx); err != nil { // where the rates begin
+	if _, err := r.Counts(ctx); err != nil { // the start of the rates
 		return nil, err
 	}
 	p := &Picture{}
@@ -101,8 +100,7 @@ func (p *Picture) fill(t *Table, rows int) {
 	p.SNATPorts, p.States, p.Namespaces = s.Occupancies(rows, 0), s.States(), s.Namespaces(rows)
 }
 
-// Screen draws the view of one tab once, as plain text of the given size: what
-// --once prints without --json.
+// Screen renders the view of one tab as plain text of the given size, for --once without --json.
 func Screen(ctx context.Context, r Reader, width, height int) (string, error) {
 	m := New(ctx, r)
 	m.width, m.height = width, height
@@ -115,7 +113,7 @@ func Screen(ctx context.Context, r Reader, width, height int) (string, error) {
 	}
 	m.wait = pace(m.table.CPU, dumpShare, dumpMinimum)
 	select {
-	case <-time.After(time.Second): // rates need two looks
+	case <-time.After(time.Second): // rates need two readings
 	case <-ctx.Done():
 		return "", ctx.Err()
 	}

@@ -10,24 +10,23 @@ import (
 	"github.com/sluice-lb/sluice/doctor/severity"
 )
 
-// Level is how bad a verdict is.
+// Level is the severity of a verdict.
 type Level = severity.Level
 
-// The levels that verdicts have.
+// The levels of verdicts.
 const (
 	OK       = severity.OK
 	Warn     = severity.Warn
 	Critical = severity.Critical
 )
 
-// Verdict is the one line that says what is short.
+// Verdict is the one line about the most urgent shortage.
 type Verdict struct {
 	Level Level  `json:"level"`
 	Text  string `json:"text"`
 }
 
-// judge looks at the numbers in the order in which one has to act: what is lost
-// now, then what will be lost soon.
+// judge checks the numbers in order of urgency: current losses, then imminent ones.
 func judge(c *Counts, t *Table) Verdict {
 	if c == nil {
 		return Verdict{OK, "reading"}
@@ -51,7 +50,7 @@ func judge(c *Counts, t *Table) Verdict {
 	return worst
 }
 
-// shortages are what will be lost soon, the first to act on first.
+// shortages returns imminent losses, the most urgent first.
 func shortages(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy) []Verdict {
 	held := Verdict{severity.TableFill.Of(fullest.Effective()), fmt.Sprintf("%s%.0f%% of the table is held", fullest.Namespace, 100*fullest.Effective())}
 	if held.Level == Critical {
@@ -84,8 +83,8 @@ func shortages(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy)
 	return append(list, softirq)
 }
 
-// judgeDrops names the worst cause of drops. conntrack.Counters.Refused tells them
-// apart, here and in the doctor's CT05, CT09, CT11 and PT01, whose limits these are.
+// judgeDrops names the main cause of drops. conntrack.Counters.Refused determines the causes. The limits are shared
+// with the doctor's CT05, CT09, CT11 and PT01.
 func judgeDrops(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy) Verdict {
 	switch {
 	case c.FullPerSecond > 1 || c.FullPerSecond > 0 && c.PortsPerSecond+c.ChainsPerSecond+c.RacesPerSecond == 0 && c.BacklogPerSecond <= 1:
@@ -100,10 +99,10 @@ func judgeDrops(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy
 	case c.BacklogPerSecond > 1:
 		return Verdict{Critical, fmt.Sprintf("%.0f packets/s find the backlog of their CPU full", c.BacklogPerSecond)}
 	}
-	return Verdict{severity.Refused.Of(c.RacesPerSecond), fmt.Sprintf("%s new connections/s met an equal one and were dropped; ports are not short", decimal(c.RacesPerSecond))}
+	return Verdict{severity.Refused.Of(c.RacesPerSecond), fmt.Sprintf("%s new connections/s had the same tuple as another and were dropped; ports are not short", decimal(c.RacesPerSecond))}
 }
 
-// worstOccupancy is the fullest range of SNAT ports, searched once for a table.
+// worstOccupancy returns the fullest range of SNAT ports; the search runs once per table.
 func worstOccupancy(t *Table) *conntrack.Occupancy {
 	if t == nil || t.Summary == nil {
 		return nil

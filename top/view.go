@@ -16,8 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/table"
 )
 
-// Styles. Whatever they mark is also said in words or signs, so that nothing is
-// lost without colour.
+// Styles. Words or signs repeat their meaning, so that no information depends on colour.
 var (
 	styleTitle    = lipgloss.NewStyle().Bold(true)
 	styleFaint    = lipgloss.NewStyle().Faint(true)
@@ -32,7 +31,7 @@ var (
 // headLines are title, table, rates, verdict, tabs and column headings.
 const headLines = 6
 
-// listHeight is how many rows fit.
+// listHeight returns the number of rows that fit.
 func (m *Model) listHeight() int { return max(1, m.height-headLines-1) }
 
 // View implements tea.Model.
@@ -77,8 +76,7 @@ func (m *Model) draw() string {
 	return strings.Join(lines, "\n")
 }
 
-// wrapped breaks a sentence at words: its first line begins with the indent, the
-// others two columns further.
+// wrapped breaks a sentence at words. The first line begins with the indent, the others two columns further.
 func (m *Model) wrapped(text, indent string) []string {
 	lines := strings.Split(ansi.Wrap(text, max(m.width-len(indent)-2, 10), " "), "\n")
 	for i, l := range lines {
@@ -139,7 +137,7 @@ func (m *Model) rateLine() string {
 		decimal(c.DropsPerSecond+c.BacklogPerSecond), decimal(c.PortsPerSecond), decimal(c.BacklogPerSecond), c.HottestCPU, percent(c.Softirq))
 }
 
-// levelText stands out by capitals where something is wrong: colours may be missing.
+// levelText uses capitals for problems, because colours may be unavailable.
 func levelText(l Level) string {
 	if l == OK {
 		return l.String()
@@ -159,7 +157,7 @@ func (m *Model) verdictLine() string {
 	return line
 }
 
-// blind says in sentences what the numbers and the table leave out.
+// blind describes in sentences the data missing from the numbers and the table.
 func (m *Model) blind() []string {
 	var list []string
 	if m.counts != nil {
@@ -172,7 +170,7 @@ func (m *Model) blind() []string {
 	return slices.Compact(list)
 }
 
-// tabLine names the pages; where there is no room, all but the open one by number.
+// tabLine names the tabs. If there is no room, it names the open one and numbers the others.
 func (m *Model) tabLine() string {
 	full, short := "", ""
 	for i, name := range tabNames {
@@ -227,7 +225,7 @@ func (m *Model) listLines(rows []row) []string {
 	return lines
 }
 
-// emptyText says why a list is empty.
+// emptyText returns the reason why a list is empty.
 func (m *Model) emptyText() string {
 	p := m.current()
 	switch {
@@ -255,7 +253,7 @@ func (m *Model) emptyText() string {
 	return "no connection"
 }
 
-// limited tells whether the ranking is longer than what is kept of it.
+// limited reports whether the ranking is longer than rowLimit.
 func (m *Model) limited() bool { return m.flows == nil && len(m.rowsOf(m.tab)) >= rowLimit }
 
 func (m *Model) columnWidths(cols []column) []int {
@@ -272,7 +270,7 @@ func (m *Model) columnWidths(cols []column) []int {
 	return widths
 }
 
-// align writes cells in columns: the first to the left, the others to the right.
+// align formats cells in columns: the first left-aligned, the others right-aligned.
 func align(cells []string, widths []int) string {
 	var b strings.Builder
 	for i, c := range cells {
@@ -288,8 +286,8 @@ func align(cells []string, widths []int) string {
 	return b.String()
 }
 
-// shorten cuts the middle out of what is too wide, and of both sides of an arrow:
-// addresses of a network differ at their ends.
+// shorten removes the middle of a text that is too wide, on both sides of an arrow. Addresses of a network differ at
+// their ends.
 func shorten(s string, width int) string {
 	if from, to, ok := strings.Cut(s, " -> "); ok && width > 20 && ansi.StringWidth(s) > width {
 		half := (width - 4) / 2
@@ -332,7 +330,7 @@ func (m *Model) footLine(rows int) string {
 	return styleFaint.Render(spread(left, right, m.width))
 }
 
-// spread puts one text to the left and one to the right.
+// spread formats one text at the left and one at the right.
 func spread(left, right string, width int) string {
 	gap := width - ansi.StringWidth(left) - ansi.StringWidth(right)
 	if gap < 2 {

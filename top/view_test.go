@@ -112,7 +112,7 @@ func TestVerdict(t *testing.T) {
 		{"one found no room", Counts{Fills: fill(1000, 100, 0), DropsPerSecond: 0.5, FullPerSecond: 0.5}, Warn, "table is full, 0.5 new"},
 		{"ports", Counts{Fills: fill(300, 300, 0), DropsPerSecond: 8, PortsPerSecond: 8}, Critical, "no free SNAT port"},
 		{"ports, and one found no room", Counts{Fills: fill(300, 300, 0), DropsPerSecond: 8.5, PortsPerSecond: 8, FullPerSecond: 0.5}, Critical, "no free SNAT port"},
-		{"races", Counts{Fills: fill(300, 300, 0), DropsPerSecond: 8, RacesPerSecond: 8}, Critical, "met an equal one"},
+		{"races", Counts{Fills: fill(300, 300, 0), DropsPerSecond: 8, RacesPerSecond: 8}, Critical, "had the same tuple as another"},
 		{"a race", Counts{Fills: fill(300, 300, 0), DropsPerSecond: 0.5, RacesPerSecond: 0.5}, Warn, "ports are not short"},
 		{"chains", Counts{Fills: fill(300, 300, 0), DropsPerSecond: 8, ChainsPerSecond: 8}, Critical, "hash chain too long"},
 		{"backlog", Counts{Fills: fill(1, 1, 0), BacklogPerSecond: 8}, Critical, "backlog"},

@@ -45,7 +45,7 @@ func schema(c comments) ([]byte, error) {
 
 const portPattern = `([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])`
 
-// textual maps types that are written as one scalar, or in one of two shapes.
+// textual maps types with the form of a scalar, or with one of two forms.
 func textual(t reflect.Type) *jsonschema.Schema {
 	text := func(pattern, example string) *jsonschema.Schema {
 		return &jsonschema.Schema{Type: "string", Pattern: pattern, Examples: []any{example}}
