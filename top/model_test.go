@@ -243,7 +243,7 @@ func TestDrillDown(t *testing.T) {
 	}
 	s.want("connections of tcp TIME_WAIT", "-> 192.0.2.80:443", "TIME_WAIT")
 	s.keys("enter")
-	s.want("source translated to 203.0.113.5:2000, destination to 10.9.0.2:443", "closing: goes when")
+	s.want("source translated to 203.0.113.5:2000, destination to 10.9.0.2:443", "closing: evicted when")
 	s.keys("esc", "esc")
 	s.want("[5 States]", "> tcp TIME_WAIT")
 	for page, want := range map[string]func(f conntrack.Filter) bool{
