@@ -13,10 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// verdictOf reads the verdict of an element of a verdict map, and the chain that it sends
-// packets to; "": none.
+// verdictOf returns the verdict of a verdict map's element and its target chain, or "" for none.
 func verdictOf(e nftables.SetElement) (kind expr.VerdictKind, chain string) {
-	a, err := mdnetlink.NewAttributeDecoder(e.Val) // as it came
+	a, err := mdnetlink.NewAttributeDecoder(e.Val) // the verdict as received
 	if err != nil {
 		return expr.VerdictContinue, ""
 	}
@@ -34,29 +33,28 @@ func verdictOf(e nftables.SetElement) (kind expr.VerdictKind, chain string) {
 
 // step is a rule on the path of a packet.
 type step struct {
-	every   bool     // whether every packet matches it
-	known   bool     // whether it accepts all packets of known connections
-	returns bool     // whether packets leave the chain by it
-	to      []string // the chains that it sends packets to
+	every   bool     // every packet matches it
+	known   bool     // it accepts all packets of established connections
+	returns bool     // packets leave the chain by it
+	to      []string // target chains
 }
 
-// chainGraph are the rules of each chain and where they lead, of nftables or of
-// iptables-legacy.
+// chainGraph holds the rules and jumps of each chain, of nftables or of iptables-legacy.
 type chainGraph struct {
 	steps  map[string][]step
-	known  map[string]int      // longest
-	accept map[string]accepted // accepts
-	unread int                 // verdict maps that are not followed
+	known  map[string]int      // results of longest
+	accept map[string]accepted // results of accepts
+	unread int                 // number of verdict maps that were not read
 }
 
 func newChainGraph() *chainGraph {
 	return &chainGraph{steps: map[string][]step{}, known: map[string]int{}, accept: map[string]accepted{}}
 }
 
-// accepted is where packets of known connections are accepted.
+// accepted is the point where a chain accepts packets of established connections.
 type accepted struct {
-	at     int // index of the chain's rule that does, or sends every packet to a chain that does; -1: none
-	walked int // rules that they walk through at most until then
+	at     int // index of the accepting rule, or of the rule that sends every packet to an accepting chain; -1 for none
+	walked int // maximum number of rules up to that point
 }
 
 // readNft adds the rules of nftables.
@@ -68,9 +66,9 @@ func (w *chainGraph) readNft(rules map[string][]*nftables.Rule, reader *setReade
 	}
 }
 
-// from is where a rule jumps to, by its own verdict or by one of a map.
+// from returns the chains that a rule jumps to, by its own verdict or through a map.
 func (w *chainGraph) from(rule *nftables.Rule, reader *setReader) (to []string) {
-	noted := map[string]bool{"": true} // of thousands, in the maps of many services
+	noted := map[string]bool{"": true} // duplicates are common: a map of many services may have thousands of elements
 	note := func(chain string) {
 		if !noted[chain] {
 			noted[chain] = true
@@ -98,19 +96,18 @@ func (w *chainGraph) from(rule *nftables.Rule, reader *setReader) (to []string) 
 	return to
 }
 
-// longest counts the rules on the longest path through a chain, and keeps it in known.
-// A packet takes one of the branches behind matches and in verdict maps, as those of
-// services.
+// longest counts the rules on the longest path through a chain and caches the result. A packet takes only one of the
+// branches behind matches and in verdict maps.
 func (w *chainGraph) longest(key string) int {
 	if n, there := w.known[key]; there {
 		return n
 	}
-	w.known[key] = 0 // for chains that jump in a circle, which the kernel refuses
+	w.known[key] = 0 // for cyclic jumps, which the kernel rejects
 	w.known[key] = w.through(key, len(w.steps[key]))
 	return w.known[key]
 }
 
-// through counts the rules on the longest path through the first so many of a chain.
+// through counts the rules on the longest path through the first rules of a chain.
 func (w *chainGraph) through(key string, first int) (n int) {
 	branch := 0
 	for _, s := range w.steps[key][:first] {
@@ -126,13 +123,13 @@ func (w *chainGraph) through(key string, first int) (n int) {
 	return n + branch
 }
 
-// accepts finds where a chain accepts packets of known connections. Behind a rule by which
-// some packets leave the chain it is not known of all of them.
+// accepts finds the point where a chain accepts packets of established connections. It stops at a rule by which some
+// packets leave the chain.
 func (w *chainGraph) accepts(key string) accepted {
 	if a, there := w.accept[key]; there {
 		return a
 	}
-	w.accept[key] = accepted{at: -1} // for chains that jump in a circle
+	w.accept[key] = accepted{at: -1} // for cyclic jumps
 	for i, s := range w.steps[key] {
 		switch {
 		case s.known:
@@ -153,7 +150,7 @@ func (w *chainGraph) accepts(key string) accepted {
 	return w.accept[key]
 }
 
-// reach notes a chain and those that its rules jump to.
+// reach records a chain and all chains reachable from it.
 func (w *chainGraph) reach(key string, reached map[string]bool) {
 	if reached[key] {
 		return

@@ -15,13 +15,13 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// registers are what a rule computes with: 64 bytes, some of which are known.
+// registers are the 64 bytes of registers of a rule, with a mark for each known byte.
 type registers struct {
 	data  [64]byte
 	known [64]bool
 }
 
-// set puts a value into a register. The kernel fills the last word with zeros.
+// set writes a value to a register. The kernel fills the last word with zeros.
 func (r *registers) set(register uint32, b []byte) {
 	at := int(place(register))
 	for i := range (len(b) + 3) &^ 3 {
@@ -35,14 +35,14 @@ func (r *registers) set(register uint32, b []byte) {
 	}
 }
 
-// forget is for what is written to a register and not known.
+// forget marks a register as unknown after a write of an unknown value.
 func (r *registers) forget(register uint32) {
 	for i := int(place(register)); i < len(r.known); i++ {
 		r.known[i] = false
 	}
 }
 
-// get reads so many bytes; false where one of them is not known.
+// get reads n bytes; false if any byte is unknown.
 func (r *registers) get(register uint32, n int) ([]byte, bool) {
 	at := int(place(register))
 	if n == 0 || at+n > len(r.data) || slices.Contains(r.known[at:at+n], false) {
@@ -51,8 +51,8 @@ func (r *registers) get(register uint32, n int) ([]byte, bool) {
 	return r.data[at : at+n], true
 }
 
-// may tells whether a rule may come to a verdict that is wanted for a packet: no condition before
-// it is known not to hold.
+// may reports whether a rule can reach a wanted verdict for a packet. Conditions that cannot be evaluated count as
+// true.
 func (b *book) may(rule *nftables.Rule, p *Packet, wanted func(kind expr.VerdictKind, chain string) bool) bool {
 	if !p.of(rule.Table.Family) {
 		return false
@@ -64,7 +64,7 @@ func (b *book) may(rule *nftables.Rule, p *Packet, wanted func(kind expr.Verdict
 	return slices.ContainsFunc(states, func(state uint32) bool { return b.mayInState(rule, p, &state, wanted) })
 }
 
-// mayInState is the same for one state of the connection; nil: it is not known.
+// mayInState is may for one state of the connection; a nil state is unknown.
 func (b *book) mayInState(rule *nftables.Rule, p *Packet, state *uint32, wanted func(kind expr.VerdictKind, chain string) bool) bool {
 	var r registers
 	for _, e := range rule.Exprs {
@@ -127,7 +127,7 @@ func (b *book) mayInState(rule *nftables.Rule, p *Packet, state *uint32, wanted 
 	return false
 }
 
-// mapMay is for a verdict map: where the key is not known any of its verdicts may be the packet's.
+// mapMay evaluates a verdict map. If the key is unknown, every verdict of the map is possible.
 func (b *book) mapMay(rule *nftables.Rule, e *expr.Lookup, element nftables.SetElement, found, known bool, wanted func(kind expr.VerdictKind, chain string) bool) bool {
 	if known {
 		return found && wanted(verdictOf(element))
@@ -136,7 +136,7 @@ func (b *book) mapMay(rule *nftables.Rule, e *expr.Lookup, element nftables.SetE
 	return !read || slices.ContainsFunc(elements, func(e nftables.SetElement) bool { return len(e.Val) > 0 && wanted(verdictOf(e)) })
 }
 
-// lookUp finds what a register holds in a set; known is false where either is not known.
+// lookUp looks up a register's value in a set. known is false if the value or the set is unknown.
 func (b *book) lookUp(rule *nftables.Rule, e *expr.Lookup, r *registers) (element nftables.SetElement, found, known bool) {
 	elements, read := b.sets.elements(rule.Table, e.SetName)
 	if !read {
@@ -145,7 +145,7 @@ func (b *book) lookUp(rule *nftables.Rule, e *expr.Lookup, r *registers) (elemen
 	for _, one := range keyRanges(elements) {
 		key, there := r.get(e.SourceRegister, len(one.Key))
 		switch {
-		case len(one.Key) == 0: // "*", for whatever no other key is for
+		case len(one.Key) == 0: // "*" matches keys without another element
 			element, found = one, true
 		case !there:
 			return element, false, false
@@ -156,7 +156,7 @@ func (b *book) lookUp(rule *nftables.Rule, e *expr.Lookup, r *registers) (elemen
 	return element, found, true
 }
 
-// within tells whether a key is in a range, in each word of a concatenation.
+// within reports whether a key is in a range. In a concatenation each field must be in its range.
 func within(key, low, high []byte) bool {
 	if len(low) != len(high) {
 		return bytes.Equal(key, low)
@@ -167,7 +167,7 @@ func within(key, low, high []byte) bool {
 	for i := 0; i < len(key); i += 4 {
 		end := min(i+4, len(key))
 		if bytes.Compare(low[i:end], key[i:end]) > 0 || bytes.Compare(key[i:end], high[i:end]) > 0 {
-			// The range may be one of a long address.
+			// The range may be one of an IPv6 address.
 			return bytes.Compare(low, key) <= 0 && bytes.Compare(key, high) <= 0 && len(key) == 16
 		}
 	}
@@ -263,7 +263,7 @@ func (r *registers) bitwise(e *expr.Bitwise) {
 	r.set(e.DestRegister, value)
 }
 
-// matchHolds judges a module of iptables; one that cannot be judged is taken to hold.
+// matchHolds evaluates a match module of iptables. An unsupported module counts as true.
 func matchHolds(e *expr.Match, p *Packet, state *uint32) bool {
 	ports := func(protocol flow.Protocol, source, dest [2]uint16, notSource, notDest bool) bool {
 		t := p.Tuple

@@ -18,24 +18,24 @@ import (
 // Rule is a firewall rule, or a chain's policy, that drops packets.
 type Rule struct {
 	Chain   string `json:"chain"` // "inet filter forward", "iptables filter FORWARD"
-	Hook    string `json:"hook"`  // nftables' name, "" when it cannot be told, or there are several
+	Hook    string `json:"hook"`  // nftables' name; "" if it is unknown or not unique
 	Text    string `json:"text"`
 	Handle  string `json:"handle,omitempty"`
 	Packets uint64 `json:"packets"` // the rule's own counter
-	Counted bool   `json:"counted"` // it has one
+	Counted bool   `json:"counted"` // the rule has a counter
 
-	Legacy bool `json:"-"` // iptables-legacy holds it
+	Legacy bool `json:"-"` // a rule of iptables-legacy
 
-	fits func(*Packet) bool // nil: nothing is known of its conditions
+	fits func(*Packet) bool // evaluates the conditions; nil if they are unknown
 }
 
 // policyDrop is the text of a chain's policy.
 const policyDrop = "policy drop"
 
-// Policy tells whether it is no rule but the policy of a chain.
+// Policy reports whether r is a chain's policy instead of a rule.
 func (r *Rule) Policy() bool { return strings.EqualFold(r.Text, policyDrop) }
 
-// String shows the rule as a person would look for it.
+// String returns the rule with its location.
 func (r Rule) String() string {
 	s := fmt.Sprintf("%s: %s", r.Chain, r.Text)
 	if r.Handle != "" {
@@ -44,7 +44,7 @@ func (r Rule) String() string {
 	return s
 }
 
-// ID is the same in two readings of one ruleset.
+// ID identifies the rule across readings of the same ruleset.
 func (r *Rule) ID() string {
 	if r.Handle != "" {
 		return r.Chain + "\x00" + r.Handle
@@ -52,12 +52,12 @@ func (r *Rule) ID() string {
 	return r.Chain + "\x00" + r.Text
 }
 
-// Fits tells whether the rule may drop a packet: none of its conditions, or of the rules that
-// lead to its chain, is known not to hold. It reads sets in the calling thread's namespace.
+// Fits reports whether the rule can drop a packet. Conditions of the rule, or of rules that lead to its chain, count
+// as true if they cannot be evaluated. It reads sets in the calling thread's namespace.
 func (r *Rule) Fits(p *Packet) bool { return r.fits == nil || r.fits(p) }
 
-// DropRules lists the dropping rules of the calling thread's namespace with their counters.
-// Rules of nftables have no text yet, see Describe.
+// DropRules lists the dropping rules of the calling thread's namespace with their counters. Rules of nftables have no
+// text yet, see Describe.
 func DropRules(ctx context.Context) ([]Rule, error) {
 	var rules []Rule
 	n, err := readTables()
@@ -73,8 +73,7 @@ func DropRules(ctx context.Context) ([]Rule, error) {
 	return rules, err
 }
 
-// Counters are the same rules without what tells whether they fit a packet: to be kept, and
-// compared with a later list.
+// Counters returns copies of the rules without their conditions, for storage and comparison with a later list.
 func Counters(rules []Rule) []Rule {
 	rules = slices.Clone(rules)
 	for i := range rules {
@@ -83,10 +82,10 @@ func Counters(rules []Rule) []Rule {
 	return rules
 }
 
-// verdictMask is NF_VERDICT_MASK: the rest of a verdict is the number of a queue.
+// verdictMask is NF_VERDICT_MASK. The other bits of a verdict are the queue number.
 const verdictMask = 0xff
 
-// dropsBy tells whether a verdict of this kind drops a packet.
+// dropsBy reports whether a verdict of this kind drops a packet.
 func dropsBy(kind expr.VerdictKind) bool {
 	return kind == expr.VerdictDrop || kind > 0 && kind&verdictMask == expr.VerdictQueue
 }
@@ -134,7 +133,7 @@ func (n *nft) dropRules() (rules []Rule) {
 	return rules
 }
 
-// mayDrop tells whether a rule drops any packet at all.
+// mayDrop reports whether a rule can drop any packet.
 func (n *nft) mayDrop(rule *nftables.Rule) bool {
 	return slices.ContainsFunc(rule.Exprs, func(e expr.Any) bool {
 		switch e := e.(type) {
@@ -158,20 +157,20 @@ func (n *nft) mayDrop(rule *nftables.Rule) bool {
 	})
 }
 
-// leadsTo are the chains that a rule sends packets to.
+// leadsTo returns the chains that a rule jumps to.
 func (n *nft) leadsTo(rule *nftables.Rule) []string { return newChainGraph().from(rule, n.sets) }
 
-// book is what a ruleset looks like from below: where chains are called from.
+// book is a ruleset with the callers of each chain.
 type book struct {
 	*nft
 	hooks   map[string]string // of base chains, by chainKey
 	callers map[string][]jump
 }
 
-// deepest is how deep nf_tables lets chains call each other.
+// deepest is the maximum depth of calls between chains in nf_tables.
 const deepest = 16
 
-// hook is the one where packets come to a chain; "": none, or several.
+// hook returns the hook with a path to a chain; "" for none or several.
 func (b *book) hook(chain string) string {
 	found := map[string]bool{}
 	b.climb(chain, 0, func(base string, _ []jump) bool { found[b.hooks[base]] = true; return false }, nil)
@@ -184,11 +183,11 @@ func (b *book) hook(chain string) string {
 	return ""
 }
 
-// mostSteps bounds how many callers are followed: chains with thousands may call each other.
+// mostSteps bounds the number of followed callers, because thousands of chains may call each other.
 const mostSteps = 10_000
 
-// climb follows the callers of a chain up to base chains, and calls visit with each and the jumps
-// that lead down from there. It ends when visit returns true.
+// climb follows the callers of a chain up to base chains. It calls visit with each base chain and the jumps down to
+// the chain. It ends when visit returns true.
 func (b *book) climb(chain string, steps int, visit func(base string, via []jump) bool, via []jump) (done bool, after int) {
 	if _, base := b.hooks[chain]; base {
 		return visit(chain, via), steps
@@ -208,13 +207,12 @@ func (b *book) climb(chain string, steps int, visit func(base string, via []jump
 	return false, steps
 }
 
-// drops tells whether a rule may drop a packet: it fits, and so do the rules by which the packet
-// comes to its chain.
+// drops reports whether a rule can drop a packet. The rule and the jumps to its chain must fit.
 func (b *book) drops(rule *nftables.Rule, p *Packet) bool {
 	if !b.may(rule, p, func(kind expr.VerdictKind, _ string) bool { return dropsBy(kind) }) {
 		return false
 	}
-	met := false // chains that nothing calls drop nothing, but then the reading may be behind
+	met := false // a chain without callers cannot drop, unless the ruleset changed during the read
 	reached, _ := b.climb(chainKey(rule.Table, rule.Chain.Name), 0, func(_ string, via []jump) bool {
 		met = true
 		return !slices.ContainsFunc(via, func(j jump) bool {
@@ -226,8 +224,7 @@ func (b *book) drops(rule *nftables.Rule, p *Packet) bool {
 	return reached || !met
 }
 
-// legacyDropRules finds the dropping rules in the text of "iptables-legacy-save -c", or of the
-// program for IPv6.
+// legacyDropRules finds the dropping rules in the output of "iptables-legacy-save -c", or of the program for IPv6.
 func legacyDropRules(family nftables.TableFamily, saved string) (rules []Rule) {
 	for _, line := range parseSave(saved) {
 		chain := legacyProgram(family) + " " + line.table + " " + line.chain
@@ -238,7 +235,7 @@ func legacyDropRules(family nftables.TableFamily, saved string) (rules []Rule) {
 		case target == "DROP" || target == "REJECT" || target == "NFQUEUE":
 			hook := ""
 			if slices.Contains(legacyHooks, line.chain) {
-				hook = strings.ToLower(line.chain) // others are the user's
+				hook = strings.ToLower(line.chain) // other chains are user-defined
 			}
 			rules = append(rules, Rule{Chain: chain, Hook: hook, Text: line.text, Counted: true, Packets: line.packets, Legacy: true,
 				fits: func(p *Packet) bool { return p.of(family) && line.fits(p) }})
@@ -247,8 +244,8 @@ func legacyDropRules(family nftables.TableFamily, saved string) (rules []Rule) {
 	return rules
 }
 
-// Describe adds the text of nftables rules as the nft program prints them. Without the program
-// they say where they are, and what is missing.
+// Describe adds the text of nftables rules in the format of the nft program. Without the program the text consists of
+// the rule's location and the missing program.
 func Describe(ctx context.Context, rules []Rule) error {
 	bare := func(r Rule) bool { return r.Text == "" }
 	if !slices.ContainsFunc(rules, bare) {
@@ -269,8 +266,7 @@ func Describe(ctx context.Context, rules []Rule) error {
 	return nil
 }
 
-// ruleTexts reads the text of "nft -a list ruleset": rules by chain and handle, without their
-// counters.
+// ruleTexts parses "nft -a list ruleset": rules by chain and handle, without their counters.
 func ruleTexts(listing string) map[string]string {
 	texts := map[string]string{}
 	table, chain := "", ""
@@ -302,7 +298,7 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s[:i], s[i+len(sep):], true
 }
 
-// withoutCounter takes "counter packets 7 bytes 420" out of a rule: its numbers change.
+// withoutCounter removes "counter packets 7 bytes 420" from a rule, because its numbers change.
 func withoutCounter(text string) string {
 	words := strings.Fields(text)
 	for i := 0; i+4 < len(words); i++ {

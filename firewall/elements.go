@@ -11,23 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds of what is read of nftables maps and sets: each is a request of its own, the
-// kernel walks again from the first element for each 32 KiB of an answer, and a checkup of
-// a host takes seconds in all.
+// Bounds for reading nftables maps and sets. Each is a separate request. For every 32 KiB of an answer the kernel
+// walks from the first element again. Checking a host takes seconds in total.
 const (
 	mostMaps     = 1024
-	mostElements = 32768 // of one
+	mostElements = 32768 // per map or set
 	mostInAll    = 8 * mostElements
 )
 
-// setReader reads the elements of nftables maps and sets in the calling thread's
-// namespace, each once.
+// setReader reads the elements of nftables maps and sets in the calling thread's namespace, each once.
 type setReader struct {
-	read map[string][]nftables.SetElement // nil: not read
-	sum  int                              // of elements
+	read map[string][]nftables.SetElement // nil if not read
+	sum  int                              // total number of elements
 }
 
-// elements returns those of a map; false where it was not read, or is too large.
+// elements returns the elements of a map; false if the map could not be read or is too large.
 func (m *setReader) elements(table *nftables.Table, name string) ([]nftables.SetElement, bool) {
 	key := chainKey(table, name)
 	if list, known := m.read[key]; known || len(m.read) >= mostMaps || m.sum >= mostInAll {
@@ -49,8 +47,8 @@ func (m *setReader) elements(table *nftables.Table, name string) ([]nftables.Set
 	return list, list != nil
 }
 
-// readElements asks for the elements of a set, with keys, values and whether an interval
-// ends there, and gives up where there are more than the bound.
+// readElements reads the elements of a set, with keys, values and interval ends. It fails if there are more than
+// most.
 func readElements(table *nftables.Table, name string, most int) ([]nftables.SetElement, error) {
 	list := []nftables.SetElement{}
 	err := dump(unix.NFT_MSG_GETSETELEM, table.Family, []mdnetlink.Attribute{
@@ -79,7 +77,7 @@ func readElements(table *nftables.Table, name string, most int) ([]nftables.SetE
 }
 
 func decodeElement(e *nftables.SetElement, parts *mdnetlink.AttributeDecoder) error {
-	data := func(into *[]byte) { // a value, or a verdict as it came
+	data := func(into *[]byte) { // a value, or a verdict as received
 		parts.Nested(func(d *mdnetlink.AttributeDecoder) error {
 			for d.Next() {
 				*into = d.Bytes()

@@ -12,18 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// opaque is an expression of a rule that is not decoded. It may be a condition, and may
-// write to any register.
+// opaque is an undecoded expression of a rule. It may be a condition, and may write to any register.
 type opaque struct {
-	expr.Any // nil: it makes opaque an expression, and is never called
+	expr.Any // nil: satisfies the interface and is never called
 	name     string
-	err      error // why it could not be decoded; nil: nothing here asks for it
+	err      error // the decoding error; nil if this package does not need the expression
 }
 
-// errUnknown is why an expression of a newer kernel is opaque.
+// errUnknown is the error for an expression of a newer kernel.
 var errUnknown = errors.New("an expression that is not known here")
 
-// expressions makes what is decoded, by the kernel's name.
+// expressions returns a new value for each decoded expression, by the kernel's name.
 var expressions = map[string]func() expr.Any{
 	"bitwise":      func() expr.Any { return &expr.Bitwise{} },
 	"cmp":          func() expr.Any { return &expr.Cmp{} },
@@ -54,22 +53,20 @@ var expressions = map[string]func() expr.Any{
 	"target":       func() expr.Any { return &expr.Target{} },
 }
 
-// unasked are expressions that are known, and of which nothing here asks more than that
-// they are there.
+// unasked are known expressions with attributes that this package does not need.
 var unasked = map[string]bool{
 	"byteorder": true, "dup": true, "fwd": true, "inner": true, "last": true, "osf": true, "rt": true, "tproxy": true,
 	"tunnel": true, "xfrm": true, "secmark": true,
 }
 
-// decode reads an expression: its name and its attributes. Of an object that a map chooses it
-// returns the name of the map.
+// decode decodes an expression from its name and attributes. from is the map that selects an object, if any.
 func decode(family byte, b []byte) (e expr.Any, from string) {
 	name, data, err := split(b)
 	if err != nil {
 		return &opaque{name: name, err: err}, ""
 	}
 	switch name {
-	case "notrack": // has no attributes
+	case "notrack": // no attributes
 		return &expr.Notrack{}, ""
 	case "ct":
 		return decodeCt(data), ""
@@ -87,7 +84,7 @@ func decode(family byte, b []byte) (e expr.Any, from string) {
 	if err := expr.Unmarshal(family, data, e); err != nil {
 		return &opaque{name: name, err: err}, ""
 	}
-	// The register of verdicts holds no data but a verdict.
+	// An immediate in the verdict register contains a verdict and no data.
 	if i, is := e.(*expr.Immediate); is && i.Register == unix.NFT_REG_VERDICT && len(i.Data) == 0 {
 		v := &expr.Verdict{}
 		if err := expr.Unmarshal(family, data, v); err != nil {
@@ -98,7 +95,7 @@ func decode(family byte, b []byte) (e expr.Any, from string) {
 	return e, ""
 }
 
-// split parts an expression into its name and its attributes.
+// split splits an expression into its name and its attributes.
 func split(b []byte) (name string, data []byte, err error) {
 	a, err := mdnetlink.NewAttributeDecoder(b)
 	if err != nil {
@@ -115,8 +112,8 @@ func split(b []byte) (name string, data []byte, err error) {
 	return name, data, a.Err()
 }
 
-// decodeCt reads what the library cannot: the direction, which is one byte, and a register
-// that is read.
+// decodeCt decodes attributes that the library does not support: the direction, which is one byte, and a source
+// register.
 func decodeCt(data []byte) expr.Any {
 	a, err := mdnetlink.NewAttributeDecoder(data)
 	if err != nil {
@@ -142,7 +139,7 @@ func decodeCt(data []byte) expr.Any {
 	return e
 }
 
-// decodeObjref reads a reference to an object, or to the map that chooses one.
+// decodeObjref decodes a reference to an object, or to a map of objects.
 func decodeObjref(data []byte) (e expr.Any, from string) {
 	a, err := mdnetlink.NewAttributeDecoder(data)
 	if err != nil {

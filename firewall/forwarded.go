@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PortRange is a range of ports, both ends included.
+// PortRange is a range of ports, including both ends.
 type PortRange struct{ Low, High uint16 }
 
 // String returns "8080" or "9000-9010".
@@ -28,26 +28,24 @@ func (p PortRange) String() string {
 	return fmt.Sprintf("%d-%d", p.Low, p.High)
 }
 
-// portRule is what a rule does with packets to some ports: it translates their destination,
-// or sends them to another chain.
+// portRule is the effect of a rule on packets to some ports. The rule translates their destination or sends them to
+// another chain.
 type portRule struct {
-	ports []PortRange  // nil: any
-	away  bool         // the rule names destinations, and the host has none of them
-	named []netip.Addr // single ones of them
-	to    string       // a chain
+	ports []PortRange  // nil for all
+	away  bool         // the rule matches only destinations outside the host
+	named []netip.Addr // single matched destinations
+	to    string       // target chain
 	dnat  bool
 }
 
-// mostRules bounds how many rules are walked through for forwarded ports: chains that
-// many others jump to are walked through once for each of them.
+// mostRules bounds the number of visited rules. A chain is visited once for each jump to it.
 const mostRules = 50_000
 
-// mostNamed bounds how many addresses of port forwards are kept.
+// mostNamed bounds the number of stored addresses of port forwards.
 const mostNamed = 64
 
-// forwardedPorts are the ports of the host's own addresses that rules translate to
-// others, and the single addresses, the host's or not, that such rules name. A rule for all
-// ports, as for a host that gets whatever comes, names none.
+// forwardedPorts returns the ports of the host's own addresses that rules translate to other addresses. It also
+// returns the single destination addresses, local or not, of such rules. A rule for all ports adds no port.
 func forwardedPorts(roots []string, rulesOf func(chain string) []portRule) (ports []PortRange, named []netip.Addr) {
 	left := mostRules
 	var walk func(chain string, from portRule, depth int)
@@ -79,7 +77,7 @@ func forwardedPorts(roots []string, rulesOf func(chain string) []portRule) (port
 	return slices.Compact(ports), slices.Compact(named)
 }
 
-// nftForwarded are the ports that the rules of nftables forward, iptables-nft's too.
+// nftForwarded returns the forwarded ports of nftables rules, including iptables-nft.
 func nftForwarded(chains []*nftables.Chain, rules map[string][]*nftables.Rule, maps *setReader, local []netip.Addr) ([]PortRange, []netip.Addr) {
 	var roots []string
 	for _, c := range chains {
@@ -101,24 +99,24 @@ func nftForwarded(chains []*nftables.Chain, rules map[string][]*nftables.Rule, m
 	})
 }
 
-// field is what a register holds of a packet.
+// field is the packet field in a register.
 type field struct {
-	port bool   // the destination port; else the destination address
-	six  bool   // of IPv6
+	port bool   // the destination port; otherwise the destination address
+	six  bool   // IPv6
 	mask []byte // of the address
 }
 
-// ruleReader follows what a rule asks of destinations.
+// ruleReader collects a rule's conditions on destinations.
 type ruleReader struct {
 	rule   *nftables.Rule
 	maps   *setReader
 	local  []netip.Addr
-	fields map[uint32]field // by place among the registers, in bytes
+	fields map[uint32]field // by offset in the register file in bytes
 	asks   portRule
 }
 
-// place is where a register begins: the kernel names the same bytes as one of four
-// registers of 16 bytes, or as one of sixteen of 4.
+// place returns the offset of a register. The kernel numbers the same bytes as four registers of 16 bytes or as
+// sixteen registers of 4 bytes.
 func place(register uint32) uint32 {
 	if register >= unix.NFT_REG32_00 {
 		return 4 * (register - unix.NFT_REG32_00)
@@ -126,7 +124,7 @@ func place(register uint32) uint32 {
 	return 16 * (register - 1)
 }
 
-// read reads the rule from left to right.
+// read evaluates the rule from left to right.
 func (r *ruleReader) read() (list []portRule) {
 	for _, e := range r.rule.Exprs {
 		if register, other := loads(e); other {
@@ -169,8 +167,7 @@ func (r *ruleReader) read() (list []portRule) {
 	return list
 }
 
-// loads is the register that an expression fills with something else than a header's
-// field.
+// loads returns the register that an expression fills with a value other than a header field.
 func loads(e expr.Any) (register uint32, other bool) {
 	switch e := e.(type) {
 	case *expr.Meta:
@@ -195,7 +192,7 @@ func loads(e expr.Any) (register uint32, other bool) {
 	return 0, false
 }
 
-// then is what the rule does, with what it has asked so far.
+// then returns the rule's effect w restricted by the conditions so far.
 func (r *ruleReader) then(w portRule) portRule {
 	if w.ports == nil {
 		w.ports = r.asks.ports
@@ -237,7 +234,7 @@ func (r *ruleReader) compare(e *expr.Cmp) {
 	}
 }
 
-// ask narrows what the rule asks to a range.
+// ask restricts the rule's conditions to a range.
 func (r *ruleReader) ask(f field, low, high []byte) {
 	if !f.port {
 		r.asks.away = r.asks.away || !r.holds(f, low, high)
@@ -255,14 +252,13 @@ func (r *ruleReader) ask(f field, low, high []byte) {
 		return
 	}
 	p := PortRange{binary.BigEndian.Uint16(low), binary.BigEndian.Uint16(high)}
-	if n := len(r.asks.ports); n == 1 { // the other half of a range
+	if n := len(r.asks.ports); n == 1 { // the other bound of a range
 		p = PortRange{max(p.Low, r.asks.ports[0].Low), min(p.High, r.asks.ports[0].High)}
 	}
 	r.asks.ports = []PortRange{p}
 }
 
-// holds tells whether the host has an address of a range. Fewer bytes than an address
-// has are a prefix.
+// holds reports whether the host has an address in a range. A value shorter than an address is a prefix.
 func (r *ruleReader) holds(f field, low, high []byte) bool {
 	return slices.ContainsFunc(r.local, func(local netip.Addr) bool {
 		b := local.AsSlice()
@@ -277,7 +273,7 @@ func (r *ruleReader) holds(f field, low, high []byte) bool {
 	})
 }
 
-// match reads what iptables-nft hands to a module.
+// match evaluates a match module of iptables-nft.
 func (r *ruleReader) match(e *expr.Match) {
 	switch info := e.Info.(type) {
 	case *xt.Tcp:
@@ -295,8 +291,7 @@ func (r *ruleReader) match(e *expr.Match) {
 	}
 }
 
-// multiport reads struct xt_multiport_v1: flags, count, 15 ports, 15 marks of the
-// first port of a range, inversion.
+// multiport parses struct xt_multiport_v1: flags, count, 15 ports, 15 marks for the first port of a range, inversion.
 func (r *ruleReader) multiport(b []byte) {
 	const sourceOnly, ports, marks, invert, size = 0, 2, 32, 47, 48
 	if len(b) < size || b[0] == sourceOnly || b[invert] != 0 {
@@ -313,11 +308,10 @@ func (r *ruleReader) multiport(b []byte) {
 	}
 }
 
-// lookup narrows what the rule asks to the keys of a set or map; of a verdict map each
-// element is a rule of its own.
+// lookup restricts the conditions to the keys of a set or map. Each element of a verdict map becomes a separate rule.
 func (r *ruleReader) lookup(e *expr.Lookup) (list []portRule) {
 	verdicts := e.IsDestRegSet && e.DestRegister == unix.NFT_REG_VERDICT
-	asked := false // for destinations: sets of sources may be large, and say nothing here
+	asked := false // the key contains a destination; sets of sources may be large and are irrelevant here
 	for at := range r.fields {
 		asked = asked || at >= place(e.SourceRegister)
 	}
@@ -371,8 +365,8 @@ func (r *ruleReader) lookup(e *expr.Lookup) (list []portRule) {
 	return list
 }
 
-// fieldBytes is how much of a key belongs to a field: in concatenations each begins at
-// a multiple of four bytes.
+// fieldBytes returns the length of a field in a key. In a concatenation each field begins at a multiple of four
+// bytes.
 func fieldBytes(f field, key []byte) int {
 	switch {
 	case f.port:
@@ -383,8 +377,8 @@ func fieldBytes(f field, key []byte) int {
 	return min(4, len(key))
 }
 
-// keyRanges gives each element the end of its range: concatenations name it, intervals
-// end before the next key, and others are one key.
+// keyRanges returns each element with the end of its range. Concatenations contain the end, intervals end before the
+// next key, other elements are single keys.
 func keyRanges(elements []nftables.SetElement) (list []nftables.SetElement) {
 	elements = slices.Clone(elements)
 	intervals := slices.ContainsFunc(elements, func(e nftables.SetElement) bool { return e.IntervalEnd })
@@ -406,7 +400,7 @@ func keyRanges(elements []nftables.SetElement) (list []nftables.SetElement) {
 	return list
 }
 
-// before is the key that comes before another one.
+// before returns the preceding key.
 func before(key []byte) []byte {
 	key = bytes.Clone(key)
 	for i := range slices.Backward(key) {
@@ -417,7 +411,7 @@ func before(key []byte) []byte {
 	return key
 }
 
-// legacyPortRule reads a line of iptables-legacy-save.
+// legacyPortRule parses a line of iptables-legacy-save.
 func legacyPortRule(table string, words []string, local []netip.Addr) portRule {
 	var w portRule
 	for i := 2; i+1 < len(words); i++ {

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// Forwards counts rules that translate packets which then have to be forwarded.
-// Redirects, what the host itself sends to, and its own addresses as targets need none.
+// Forwards counts rules with translated packets that the host must forward. Redirects, the host's own packets, and
+// targets on the host need no forwarding.
 type Forwards struct {
 	IPv4, IPv6 int
 	Either     int // in tables of both families
@@ -34,7 +34,7 @@ func (f *Forwards) add(family nftables.TableFamily) {
 	}
 }
 
-// fromOutside are the rules of chains that packets from outside may meet.
+// fromOutside returns the rules of chains that packets from outside can reach.
 func fromOutside(chains []*nftables.Chain, rules map[string][]*nftables.Rule, w *chainGraph) (met []*nftables.Rule) {
 	sent, others := map[string]bool{}, map[string]bool{}
 	for _, c := range chains {
@@ -55,7 +55,7 @@ func fromOutside(chains []*nftables.Chain, rules map[string][]*nftables.Rule, w 
 	return met
 }
 
-// readNft adds those of the rules that translate what has to be forwarded.
+// readNft adds the rules that require forwarding.
 func (f *Forwards) readNft(rules []*nftables.Rule, local []netip.Addr) {
 	for _, rule := range rules {
 		if family, needed := forwarded(rule, local); needed {
@@ -64,8 +64,7 @@ func (f *Forwards) readNft(rules []*nftables.Rule, local []netip.Addr) {
 	}
 }
 
-// forwarded tells whether a rule translates packets that have to be forwarded, and
-// of which family.
+// forwarded reports whether a rule translates packets such that the host must forward them, and their family.
 func forwarded(rule *nftables.Rule, local []netip.Addr) (family nftables.TableFamily, needed bool) {
 	family = rule.Table.Family
 	for i, e := range rule.Exprs {
@@ -88,7 +87,7 @@ func forwarded(rule *nftables.Rule, local []netip.Addr) (family nftables.TableFa
 	return family, false
 }
 
-// protocolFamily reads "meta nfproto ipv4".
+// protocolFamily returns the family of a condition "meta nfproto ipv4".
 func protocolFamily(before []expr.Any, e *expr.Cmp) (nftables.TableFamily, bool) {
 	if len(before) == 0 || len(e.Data) == 0 || e.Op != expr.CmpOpEq {
 		return 0, false
@@ -97,7 +96,7 @@ func protocolFamily(before []expr.Any, e *expr.Cmp) (nftables.TableFamily, bool)
 	return nftables.TableFamily(e.Data[0]), ok && m.Key == expr.MetaKeyNFPROTO
 }
 
-// loadsLocal tells whether an immediate puts an address of the host into a register.
+// loadsLocal reports whether an immediate loads a local address into a register.
 func loadsLocal(before []expr.Any, register uint32, local []netip.Addr) bool {
 	for _, e := range slices.Backward(before) {
 		if i, ok := e.(*expr.Immediate); ok && i.Register == register {
@@ -108,7 +107,7 @@ func loadsLocal(before []expr.Any, register uint32, local []netip.Addr) bool {
 	return false
 }
 
-// targetForwards judges a target of iptables-nft.
+// targetForwards evaluates a target of iptables-nft.
 func targetForwards(e *expr.Target, local []netip.Addr) bool {
 	switch e.Name {
 	case "SNAT", "MASQUERADE", "NETMAP":
@@ -124,7 +123,7 @@ func targetForwards(e *expr.Target, local []netip.Addr) bool {
 	return false
 }
 
-// natRange is what an iptables target translates to; nil where that is not known.
+// natRange returns the translation range of an iptables target; nil if it is unknown.
 func natRange(e *expr.Target) *xt.NatRange {
 	switch info := e.Info.(type) {
 	case *xt.NatRange:
@@ -151,7 +150,7 @@ func (f *Forwards) legacy(family nftables.TableFamily, words []string, local []n
 	}
 }
 
-// legacyTarget reads --to-destination; the zero Addr where it is no single address.
+// legacyTarget parses --to-destination; the zero Addr if it is not a single address.
 func legacyTarget(words []string) netip.Addr {
 	value := ""
 	if at := slices.Index(words, "--to-destination"); at >= 0 && at+1 < len(words) {
@@ -161,7 +160,7 @@ func legacyTarget(words []string) netip.Addr {
 		return end.Addr()
 	}
 	if host, _, found := strings.Cut(value, ":"); found && strings.Count(value, ":") == 1 {
-		value = host // and a range of ports
+		value = host // with a port range
 	}
 	addr, _ := netip.ParseAddr(strings.Trim(value, "[]"))
 	return addr
@@ -171,7 +170,7 @@ func isLocal(addr netip.Addr, local []netip.Addr) bool {
 	return addr.IsLoopback() || addr.IsUnspecified() || slices.Contains(local, addr.Unmap())
 }
 
-// localAddresses are those of the calling thread's namespace.
+// localAddresses returns the addresses of the calling thread's namespace.
 func localAddresses() (local []netip.Addr) {
 	list, err := netdev.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, unix.AF_UNSPEC) })
 	if err != nil {

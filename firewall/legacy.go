@@ -10,17 +10,17 @@ import (
 	"github.com/google/nftables"
 )
 
-// legacyChain is a chain of iptables-legacy while its rules are read.
+// legacyChain is a chain of iptables-legacy during parsing.
 type legacyChain struct {
 	rules      []portRule
 	drops      int
 	policyDrop bool
 }
 
-// legacyHooks are the chains that packets meet by themselves.
+// legacyHooks are the chains attached to hooks.
 var legacyHooks = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
-// addLegacy reads the text of iptables-legacy-save, or ip6tables'.
+// addLegacy parses the output of iptables-legacy-save or ip6tables-legacy-save.
 func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []netip.Addr) {
 	chains, order := map[string]*legacyChain{}, []string{}
 	graph := newChainGraph()
@@ -66,7 +66,7 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 	r.Forwarded, r.Named = append(r.Forwarded, ports...), append(r.Named, named...)
 }
 
-// add notes a rule, and returns it as a step of a packet's path.
+// add records a rule and returns it as a step of a packet's path.
 func (c *legacyChain) add(line *savedRule, local []netip.Addr) step {
 	w := legacyPortRule(line.table, line.words, local)
 	target := line.target()
@@ -79,7 +79,7 @@ func (c *legacyChain) add(line *savedRule, local []netip.Addr) step {
 	return step{every: line.unconditional(), known: known, returns: target == "RETURN", to: []string{w.to}}
 }
 
-// unconditional tells whether every packet matches a rule: it has no match but comments.
+// unconditional reports whether every packet matches a rule. Comments are the only permitted match.
 func (r *savedRule) unconditional() bool {
 	for i := 2; i < len(r.words); i++ {
 		switch r.words[i] {
@@ -95,10 +95,10 @@ func (r *savedRule) unconditional() bool {
 			return false
 		}
 	}
-	return false // it only counts
+	return false // a rule without target only counts
 }
 
-// addLegacyRule counts what a rule does.
+// addLegacyRule counts a rule by its effect.
 func (r *Ruleset) addLegacyRule(family nftables.TableFamily, line *savedRule, local []netip.Addr) {
 	f := line.words
 	r.Legacy++

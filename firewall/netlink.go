@@ -16,18 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errInterrupted says that the rules were changed while they were read.
+// errInterrupted reports that the rules changed during the read.
 var errInterrupted = errors.New("the rules were changed while they were read")
 
 // answerWithin bounds the wait for one answer of the kernel.
 const answerWithin = 10 * time.Second
 
-// nfgenBytes is the size of struct nfgenmsg, with which every message of nf_tables begins.
+// nfgenBytes is the size of struct nfgenmsg, the header of every nf_tables message.
 const nfgenBytes = 4
 
-// dump asks nf_tables for all objects of a kind (NFT_MSG_GET*) in the calling thread's
-// namespace, and calls visit with the family and the attributes of each. Family 0 is all of
-// them. An error of visit ends the dump.
+// dump requests all nf_tables objects of a kind (NFT_MSG_GET*) in the calling thread's namespace. It calls visit with
+// the family and the attributes of each object. Family 0 means all families. An error of visit ends the dump.
 func dump(kind int, family nftables.TableFamily, filter []mdnetlink.Attribute, visit func(nftables.TableFamily, *mdnetlink.AttributeDecoder) error) error {
 	attributes, err := mdnetlink.MarshalAttributes(filter)
 	if err != nil {
@@ -52,7 +51,7 @@ func dump(kind int, family nftables.TableFamily, filter []mdnetlink.Attribute, v
 	if err := unix.Sendto(fd, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return os.NewSyscallError("sendto", err)
 	}
-	for buffer := make([]byte, 64<<10); ; { // an answer has 32 KiB at most
+	for buffer := make([]byte, 64<<10); ; { // an answer has at most 32 KiB
 		n, _, err := unix.Recvfrom(fd, buffer, 0)
 		if errors.Is(err, unix.EINTR) {
 			continue
@@ -66,7 +65,7 @@ func dump(kind int, family nftables.TableFamily, filter []mdnetlink.Attribute, v
 	}
 }
 
-// eachMessage visits the messages of one answer. Done tells that it was the last.
+// eachMessage visits the messages of one answer. done reports that the dump is complete.
 func eachMessage(answer []byte, visit func(nftables.TableFamily, *mdnetlink.AttributeDecoder) error) (done bool, err error) {
 	messages, err := syscall.ParseNetlinkMessage(answer)
 	if err != nil {
@@ -95,7 +94,7 @@ func eachMessage(answer []byte, visit func(nftables.TableFamily, *mdnetlink.Attr
 	return false, nil
 }
 
-// Generation is a number that every transaction of nf_tables raises.
+// Generation returns a number that every nf_tables transaction increments.
 func Generation() (uint32, error) {
 	conn, err := mdnetlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {

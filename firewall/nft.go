@@ -12,19 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nft is what nf_tables holds in a namespace, rules of iptables-nft among them.
+// nft is the nf_tables state of a namespace, including rules of iptables-nft.
 type nft struct {
 	tables   []*nftables.Table
 	chains   []*nftables.Chain
-	rules    map[string][]*nftables.Rule // by chainKey, in their order
+	rules    map[string][]*nftables.Rule // by chainKey, in order
 	sets     *setReader
-	flow     int  // flowtables
-	hardware bool // one of them is in hardware
-	// strange names rules of which an expression could not be decoded.
+	flow     int  // number of flowtables
+	hardware bool // a flowtable is offloaded to hardware
+	// strange names rules with an expression that could not be decoded.
 	strange []string
 }
 
-// readAgain is how often rules are read that are changed meanwhile.
+// readAgain is the number of reads of a ruleset that changes during each read.
 const readAgain = 5
 
 // readTables reads the calling thread's namespace.
@@ -58,7 +58,7 @@ func (n *nft) read() error {
 	if err := dump(unix.NFT_MSG_GETCHAIN, 0, nil, n.chain); err != nil {
 		return err
 	}
-	chosen := map[string][]*expr.Objref{} // objects that a map chooses, by chainKey of the map
+	chosen := map[string][]*expr.Objref{} // objects selected by a map, by chainKey of the map
 	if err := dump(unix.NFT_MSG_GETRULE, 0, nil, func(family nftables.TableFamily, a *mdnetlink.AttributeDecoder) error {
 		return n.rule(family, a, chosen)
 	}); err != nil {
@@ -79,7 +79,7 @@ func (n *nft) read() error {
 	if errors.Is(err, errInterrupted) {
 		return err
 	}
-	return nil // a kernel without flowtables refuses to list them
+	return nil // a kernel without flowtables refuses the request
 }
 
 func (n *nft) chain(family nftables.TableFamily, a *mdnetlink.AttributeDecoder) error {
@@ -113,7 +113,7 @@ func (n *nft) chain(family nftables.TableFamily, a *mdnetlink.AttributeDecoder) 
 	return nil
 }
 
-// rule decodes a rule. What cannot be decoded of it stays in it as opaque.
+// rule decodes a rule. Undecodable expressions become opaque.
 func (n *nft) rule(family nftables.TableFamily, a *mdnetlink.AttributeDecoder, chosen map[string][]*expr.Objref) error {
 	r := &nftables.Rule{Table: &nftables.Table{Family: family}, Chain: &nftables.Chain{}}
 	maps := map[*expr.Objref]string{}
@@ -152,8 +152,8 @@ func (n *nft) rule(family nftables.TableFamily, a *mdnetlink.AttributeDecoder, c
 	return nil
 }
 
-// objectTypes gives expressions that choose an object by a map (ct helper set tcp dport
-// map { 21 : "ftp" }) the type of those objects, which only the map has.
+// objectTypes sets the object type of expressions that select an object by a map, for example: ct helper set tcp
+// dport map { 21 : "ftp" }. Only the map contains that type.
 func (n *nft) objectTypes(chosen map[string][]*expr.Objref) error {
 	if len(chosen) == 0 {
 		return nil

@@ -13,9 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readUntracked counts the rules that take packets out of connection tracking by where
-// they come from alone. Those that ask for ports or destinations, as for DNS and services
-// without state, mean traffic that nothing translates.
+// readUntracked counts notrack rules that match at most a protocol, a source and an interface. Rules with ports or
+// destinations, as for DNS and stateless services, concern traffic without translation.
 func (f *Forwards) readUntracked(rules []*nftables.Rule) {
 	for _, rule := range rules {
 		if untracks(rule.Exprs) && !narrow(rule.Exprs) {
@@ -32,7 +31,7 @@ func (f *Forwards) readUntracked(rules []*nftables.Rule) {
 	}
 }
 
-// untracks tells whether a rule takes packets out of connection tracking.
+// untracks reports whether a rule excludes packets from connection tracking.
 func untracks(exprs []expr.Any) bool {
 	return slices.ContainsFunc(exprs, func(e expr.Any) bool {
 		switch e := e.(type) {
@@ -45,17 +44,16 @@ func untracks(exprs []expr.Any) bool {
 	})
 }
 
-// ctNotrack tells whether the target CT of iptables is CT --notrack: XT_CT_NOTRACK in the
-// flags that struct xt_ct_target_info_v1 begins with.
+// ctNotrack reports whether the iptables target CT has --notrack: XT_CT_NOTRACK in the flags at the beginning of
+// struct xt_ct_target_info_v1.
 func ctNotrack(e *expr.Target) bool {
 	info, ok := e.Info.(*xt.Unknown)
 	return ok && len(*info) > 1 && binary.NativeEndian.Uint16(*info)&1 != 0
 }
 
-// narrow tells whether a rule asks for more than a protocol, a source, and an interface
-// other than lo.
+// narrow reports whether a rule has conditions beyond a protocol, a source, and an interface other than lo.
 func narrow(exprs []expr.Any) bool {
-	var asked expr.Any // what the last expression loaded
+	var asked expr.Any // the last loaded field
 	return slices.ContainsFunc(exprs, func(e expr.Any) bool {
 		switch e := e.(type) {
 		case *expr.Notrack, *expr.Target, *expr.Counter, *expr.Verdict, *expr.Bitwise:

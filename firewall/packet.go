@@ -14,19 +14,18 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Packet is what is known of a packet where rules judge it.
+// Packet holds the known properties of a packet at a rule.
 type Packet struct {
-	Header  []byte     // its first bytes, from the IP header on
-	Tuple   flow.Tuple // what they say
-	In      string     // the interface by which it came; "": not known
-	InIndex uint32     // the same as a number; 0: not known
+	Header  []byte     // first bytes, from the IP header on
+	Tuple   flow.Tuple // addresses and ports in Header
+	In      string     // input interface; "" if unknown
+	InIndex uint32     // index of In; 0 if unknown
 	Mark    uint32
-	// States are those of the connection that it may have, as "ct state" names them by bits;
-	// none: not known.
+	// States are the possible states of the connection as bits of "ct state"; empty if unknown.
 	States []uint32
 }
 
-// States of connections by bit (NF_CT_STATE_BIT, linux/netfilter/nf_conntrack_common.h).
+// Connection states by bit (NF_CT_STATE_BIT, linux/netfilter/nf_conntrack_common.h).
 const (
 	StateInvalid     = 1 << 0
 	StateEstablished = 1 << 1
@@ -35,10 +34,10 @@ const (
 	StateUntracked   = 1 << 6
 )
 
-// stateNames are those of iptables.
+// stateNames are the state names of iptables.
 var stateNames = map[string]uint32{"INVALID": StateInvalid, "ESTABLISHED": StateEstablished, "RELATED": StateRelated, "NEW": StateNew, "UNTRACKED": StateUntracked}
 
-// version is that of IP, 0 where there is no header.
+// version returns the IP version, or 0 without a header.
 func (p *Packet) version() byte {
 	switch {
 	case len(p.Header) >= 20 && p.Header[0]>>4 == 4:
@@ -49,7 +48,7 @@ func (p *Packet) version() byte {
 	return 0
 }
 
-// of tells whether packets like this meet the tables of a family.
+// of reports whether tables of a family process the packet.
 func (p *Packet) of(family nftables.TableFamily) bool {
 	switch v := p.version(); family {
 	case nftables.TableFamilyIPv4:
@@ -60,8 +59,8 @@ func (p *Packet) of(family nftables.TableFamily) bool {
 	return true
 }
 
-// protocol is that of the transport header, and where it begins in the header; false where it is
-// not known: of later fragments, and behind extension headers.
+// transport returns the protocol of the transport header and its offset. known is false for later fragments and
+// behind extension headers.
 func (p *Packet) transport() (protocol byte, at int, known bool) {
 	switch p.version() {
 	case 4:
@@ -69,7 +68,7 @@ func (p *Packet) transport() (protocol byte, at int, known bool) {
 		return p.Header[9], n, n >= 20 && binary.BigEndian.Uint16(p.Header[6:])&0x1fff == 0
 	case 6:
 		switch p.Header[6] {
-		case 0, 43, 44, 50, 51, 60: // more headers of IPv6
+		case 0, 43, 44, 50, 51, 60: // further IPv6 headers
 			return 0, 0, false
 		}
 		return p.Header[6], 40, true
@@ -77,7 +76,7 @@ func (p *Packet) transport() (protocol byte, at int, known bool) {
 	return 0, 0, false
 }
 
-// ipProtocol is that of the IP header, of later fragments too.
+// ipProtocol returns the protocol in the IP header, also for later fragments.
 func (p *Packet) ipProtocol() (protocol byte, known bool) {
 	if p.version() == 4 {
 		return p.Header[9], true
@@ -86,7 +85,7 @@ func (p *Packet) ipProtocol() (protocol byte, known bool) {
 	return protocol, known
 }
 
-// fits tells whether none of the conditions of a rule of iptables-legacy is known not to hold.
+// fits reports whether a rule of iptables-legacy can match. Conditions that cannot be evaluated count as true.
 func (r *savedRule) fits(p *Packet) bool {
 	for i := 2; i+1 < len(r.words); i++ {
 		holds, known := r.condition(r.words[i], r.words[i+1], p)
@@ -128,7 +127,7 @@ func (r *savedRule) condition(option, value string, p *Packet) (holds, known boo
 	return false, false
 }
 
-// parseProtocol reads a protocol as iptables-save prints it.
+// parseProtocol parses a protocol as printed by iptables-save.
 func parseProtocol(name string) (flow.Protocol, error) {
 	switch name {
 	case "ipv6-icmp":
@@ -139,7 +138,7 @@ func parseProtocol(name string) (flow.Protocol, error) {
 	return flow.ParseProtocol(name)
 }
 
-// portIn reads "80", "80:90" and "80,90:99".
+// portIn parses "80", "80:90" and "80,90:99".
 func portIn(value string, port uint16) bool {
 	for part := range strings.SplitSeq(value, ",") {
 		low, high := ParsePorts(strings.ReplaceAll(part, ":", "-"))

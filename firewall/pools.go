@@ -16,21 +16,20 @@ import (
 	"github.com/sluice-lb/sluice/capacity"
 )
 
-// Pools tell how many ports source NAT may use of each address.
+// Pools holds the number of ports that source NAT may use on each address.
 type Pools struct {
-	// Smallest is the smallest range of ports that a rule names; 0: none does.
+	// Smallest is the smallest port range of a rule; 0 if no rule has one.
 	Smallest uint32
-	// ByAddress is the widest range of the rules that name the address.
+	// ByAddress is the widest port range of the rules for a single address.
 	ByAddress map[netip.Addr]uint32
-	// Unclear counts source NAT to addresses that are not known one by one: ranges, whole
-	// networks, maps.
+	// Unclear counts source NAT rules without single addresses: ranges, networks, maps.
 	Unclear int
-	// Other is the widest range of the rules that name no single address, and so may
-	// mean any; 0: there is no such rule.
+	// Other is the widest port range of rules without a single address, which may apply to any address; 0 if there is
+	// no such rule.
 	Other uint32
 }
 
-// Of returns the ports of an address.
+// Of returns the number of ports of an address.
 func (p *Pools) Of(addr netip.Addr) uint32 {
 	if n := max(p.ByAddress[addr], p.Other); n > 0 {
 		return n
@@ -38,7 +37,7 @@ func (p *Pools) Of(addr netip.Addr) uint32 {
 	return capacity.MasqueradePorts
 }
 
-// add notes a rule. The zero Addr stands for any address, 0 for any port.
+// add records a rule. The zero Addr means any address, 0 means any port.
 func (p *Pools) add(addr netip.Addr, low, high uint16) {
 	n := uint32(capacity.MasqueradePorts)
 	if low > 0 {
@@ -57,8 +56,7 @@ func (p *Pools) add(addr netip.Addr, low, high uint16) {
 	p.ByAddress[addr.Unmap()] = max(p.ByAddress[addr.Unmap()], n)
 }
 
-// nat adds a rule of nftables: what it uses stands in immediates that are loaded into
-// the registers it names.
+// nat adds a rule of nftables. Immediates load the rule's operands into registers.
 func (p *Pools) nat(rule *nftables.Rule, e *expr.NAT) {
 	var addr netip.Addr
 	if b := loaded(rule, e.RegAddrMin); e.RegAddrMin != 0 && (e.RegAddrMax == 0 || e.RegAddrMax == e.RegAddrMin) && !e.Prefix {
@@ -68,14 +66,14 @@ func (p *Pools) nat(rule *nftables.Rule, e *expr.NAT) {
 	p.registers(rule, addr, e.RegProtoMin, e.RegProtoMax)
 }
 
-// named notes whether a rule for source NAT names one address.
+// named records whether a source NAT rule names one address.
 func (p *Pools) named(addr netip.Addr) {
 	if !addr.IsValid() || addr.IsUnspecified() {
 		p.Unclear++
 	}
 }
 
-// masquerade adds a rule that names no address.
+// masquerade adds a rule without an address.
 func (p *Pools) masquerade(rule *nftables.Rule, e *expr.Masq) {
 	p.registers(rule, netip.Addr{}, e.RegProtoMin, e.RegProtoMax)
 }
@@ -90,7 +88,7 @@ func (p *Pools) registers(rule *nftables.Rule, addr netip.Addr, lowest, highest 
 	p.add(addr, port(lowest), port(highest))
 }
 
-// loaded is what an immediate of the rule puts into a register.
+// loaded returns the value that an immediate of the rule loads into a register.
 func loaded(rule *nftables.Rule, register uint32) []byte {
 	for _, e := range rule.Exprs {
 		if i, ok := e.(*expr.Immediate); ok && i.Register == register {
@@ -118,7 +116,7 @@ func (p *Pools) target(e *expr.Target) {
 			to, _ = netip.AddrFromSlice(r.MaxIP)
 			low, high = specified(r.Flags, r.MinPort, r.MaxPort)
 		}
-	case *xt.Unknown: // of IPv6: struct nf_nat_range
+	case *xt.Unknown: // IPv6: struct nf_nat_range
 		if b := []byte(*info); len(b) >= 40 {
 			from, _ = netip.AddrFromSlice(b[4:20])
 			to, _ = netip.AddrFromSlice(b[20:36])
@@ -169,7 +167,7 @@ func (p *Pools) legacy(words []string) {
 	}
 }
 
-// ParsePorts reads "1024-2047" or "5060".
+// ParsePorts parses "1024-2047" or "5060".
 func ParsePorts(s string) (low, high uint16) {
 	from, to, found := strings.Cut(s, "-")
 	if !found {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package firewall reads the rules of a host, whoever made them: nf_tables over netlink, those of
-// iptables-nft among them, and iptables-legacy by the text of its own program. It says what
-// they do to packets, and which of them may have dropped one.
+// Package firewall reads all firewall rules of a host. It reads nf_tables over netlink, including rules of
+// iptables-nft, and iptables-legacy from the output of its own program. It derives the rules' effect on packets, and
+// the rules that may have dropped a packet.
 package firewall
 
 import (
@@ -20,67 +20,63 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ruleset sums up a namespace's firewall: what its rules do, and what a packet meets.
+// Ruleset summarizes a namespace's firewall: the effects of its rules and the path of packets.
 type Ruleset struct {
 	Chains    []Chain
 	Tables    int
-	SourceNAT int // rules that translate sources, with masquerade
+	SourceNAT int // source NAT rules, including masquerade
 	DestNAT   int
 	Forwards  Forwards
 	Targets   Targets // of destination NAT
-	Tracking  int     // rules that look at connections
-	// Untracked are rules that keep packets from being tracked by where they come from alone.
+	Tracking  int     // rules that use connection tracking
+	// Untracked counts rules that exclude packets from connection tracking by their source only.
 	Untracked Forwards
-	Helpers   int // rules that assign one
-	// WideHelpers are those of them, in base chains, that ask for no port.
+	Helpers   int // rules that assign a helper
+	// WideHelpers counts helper rules in base chains without a port condition.
 	WideHelpers int
-	Traces      int // rules that switch tracing on
-	Logs        int // rules that write to the kernel's log without limit
-	// TraceIn and LogIn are the chains of the first of them.
+	Traces      int // rules that enable tracing
+	Logs        int // rules that write to the kernel's log without a rate limit
+	// TraceIn and LogIn are the chains of the first tracing and logging rules.
 	TraceIn, LogIn string
 	MSSClamp       bool
 	Flowtables     int
-	Offload        bool // a flowtable in hardware
-	InOrder        int  // SNAT rules that do not ask for random ports
-	Compat         bool // tables that iptables-nft made
+	Offload        bool // a flowtable is offloaded to hardware
+	InOrder        int  // SNAT rules without random ports
+	Compat         bool // iptables-nft has created tables
 	Pools          Pools
 	// KubeServices is the length of the chain KUBE-SERVICES.
 	KubeServices int
-	// Forwarded are ports of the host's own addresses whose packets are translated to
-	// other destinations.
+	// Forwarded lists ports of the host's own addresses with translation to other destinations.
 	Forwarded []PortRange
-	// Named are single addresses, not all of the host, whose packets rules translate to others.
+	// Named lists single destination addresses, local or not, with translation to others.
 	Named []netip.Addr
-	// Unread counts verdict maps whose chains are not in Chain.Longest.
+	// Unread counts verdict maps that Chain.Longest does not include.
 	Unread int
-	// NotUnderstood names rules with an expression that could not be decoded; what else they
-	// do counts.
+	// NotUnderstood names rules with an expression that could not be decoded. Their other expressions count.
 	NotUnderstood []string
 	Legacy        int // rules of iptables-legacy
 }
 
-// Chain is a base chain with what a packet meets in it.
+// Chain is a base chain with the number of rules on a packet's path.
 type Chain struct {
 	Name string // "inet filter forward"
 	Hook string
-	NAT  bool // only the first packet of a connection meets it
-	// Longest is how many rules a packet walks through at most: those of the chain, of
-	// the chains that every packet is sent to, and of the longest one behind a match or
-	// in a verdict map.
+	NAT  bool // only the first packet of a connection traverses it
+	// Longest is the maximum number of rules on a packet's path. It includes the chain, unconditional jumps, and the
+	// longest branch behind a match or in a verdict map.
 	Longest int
-	// Established is the index of the rule that accepts known connections, or sends every
-	// packet to a chain that does, -1: none, and UpTo how many rules their packets walk
-	// through until then.
+	// Established is the index of the rule that accepts established connections, or jumps with every packet to a
+	// chain that does; -1 for none. UpTo is the maximum number of rules up to that point.
 	Established, UpTo int
 	Drops             int // dropping rules
 	PolicyDrop        bool
 }
 
-// NAT tells whether anything is translated.
+// NAT reports whether any rule translates addresses.
 func (r *Ruleset) NAT() bool { return r != nil && r.SourceNAT+r.DestNAT > 0 }
 
-// Addresses are the single ones that rules for NAT name on the outside, which somebody has to
-// answer for: sources that packets get, and destinations that they have.
+// Addresses returns the single outside addresses in NAT rules: translated sources and original destinations. A
+// station must answer for them.
 func (r *Ruleset) Addresses() []netip.Addr {
 	list := slices.Clone(r.Named)
 	for a := range r.Pools.ByAddress {
@@ -92,7 +88,7 @@ func (r *Ruleset) Addresses() []netip.Addr {
 	return slices.Compact(list)
 }
 
-// Walked is how many rules of the chain packets of known connections walk through at most.
+// Walked returns the maximum number of rules of the chain for packets of established connections.
 func (c *Chain) Walked() int {
 	if c.Established >= 0 {
 		return c.UpTo
@@ -100,17 +96,15 @@ func (c *Chain) Walked() int {
 	return c.Longest
 }
 
-// Strict tells whether a forward chain drops what no rule accepts, behind one that
-// accepts known connections.
+// Strict reports whether a forward chain accepts established connections and has a drop policy.
 func (r *Ruleset) Strict() bool {
 	return slices.ContainsFunc(r.Chains, func(c Chain) bool {
 		return c.Hook == "forward" && c.PolicyDrop && c.Established >= 0
 	})
 }
 
-// Read reads the firewall of the calling thread's namespace: nf_tables, and the rules of
-// iptables-legacy where there are any. The ruleset is never nil; an error says what is
-// missing in it.
+// Read reads the firewall of the calling thread's namespace: nf_tables, and iptables-legacy if present. The ruleset
+// is never nil. An error describes the missing parts.
 func Read(ctx context.Context) (*Ruleset, error) {
 	local := localAddresses()
 	n, err := readTables()
@@ -119,7 +113,7 @@ func Read(ctx context.Context) (*Ruleset, error) {
 		r.addNft(n, local)
 	}
 	if _, ipvs := os.Stat("/proc/thread-self/net/ip_vs"); ipvs == nil {
-		r.Targets.Unclear++ // IPVS, the kernel's load balancer, whose translations stand in no rule
+		r.Targets.Unclear++ // no rule contains the translations of IPVS, the kernel's load balancer
 	}
 	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
 		saved, saveErr := legacySave(ctx, family)
@@ -132,7 +126,7 @@ func Read(ctx context.Context) (*Ruleset, error) {
 	return r, err
 }
 
-// addNft adds what nf_tables holds.
+// addNft adds the state of nf_tables.
 func (r *Ruleset) addNft(n *nft, local []netip.Addr) {
 	r.Tables, r.NotUnderstood = len(n.tables), n.strange
 	r.Flowtables, r.Offload = n.flow, n.hardware
@@ -190,7 +184,7 @@ func familyName(f nftables.TableFamily) string {
 	return fmt.Sprint("family ", byte(f))
 }
 
-// hookNames are those of nftables, by number.
+// hookNames are nftables' hook names, by number.
 var hookNames = map[nftables.TableFamily][]string{
 	nftables.TableFamilyIPv4:   {"prerouting", "input", "forward", "output", "postrouting"},
 	nftables.TableFamilyIPv6:   {"prerouting", "input", "forward", "output", "postrouting"},
@@ -200,7 +194,7 @@ var hookNames = map[nftables.TableFamily][]string{
 	nftables.TableFamilyNetdev: {"ingress", "egress"},
 }
 
-// hookName is where packets meet a base chain; "" where it cannot be told.
+// hookName returns the hook of a base chain; "" if it is unknown.
 func hookName(c *nftables.Chain) string {
 	names := hookNames[c.Table.Family]
 	if c.Hooknum == nil || int(*c.Hooknum) >= len(names) {
@@ -213,14 +207,14 @@ func policyDrops(c *nftables.Chain) bool {
 	return c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop
 }
 
-// builtIn tells whether iptables has a chain and table of these names. Rules that need no
-// extension look as those of nft do.
+// builtIn reports whether iptables has a built-in chain and table with these names. Rules of iptables-nft without
+// extensions are identical to rules of nft.
 func builtIn(c *nftables.Chain) bool {
 	return c.Hooknum != nil && (c.Table.Family == nftables.TableFamilyIPv4 || c.Table.Family == nftables.TableFamilyIPv6) &&
 		slices.Contains(legacyHooks, c.Name) && slices.Contains([]string{"filter", "nat", "mangle", "raw", "security"}, c.Table.Name)
 }
 
-// scan counts what the rules of a chain do.
+// scan counts the rules of a chain by effect.
 func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 	defer r.notes(chainName(c.Table, c.Name), r.Traces, r.Logs)
 	if c.Name == "KUBE-SERVICES" || c.Name == "services" && strings.HasPrefix(c.Table.Name, "kube-proxy") {
@@ -257,14 +251,14 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 				}
 			case *expr.Limit:
 				limited = true
-			case *expr.Log: // by the kernel's log: not to a program (NFLOG), nor to auditd
+			case *expr.Log: // to the kernel's log: not to a program (NFLOG), nor to auditd
 				logs = logs || !limited && e.Key&(1<<unix.NFTA_LOG_GROUP) == 0 && e.Level != expr.LogLevelAudit
 			case *expr.Meta:
 				if e.SourceRegister && e.Key == expr.MetaKeyNFTRACE {
 					r.Traces++
 				}
 			case *expr.Exthdr:
-				if e.SourceRegister != 0 && e.Type == 2 { // TCP option MSS is written
+				if e.SourceRegister != 0 && e.Type == 2 { // writes the TCP option MSS
 					r.MSSClamp = true
 				}
 			case *expr.Objref:
@@ -284,7 +278,7 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 					continue
 				}
 				logs = logs || !limited && e.Name == "LOG"
-				r.target(e.Name, false) // what it asks for stands in bytes of its own
+				r.target(e.Name, false) // its parameters are opaque bytes
 			case *expr.Match:
 				r.Compat = true
 				if slices.Contains(trackingMatches, e.Name) {
@@ -299,7 +293,7 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 	}
 }
 
-// notes notes the chain in which the first rules that trace or log were found.
+// notes records the chain of the first tracing or logging rules.
 func (r *Ruleset) notes(chain string, traces, logs int) {
 	if traces == 0 && r.Traces > 0 {
 		r.TraceIn = chain
@@ -309,10 +303,10 @@ func (r *Ruleset) notes(chain string, traces, logs int) {
 	}
 }
 
-// trackingMatches are those of iptables that ask connection tracking.
+// trackingMatches are the iptables matches that use connection tracking.
 var trackingMatches = []string{"conntrack", "state", "connmark", "connlimit", "connbytes", "connlabel", "helper", "cluster"}
 
-// limitMatches are those of iptables that let a rate pass.
+// limitMatches are the iptables matches that limit the rate.
 var limitMatches = []string{"limit", "hashlimit"}
 
 // helper counts a rule that assigns a helper.
@@ -324,7 +318,7 @@ func (r *Ruleset) helper(wide bool) {
 	}
 }
 
-// asksPort tells whether a rule looks at ports.
+// asksPort reports whether a rule has a condition on ports.
 func asksPort(exprs []expr.Any) bool {
 	return slices.ContainsFunc(exprs, func(e expr.Any) bool {
 		switch e := e.(type) {
@@ -337,21 +331,20 @@ func asksPort(exprs []expr.Any) bool {
 	})
 }
 
-// ctHelper tells whether the target CT of iptables names a helper, at byte 12 of struct
-// xt_ct_target_info.
+// ctHelper reports whether the iptables target CT has a helper name, at byte 12 of struct xt_ct_target_info.
 func ctHelper(e *expr.Target) bool {
 	info, ok := e.Info.(*xt.Unknown)
 	return ok && len(*info) > 12 && (*info)[12] != 0
 }
 
-// ordered notes whether a SNAT rule asks for random ports.
+// ordered counts a SNAT rule without random ports.
 func (r *Ruleset) ordered(random bool) {
 	if !random {
 		r.InOrder++
 	}
 }
 
-// target counts an iptables target that iptables-nft carries in a rule.
+// target counts an iptables target in a rule of iptables-nft.
 func (r *Ruleset) target(name string, random bool) {
 	r.Compat = true
 	switch name {
@@ -369,7 +362,7 @@ func (r *Ruleset) target(name string, random bool) {
 	}
 }
 
-// unconditional tells whether every packet matches a rule.
+// unconditional reports whether every packet matches a rule.
 func unconditional(rule *nftables.Rule) bool {
 	return !slices.ContainsFunc(rule.Exprs, func(e expr.Any) bool {
 		switch e := e.(type) {
@@ -382,8 +375,8 @@ func unconditional(rule *nftables.Rule) bool {
 	})
 }
 
-// acceptsKnown tells whether a rule accepts all packets of known connections: by their
-// state, and by nothing else.
+// acceptsKnown reports whether a rule accepts all packets of established connections. The connection state must be
+// its only condition.
 func acceptsKnown(rule *nftables.Rule) bool {
 	looks, accepts := false, false
 	for _, e := range rule.Exprs {

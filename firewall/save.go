@@ -18,12 +18,12 @@ import (
 type savedRule struct {
 	table, chain string
 	policy       string   // of the chain; "" for a rule
-	words        []string // -A CHAIN and what follows, without quotes
-	text         string   // the same as it is printed
+	words        []string // -A CHAIN and its arguments, without quotes
+	text         string   // the same as printed
 	packets      uint64
 }
 
-// option is the word behind one of several options, the last of them.
+// option returns the argument of the last of several options.
 func (r *savedRule) option(names ...string) (value string) {
 	for i := 2; i+1 < len(r.words); i++ {
 		for _, name := range names {
@@ -35,10 +35,10 @@ func (r *savedRule) option(names ...string) (value string) {
 	return value
 }
 
-// target is what a rule jumps to.
+// target returns the jump target of a rule.
 func (r *savedRule) target() string { return r.option("-j", "-g") }
 
-// legacyProgram is the program whose rules are of a family.
+// legacyProgram returns the iptables program of a family.
 func legacyProgram(family nftables.TableFamily) string {
 	if family == nftables.TableFamilyIPv6 {
 		return "ip6tables"
@@ -46,8 +46,8 @@ func legacyProgram(family nftables.TableFamily) string {
 	return "iptables"
 }
 
-// legacySave has iptables-legacy-save print its rules with their counters; "" where it has made
-// no table in the calling thread's namespace.
+// legacySave runs iptables-legacy-save and returns its rules with their counters; "" if iptables-legacy has no table
+// in the calling thread's namespace.
 func legacySave(ctx context.Context, family nftables.TableFamily) (string, error) {
 	tables, err := os.ReadFile("/proc/thread-self/net/" + familyName(family) + "_tables_names")
 	if err != nil || len(bytes.TrimSpace(tables)) == 0 {
@@ -60,7 +60,7 @@ func legacySave(ctx context.Context, family nftables.TableFamily) (string, error
 	return saved, nil
 }
 
-// run runs one of the programs that print rules.
+// run runs a program that prints rules.
 func run(ctx context.Context, name string, args ...string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
@@ -79,7 +79,7 @@ func run(ctx context.Context, name string, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// parseSave reads the text of iptables-legacy-save, with or without counters.
+// parseSave parses the output of iptables-legacy-save, with or without counters.
 func parseSave(text string) (list []savedRule) {
 	table := ""
 	for line := range strings.Lines(text) {
@@ -104,15 +104,14 @@ func parseSave(text string) (list []savedRule) {
 	return list
 }
 
-// savedPackets reads "[packets:bytes]".
+// savedPackets parses "[packets:bytes]".
 func savedPackets(s string) uint64 {
 	packets, _, _ := strings.Cut(strings.Trim(s, "[]"), ":")
 	n, _ := strconv.ParseUint(packets, 10, 64)
 	return n
 }
 
-// splitWords parts a line at its blanks. Blanks within quotes part nothing, and a backslash
-// there makes the next character an ordinary one.
+// splitWords splits a line at blanks outside of quotes. A backslash within quotes escapes the next character.
 func splitWords(line string) (words []string) {
 	var word strings.Builder
 	quoted, begun := false, false

@@ -10,11 +10,10 @@ import (
 	"github.com/google/nftables/expr"
 )
 
-// Targets are the addresses that rules translate destinations to.
+// Targets are the destination addresses that rules translate to.
 type Targets struct {
 	Addresses map[netip.Addr]bool
-	// Unclear counts what may translate to other addresses too: ranges, redirects,
-	// whole networks, addresses that a rule computes, maps that were not read, IPVS.
+	// Unclear counts sources of further targets: ranges, redirects, networks, computed addresses, unread maps, IPVS.
 	Unclear int
 }
 
@@ -29,7 +28,7 @@ func (t *Targets) add(from, to netip.Addr) {
 	t.Addresses[from.Unmap()] = true
 }
 
-// readNft adds the targets of nftables rules, iptables-nft's among them.
+// readNft adds the targets of nftables rules, including iptables-nft.
 func (t *Targets) readNft(maps *setReader, rules map[string][]*nftables.Rule) {
 	for _, list := range rules {
 		for _, rule := range list {
@@ -49,8 +48,7 @@ func (t *Targets) readNft(maps *setReader, rules map[string][]*nftables.Rule) {
 	}
 }
 
-// nat adds the target of a rule: its address stands in a register that an
-// immediate or a map has filled.
+// nat adds the target of a rule. An immediate or a map has loaded its address into a register.
 func (t *Targets) nat(maps *setReader, rule *nftables.Rule, before []expr.Any, e *expr.NAT) {
 	if e.RegAddrMin == 0 || e.RegAddrMax != 0 && e.RegAddrMax != e.RegAddrMin {
 		t.Unclear++
@@ -77,7 +75,7 @@ func (t *Targets) nat(maps *setReader, rule *nftables.Rule, before []expr.Any, e
 	t.Unclear++
 }
 
-// readMap adds what the elements of a map begin with.
+// readMap adds the leading addresses of a map's elements.
 func (t *Targets) readMap(maps *setReader, table *nftables.Table, name string, size int) {
 	elements, read := maps.elements(table, name)
 	if !read {
@@ -95,7 +93,7 @@ func (t *Targets) addBytes(b []byte, size int) {
 	t.add(addr, netip.Addr{})
 }
 
-// target adds that of an iptables rule which iptables-nft carries.
+// target adds the target of an iptables rule in iptables-nft.
 func (t *Targets) target(e *expr.Target) {
 	r := natRange(e)
 	switch {
@@ -108,7 +106,7 @@ func (t *Targets) target(e *expr.Target) {
 	}
 }
 
-// legacy adds that of a line of iptables-legacy-save.
+// legacy adds the target of a line of iptables-legacy-save.
 func (t *Targets) legacy(words []string) {
 	if slices.Contains(words, "REDIRECT") || slices.Contains(words, "NETMAP") {
 		t.Unclear++

@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
-// Names that golang.org/x/sys/unix does not have; numbers of
-// include/uapi/linux/netfilter/nf_tables.h.
+// Names missing in golang.org/x/sys/unix; numbers of include/uapi/linux/netfilter/nf_tables.h.
 const (
 	setElemKeyEnd                                              = 10 // NFTA_SET_ELEM_KEY_END
 	setExpr                                                    = 17 // NFTA_SET_EXPR
@@ -29,13 +28,13 @@ const (
 	userComment                                                = 0       // NFTNL_UDATA_RULE_COMMENT, nft's convention for userdata
 )
 
-// Refusal is what the kernel answered to one object of a transaction.
+// Refusal is the kernel's error for one object of a transaction.
 type Refusal struct {
-	Owner  string // service or rule, in words; empty for what is shared
-	Object string // what the kernel was asked to do
+	Owner  string // service or rule, in words; empty for shared objects
+	Object string // the requested operation
 	Errno  unix.Errno
 	Detail string // the kernel's own message, often empty
-	// Made is the object that the kernel refused to make, if it was one.
+	// Made is the refused object, if any.
 	Made *ruleset.Object
 }
 
@@ -61,7 +60,7 @@ func (r *Refusal) Error() string {
 // Unwrap returns the error number.
 func (r *Refusal) Unwrap() error { return r.Errno }
 
-// sent remembers what one message of a transaction was about.
+// sent describes one message of a transaction.
 type sent struct {
 	owner, object string
 	elements      []ruleset.Item[ruleset.Element]
@@ -70,7 +69,7 @@ type sent struct {
 	made          *ruleset.Object
 }
 
-// batch is a transaction being written.
+// batch is a transaction during encoding.
 type batch struct {
 	buf   []byte
 	first uint32 // sequence number of log[0]
@@ -79,8 +78,7 @@ type batch struct {
 	last  int // start of the last message
 }
 
-// maxElements is how many bytes of elements go into one message: an attribute
-// is at most 64 KiB long.
+// maxElements is the maximum size in bytes of the elements in one message: an attribute is at most 64 KiB long.
 const maxElements = 60 << 10
 
 func (b *batch) begin(msg int, flags uint16, f ruleset.Family, what sent) (ruleset.Attrs, int) {
@@ -93,8 +91,8 @@ func (b *batch) begin(msg int, flags uint16, f ruleset.Family, what sent) (rules
 
 func (b *batch) end(a ruleset.Attrs, start int) { b.buf = done(a, start) }
 
-// Apply writes the delta in one transaction: all of it or, with an error that
-// is or wraps a *Refusal, nothing.
+// Apply writes the delta in one transaction. It writes everything, or nothing and returns an error, possibly a
+// *Refusal or an error that wraps one.
 func (c *Conn) Apply(d *ruleset.Delta) error {
 	if d.Empty() {
 		return nil
@@ -125,9 +123,8 @@ func (c *Conn) Apply(d *ruleset.Delta) error {
 	return c.verdict(b, begin, lastSeq)
 }
 
-// Makes asks the kernel whether it can make an object, by a
-// transaction that makes it and then fails on purpose, so that nothing is ever
-// in force.
+// Makes reports whether the kernel can create an object. The transaction creates it and then fails on purpose, so it
+// never takes effect.
 func (c *Conn) Makes(o *ruleset.Object) (bool, error) {
 	return c.takes(&ruleset.Delta{
 		AddTables:  []ruleset.Family{o.Table},
@@ -135,17 +132,17 @@ func (c *Conn) Makes(o *ruleset.Object) (bool, error) {
 	})
 }
 
-// Takes asks the kernel in the same way whether it takes a chain with its rules.
+// Takes reports in the same way whether the kernel accepts a chain with its rules.
 func (c *Conn) Takes(chain *ruleset.Chain) (bool, error) {
 	item := []ruleset.Item[*ruleset.Chain]{{Owner: probe, Of: chain}}
 	return c.takes(&ruleset.Delta{AddTables: []ruleset.Family{chain.Table}, AddChains: item, AddRules: item})
 }
 
-// probe owns what is made only to see whether it can be made.
+// probe is the owner of objects in a trial transaction.
 const probe = "probe"
 
-// takes reports whether the kernel refuses nothing of a delta that probe owns; a set that
-// is not there is removed with it, which it refuses always.
+// takes reports whether the kernel accepts a delta owned by probe. The transaction also removes a nonexistent set,
+// which the kernel always refuses.
 func (c *Conn) takes(d *ruleset.Delta) (bool, error) {
 	d.DelSets = []ruleset.Item[*ruleset.Set]{{Of: &ruleset.Set{ID: ruleset.ID{Table: d.AddTables[0], Name: "probe"}}}}
 	err := c.Apply(d)
@@ -165,13 +162,12 @@ func (c *Conn) takes(d *ruleset.Delta) (bool, error) {
 	return true, nil
 }
 
-// estimate guesses the size of a transaction, to spare growing its buffer.
+// estimate estimates the size of a transaction, to avoid growing its buffer.
 func estimate(d *ruleset.Delta) int {
 	return 120*(len(d.AddChains)+len(d.AddSets)) + 400*len(d.AddRules) + 110*(len(d.AddElements)+len(d.DelElements))
 }
 
-// verdict reads the kernel's answers: it has queued all of them when the send
-// returned.
+// verdict reads the kernel's answers. The kernel has queued all answers when the send returns.
 func (c *Conn) verdict(b *batch, begin, lastSeq uint32) error {
 	var refusals []error
 	acked := false
@@ -215,8 +211,8 @@ func (c *Conn) verdict(b *batch, begin, lastSeq uint32) error {
 	return nil
 }
 
-// refusal builds the error for a refused message out of the extended
-// acknowledgement, which holds a text and the offset of the offending attribute.
+// refusal builds the error for a refused message from the extended acknowledgement, which contains a text and the
+// offset of the offending attribute.
 func (b *batch) refusal(m nlmsg, errno unix.Errno) error {
 	r := &Refusal{Object: "transaction", Errno: errno}
 	offset := 0
@@ -247,7 +243,7 @@ func (b *batch) refusal(m nlmsg, errno unix.Errno) error {
 	return r
 }
 
-// elementAt returns the element whose netlink attribute covers the offset, in bytes.
+// elementAt returns the element with the netlink attribute at the offset in bytes.
 func (s *sent) elementAt(offset int) *ruleset.Item[ruleset.Element] {
 	if len(s.elements) == 1 {
 		return &s.elements[0]

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
-// EachCount calls visit with the count of every rule of Sluice that has one.
+// EachCount calls visit with the counter of every rule of Sluice that has one.
 func (c *Conn) EachCount(visit func(chain ruleset.ID, n Counts)) error {
 	for _, family := range ruleset.Families {
 		err := c.uninterrupted(unix.NFT_MSG_GETRULE, family, tableFilter(unix.NFTA_RULE_TABLE), func(family uint8, attrs []byte) {
@@ -26,8 +26,8 @@ func (c *Conn) EachCount(visit func(chain ruleset.ID, n Counts)) error {
 	return nil
 }
 
-// uninterrupted dumps until a pass saw one generation, and calls visit for the
-// answers of that pass. A table that is not there has nothing to say.
+// uninterrupted repeats a dump until it belongs to one generation, and calls visit for its answers. A missing table
+// has no answers.
 func (c *Conn) uninterrupted(msg int, family ruleset.Family, filter []byte, visit func(uint8, []byte)) error {
 	type answer struct {
 		family uint8
@@ -77,7 +77,7 @@ func countOf(exprs string) (n Counts, found bool) {
 	return n, found
 }
 
-// ChainCounts returns what the rules of one chain counted together.
+// ChainCounts returns the sum of the counters of one chain's rules.
 func (c *Conn) ChainCounts(id ruleset.ID) (sum Counts, err error) {
 	rules, err := c.Chain(id)
 	for _, r := range rules {
@@ -89,7 +89,7 @@ func (c *Conn) ChainCounts(id ruleset.ID) (sum Counts, err error) {
 	return sum, err
 }
 
-// EachElementCount calls visit with every element of a set and its count.
+// EachElementCount calls visit with every element of a set and its counter.
 func (c *Conn) EachElementCount(set *ruleset.Set, visit func(ruleset.Element, Counts)) error {
 	var list []rawElement
 	err := c.retry(func() error {
@@ -102,14 +102,14 @@ func (c *Conn) EachElementCount(set *ruleset.Set, visit func(ruleset.Element, Co
 	return err
 }
 
-// ElementCounts returns what one element counted.
+// ElementCounts returns the counter of one element.
 func (c *Conn) ElementCounts(set *ruleset.Set, e ruleset.Element) (n Counts, err error) {
 	err = c.element(set, e, func(r rawElement) { n = Counts{r.packets, r.bytes} })
 	return n, err
 }
 
-// EachCounter calls visit with every named counter; counters of the same name in
-// several tables come one by one.
+// EachCounter calls visit with every named counter. Counters with the same name in several tables are visited
+// separately.
 func (c *Conn) EachCounter(visit func(name string, n Counts)) error {
 	for _, family := range ruleset.Families {
 		err := c.uninterrupted(unix.NFT_MSG_GETOBJ, family, tableFilter(unix.NFTA_OBJ_TABLE), func(family uint8, attrs []byte) {

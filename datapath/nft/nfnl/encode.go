@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
-// delta writes a delta as messages, in an order in which nothing is made before
-// what it refers to, nor removed while something refers to it.
+// delta encodes a delta as messages. An object is created after the objects that it refers to, and removed after the
+// objects that refer to it.
 func (b *batch) delta(d *ruleset.Delta) {
 	for _, f := range d.AddTables {
 		a, s := b.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, f, sent{object: "table " + f.String() + " " + ruleset.TableName})
@@ -67,7 +67,7 @@ func (b *batch) delta(d *ruleset.Delta) {
 	}
 }
 
-// named deletes a chain or a set: both give table and name as attributes 1 and 2 or 3.
+// named deletes a chain or a set, which both have table and name as attributes 1 and 2 or 3.
 func (b *batch) named(msg int, words, owner string, id ruleset.ID) {
 	name := uint16(unix.NFTA_SET_NAME)
 	if msg == unix.NFT_MSG_DELCHAIN {
@@ -79,11 +79,11 @@ func (b *batch) named(msg int, words, owner string, id ruleset.ID) {
 	b.end(a, s)
 }
 
-// flowtablePriority puts flowtables behind the chains of the same hook, which
-// stand at 0: what is denied at ingress is denied to offloaded flows too.
+// flowtablePriority orders flowtables after the chains of the same hook with priority 0. Packets denied at ingress
+// are then denied for offloaded flows too.
 const flowtablePriority = 10
 
-// flowtable makes a flowtable on devices.
+// flowtable creates a flowtable on devices.
 func (b *batch) flowtable(o ruleset.Item[*ruleset.Object]) {
 	a, s := b.begin(unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, o.Of.Table, sent{owner: o.Owner, object: "flowtable " + o.Of.Name, made: o.Of})
 	a.String(flowtableTable, ruleset.TableName)
@@ -175,9 +175,8 @@ func (b *batch) set(item ruleset.Item[*ruleset.Set], id uint32) {
 	b.end(a, start)
 }
 
-// byteOrders is nft's note to itself, in the set's userdata, of the byte order
-// in which it shall print keys and values (NFTNL_UDATA_SET_KEYBYTEORDER and
-// NFTNL_UDATA_SET_DATABYTEORDER: 1 is the host's, 2 the network's).
+// byteOrders returns nft's userdata about the byte order of keys and values (NFTNL_UDATA_SET_KEYBYTEORDER and
+// NFTNL_UDATA_SET_DATABYTEORDER: 1 is host order, 2 network order). nft prints by it.
 func byteOrders(set *ruleset.Set) []byte {
 	order := func(types []ruleset.Type) uint32 {
 		if len(types) == 1 && types[0].Host {
@@ -268,7 +267,7 @@ func (b *batch) elements(msg int, flags uint16, list []ruleset.Item[ruleset.Elem
 	}
 }
 
-// elementMessage writes as many elements as one message takes and returns the others.
+// elementMessage writes as many elements as fit in one message and returns the rest.
 func (b *batch) elementMessage(msg int, flags uint16, set *ruleset.Set, list []ruleset.Item[ruleset.Element]) []ruleset.Item[ruleset.Element] {
 	words := "element of " + set.Name
 	if msg == unix.NFT_MSG_DELSETELEM {
@@ -290,8 +289,8 @@ func (b *batch) elementMessage(msg int, flags uint16, set *ruleset.Set, list []r
 	return list[i:]
 }
 
-// element appends one entry. A range of a single field is two entries to the
-// kernel: its first key, and the key after its last one marked as an end.
+// element appends one entry. A range of a single field consists of two entries in the kernel: its first key, and the
+// key after its last one with an end flag.
 func element(a *ruleset.Attrs, set *ruleset.Set, e ruleset.Element, value bool) {
 	n := a.Nest(unix.NFTA_LIST_ELEM)
 	a.ValueData(unix.NFTA_SET_ELEM_KEY, e.Key)

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
-// Read returns what the tables of Sluice hold, as one fragment; rules have
-// only their expressions. The answer is of one generation, which is returned too.
+// Read returns the content of Sluice's tables as one fragment and its generation. Rules contain only expressions. The
+// content belongs to one generation.
 func (c *Conn) Read() (*ruleset.Fragment, uint32, error) {
 	for range attempts {
 		before, err := c.Generation()
@@ -66,7 +66,7 @@ func (c *Conn) readAll() (*ruleset.Fragment, error) {
 	}
 	for _, set := range f.Sets {
 		if set.Dynamic {
-			continue // packets fill it
+			continue // filled by packets
 		}
 		list, err := c.readElements(set)
 		if err != nil {
@@ -77,8 +77,7 @@ func (c *Conn) readAll() (*ruleset.Fragment, error) {
 	return f, nil
 }
 
-// readTable reads sets, objects and rules of one family's table: the kernel
-// looks a table up by family and name.
+// readTable reads sets, objects and rules of one family's table. The kernel looks up a table by family and name.
 func (c *Conn) readTable(f *ruleset.Fragment, family ruleset.Family, chains map[ruleset.ID]*ruleset.Chain) error {
 	err := c.dump(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, uint8(family), tableFilter(unix.NFTA_SET_TABLE), func(family uint8, attrs []byte) {
 		if set := decodeSet(family, attrs); set != nil {
@@ -112,7 +111,7 @@ func (c *Conn) readTable(f *ruleset.Fragment, family ruleset.Family, chains map[
 	})
 }
 
-// Chain reads the rules of one chain back.
+// Chain reads the rules of one chain.
 func (c *Conn) Chain(id ruleset.ID) (rules []ruleset.Rule, err error) {
 	var a ruleset.Attrs
 	a.String(unix.NFTA_RULE_TABLE, ruleset.TableName)
@@ -128,7 +127,7 @@ func (c *Conn) Chain(id ruleset.ID) (rules []ruleset.Rule, err error) {
 	return rules, err
 }
 
-// retry repeats a read that saw two generations.
+// retry repeats a read that spans two generations.
 func (c *Conn) retry(read func() error) (err error) {
 	for range attempts {
 		if err = read(); !errors.Is(err, errInterrupted) {
@@ -138,7 +137,7 @@ func (c *Conn) retry(read func() error) (err error) {
 	return err
 }
 
-// Elements reads all elements of a set back.
+// Elements reads all elements of a set.
 func (c *Conn) Elements(set *ruleset.Set) (list []ruleset.Element, err error) {
 	err = c.retry(func() error {
 		list, err = c.readElements(set)
@@ -166,14 +165,13 @@ func (c *Conn) readElements(set *ruleset.Set) ([]ruleset.Element, error) {
 	return list, nil
 }
 
-// closeRanges gives every first key the last key of its range: the one before
-// the next end above it, or the highest key.
+// closeRanges sets the last key of every range: the key before the next end, or the highest key.
 func closeRanges(list []ruleset.Element, ends []string) {
 	slices.Sort(ends)
 	for i := range list {
 		at, exact := slices.BinarySearch(ends, list[i].Key)
 		if exact {
-			at++ // the end of the range before
+			at++ // the end of the previous range
 		}
 		if at < len(ends) {
 			list[i].End = predecessor(ends[at])
@@ -183,7 +181,7 @@ func closeRanges(list []ruleset.Element, ends []string) {
 	}
 }
 
-// rawElement is an element as the kernel reports it, with its counter.
+// rawElement is an element in the kernel's form, with its counter.
 type rawElement struct {
 	ruleset.Element
 	intervalEnd    bool
@@ -199,8 +197,8 @@ func (c *Conn) eachElement(set *ruleset.Set, visit func(rawElement)) error {
 	})
 }
 
-// Has reports which of the elements the kernel holds with the same value, by
-// asking for each of them instead of reading the set.
+// Has returns the elements that are missing in the kernel or have a different value. It requests each element instead
+// of reading the set.
 func (c *Conn) Has(set *ruleset.Set, list []ruleset.Element) (missing []ruleset.Element, err error) {
 	for _, e := range list {
 		found := false
@@ -215,7 +213,7 @@ func (c *Conn) Has(set *ruleset.Set, list []ruleset.Element) (missing []ruleset.
 	return missing, nil
 }
 
-// element asks for one element.
+// element reads one element.
 func (c *Conn) element(set *ruleset.Set, e ruleset.Element, visit func(rawElement)) error {
 	var a ruleset.Attrs
 	a.String(unix.NFTA_SET_ELEM_LIST_TABLE, ruleset.TableName)
@@ -233,7 +231,7 @@ func (c *Conn) element(set *ruleset.Set, e ruleset.Element, visit func(rawElemen
 	})
 }
 
-// Tables returns the families in which there is a table of Sluice.
+// Tables returns the families with a table of Sluice.
 func (c *Conn) Tables() (list []ruleset.Family, err error) {
 	err = c.eachTable(func(family ruleset.Family, name string) {
 		if name == ruleset.TableName && ours(uint8(family)) {
@@ -243,7 +241,7 @@ func (c *Conn) Tables() (list []ruleset.Family, err error) {
 	return list, err
 }
 
-// OtherTables names the tables of other programs.
+// OtherTables returns the names of other programs' tables.
 func (c *Conn) OtherTables() (list []string, err error) {
 	err = c.eachTable(func(family ruleset.Family, name string) {
 		if name != ruleset.TableName {

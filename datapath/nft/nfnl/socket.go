@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nfnl speaks nf_tables netlink: it writes a ruleset.Delta as one
-// transaction, attributes every refusal to the object it hits, and reads the
-// tables of Sluice back as ruleset values.
+// Package nfnl implements nf_tables netlink. It writes a ruleset.Delta as one transaction, attributes every refusal
+// to its object, and reads the tables of Sluice as ruleset values.
 package nfnl
 
 import (
@@ -18,19 +17,18 @@ import (
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
-// Conn is a netlink socket to the nf_tables of the network namespace in which
-// it was opened. It is safe for use by several goroutines.
+// Conn is a netlink socket to the nf_tables of the network namespace in which it was opened. It is safe for
+// concurrent use.
 type Conn struct {
 	mu  sync.Mutex
 	fd  int
 	seq uint32
 	buf []byte
-	// sndbuf is how many bytes the socket takes at once, as far as it was raised.
+	// sndbuf is the current size of the send buffer.
 	sndbuf int
 }
 
-// receiveBuffer holds the answers to one datagram of requests; the kernel sends
-// dumps in pieces of up to 32 KiB.
+// receiveBuffer fits the answers to one datagram of requests. The kernel sends dumps in pieces of up to 32 KiB.
 const receiveBuffer = 1 << 20
 
 // Open opens a socket in the network namespace of the calling thread.
@@ -45,7 +43,7 @@ func Open() (*Conn, error) {
 		return nil, fmt.Errorf("netfilter netlink socket: bind: %w", err)
 	}
 	for _, opt := range []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK} {
-		_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, opt, 1) // better messages only
+		_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, opt, 1) // only for better messages
 	}
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20); err != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 16<<20)
@@ -56,8 +54,8 @@ func Open() (*Conn, error) {
 // Close closes the socket.
 func (c *Conn) Close() error { return unix.Close(c.fd) }
 
-// raiseSendBuffer makes room for a transaction of n bytes: netlink takes one
-// datagram only if it fits the socket's buffer.
+// raiseSendBuffer makes room for a transaction of n bytes: netlink accepts a datagram only if it fits the socket's
+// buffer.
 func (c *Conn) raiseSendBuffer(n int) error {
 	if n <= c.sndbuf {
 		return nil
@@ -130,10 +128,10 @@ func nextMessage(b []byte) (m nlmsg, rest []byte, ok bool) {
 	return m, b[min(int(h.Len+3)&^3, len(b)):], true
 }
 
-// errInterrupted says that a dump saw two generations and must be repeated.
+// errInterrupted reports that a dump spans two generations and must be repeated.
 var errInterrupted = errors.New("the ruleset changed while it was read")
 
-// attempts bounds how often an interrupted dump is repeated.
+// attempts bounds the repetitions of an interrupted dump.
 const attempts = 50
 
 // dump sends a request and calls visit with the attributes of every answer.
@@ -210,7 +208,7 @@ func (c *Conn) Generation() (id uint32, err error) {
 	return id, nil
 }
 
-// Explain turns the refusal of the whole subsystem into a sentence with the remedy.
+// Explain converts an error of the whole subsystem to a sentence with the remedy.
 func Explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM):

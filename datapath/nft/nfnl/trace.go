@@ -21,7 +21,7 @@ const (
 	traceGroup = 9 // NFNLGRP_NFTRACE
 )
 
-// TraceKind is what a trace tells about.
+// TraceKind is the subject of a trace.
 type TraceKind uint32
 
 // Kinds of traces.
@@ -31,24 +31,24 @@ const (
 	TraceRule   TraceKind = 3 // a rule that matched
 )
 
-// Trace is one step of a packet whose nftrace is set.
+// Trace is one step of a packet with nftrace set.
 type Trace struct {
 	Table   string // its name; Chain has the family
 	Chain   ruleset.ID
 	Kind    TraceKind
 	Handle  uint64          // of the rule
 	Verdict ruleset.Verdict // of a rule, or the policy
-	Out     uint32          // index of the interface that it leaves by; 0 where that is not known yet
+	Out     uint32          // index of the output interface; 0 if not known yet
 	Mark    uint32
-	// Network and Transport are the first bytes of the headers, as they are at this
-	// step; the kernel tells them once for each base chain.
+	// Network and Transport are the first bytes of the headers at this step. The kernel sends them once per base
+	// chain.
 	Network, Transport []byte
 }
 
 // Tracer receives the traces of a network namespace.
 type Tracer struct{ conn *Conn }
 
-// OpenTrace listens in the network namespace of the calling thread.
+// OpenTrace receives traces in the network namespace of the calling thread.
 func OpenTrace() (*Tracer, error) {
 	c, err := Open()
 	if err != nil {
@@ -60,10 +60,10 @@ func OpenTrace() (*Tracer, error) {
 	return &Tracer{c}, nil
 }
 
-// Close ends listening.
+// Close closes the socket.
 func (t *Tracer) Close() error { return t.conn.Close() }
 
-// Read returns the traces that have come, and does not wait.
+// Read returns the queued traces without waiting.
 func (t *Tracer) Read() (list []Trace, err error) {
 	for {
 		b, err := t.conn.receive(unix.MSG_DONTWAIT)
@@ -114,7 +114,7 @@ func decodeTrace(family uint8, attrs []byte) (t Trace) {
 	return t
 }
 
-// Handles returns the kernel's numbers of a chain's rules, in their order.
+// Handles returns the handles of a chain's rules in order.
 func (c *Conn) Handles(id ruleset.ID) (list []uint64, err error) {
 	var a ruleset.Attrs
 	a.String(unix.NFTA_RULE_TABLE, ruleset.TableName)

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// follow turns traces into steps.
+// follow converts traces to steps.
 func (a *Answer) follow(list []nfnl.Trace, conn *nfnl.Conn, rules *ruleset.Ruleset) error {
 	type owned struct {
 		chain *ruleset.Chain
@@ -51,13 +51,12 @@ func (a *Answer) follow(list []nfnl.Trace, conn *nfnl.Conn, rules *ruleset.Rules
 	return nil
 }
 
-// point takes note of a point that the packet came to, and reports whether the
-// trace is of one.
+// point records that the packet has reached a marked point, and reports whether the trace belongs to one.
 func (a *Answer) point(t nfnl.Trace) bool {
 	switch t.Chain.Name {
 	case chainStart:
 	case chainRouted:
-		if r, ok := routed(t); ok { // only the first trace of a chain tells
+		if r, ok := routed(t); ok { // only the first trace of a chain contains the headers
 			a.Routed = r
 		}
 	case chainLocal:
@@ -68,7 +67,7 @@ func (a *Answer) point(t nfnl.Trace) bool {
 	return true
 }
 
-// routed reads the addresses and ports that a trace tells.
+// routed returns the addresses and ports in a trace.
 func routed(t nfnl.Trace) (out flow.Tuple, ok bool) {
 	at, size, protocol := 12, 4, 9 // of IPv4, RFC 791 section 3.1
 	if len(t.Network) > 0 && t.Network[0]>>4 == 6 {
@@ -88,7 +87,7 @@ func routed(t nfnl.Trace) (out flow.Tuple, ok bool) {
 	return out, true
 }
 
-// route asks which way the packet takes as it was routed.
+// route looks up the route of the packet at its routing decision.
 func (a *Answer) route(in *link) {
 	if !a.Routed.IsValid() || a.Local {
 		return
@@ -106,10 +105,10 @@ func (a *Answer) route(in *link) {
 	}
 }
 
-// wrongSide reports whether the reverse path filter of IPv4 refuses the source.
-// Before Linux 6.14 the answer to a route says so (EXDEV), since then it says EINVAL.
+// wrongSide reports whether the IPv4 reverse path filter drops the source. Before Linux 6.14 the route lookup returns
+// EXDEV in this case, later kernels return EINVAL.
 func (a *Answer) wrongSide(in *link, src netip.Addr) bool {
-	filter := "0" // the higher of both holds: 1 is strict, 2 asks for any way back
+	filter := "0" // the higher of both settings applies: 1 is strict, 2 requires any route back
 	for _, name := range []string{"all", in.name} {
 		v, _ := os.ReadFile(sysctls + "ipv4/conf/" + name + "/rp_filter")
 		filter = max(filter, strings.TrimSpace(string(v)))

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
-// Rules are all rules of a network namespace, as the host's own programs print them: tables
-// of nftables, those of iptables-nft, and those of iptables-legacy.
+// Rules are all rules of a network namespace in the output format of the host's own programs: nftables, iptables-nft
+// and iptables-legacy.
 type Rules struct {
 	tables  []foreignTable
 	saved   []savedTables
@@ -28,7 +28,7 @@ type foreignTable struct{ family, name, text string }
 
 func (t foreignTable) String() string { return t.family + " " + t.name }
 
-// savedTables are tables that a program of iptables saves and restores: "iptables-legacy".
+// savedTables are tables that an iptables program saves and restores: "iptables-legacy".
 type savedTables struct{ program, text string }
 
 // ReadRules reads the rules of the calling thread's network namespace.
@@ -73,11 +73,11 @@ func ReadRules(ctx context.Context) (*Rules, error) {
 	return r, nil
 }
 
-// saveWarning matches warnings that a program of iptables prints among its rules.
+// saveWarning matches warnings that an iptables program prints among its rules.
 var saveWarning = regexp.MustCompile(`(?m)^# Warning.*\n`)
 
-// byIptables tells whether iptables-nft keeps the table: nft prints some of its rules in
-// words that it does not take again.
+// byIptables reports whether a table belongs to iptables-nft. nft prints some of its rules in a syntax that nft does
+// not accept.
 func byIptables(t foreignTable) bool {
 	switch t.name {
 	case "raw", "mangle", "nat", "filter", "security":
@@ -86,7 +86,7 @@ func byIptables(t foreignTable) bool {
 	return false
 }
 
-// Names lists whose rules they are.
+// Names lists the owners of the rules.
 func (r *Rules) Names() (names []string) {
 	for _, t := range r.tables {
 		names = append(names, "table "+t.String())
@@ -97,8 +97,8 @@ func (r *Rules) Names() (names []string) {
 	return names
 }
 
-// load makes the rules in the network namespace of the calling thread, with counters at zero,
-// and says what it could not make.
+// load loads the rules in the calling thread's network namespace, with counters at zero, and returns the parts that
+// failed.
 func (r *Rules) load(ctx context.Context) (omitted []string) {
 	omitted = append(omitted, r.omitted...)
 	for _, t := range r.tables {
@@ -114,9 +114,8 @@ func (r *Rules) load(ctx context.Context) (omitted []string) {
 	return omitted
 }
 
-// met adds the rules that a packet met: those of nftables by their traces, those of
-// iptables-legacy by their counters.
-func (r *Rules) met(ctx context.Context, traces []nfnl.Trace, a *Answer) {
+// addMatched adds the rules on the packet's path. Traces report rules of nftables, counters report rules of iptables-legacy.
+func (r *Rules) addMatched(ctx context.Context, traces []nfnl.Trace, a *Answer) {
 	texts := map[string]map[uint64]string{}
 	for _, t := range traces {
 		if strings.HasPrefix(t.Chain.Name, "explain-") || t.Kind == nfnl.TraceReturn {
@@ -145,14 +144,14 @@ func (r *Rules) met(ctx context.Context, traces []nfnl.Trace, a *Answer) {
 		}
 		text, err := program(ctx, "", s.program+"-save", "-c")
 		if err != nil {
-			a.Omitted = append(a.Omitted, fmt.Sprintf("which rules of %s it met: %v", s.program, err))
+			a.Omitted = append(a.Omitted, fmt.Sprintf("which rules of %s matched it: %v", s.program, err))
 			continue
 		}
 		a.Steps = append(a.Steps, counted(s.program, text)...)
 	}
 }
 
-// handles are the texts of a table's rules by their handles.
+// handles returns the texts of a table's rules by handle.
 func handles(ctx context.Context, family, name string) map[uint64]string {
 	texts := map[uint64]string{}
 	text, err := program(ctx, "", "nft", "-a", "-n", "list", "table", family, name)
@@ -171,10 +170,10 @@ func handles(ctx context.Context, family, name string) map[uint64]string {
 // countedRule is a line of iptables-save -c: "[1:60] -A FORWARD -p tcp -j DROP".
 var countedRule = regexp.MustCompile(`^\[(\d+):\d+\] -A (\S+) (.*?)(?:-[jg] (\S+).*)?$`)
 
-// countedPolicy is one of a chain: ":FORWARD DROP [1:60]".
+// countedPolicy is a policy line of a chain: ":FORWARD DROP [1:60]".
 var countedPolicy = regexp.MustCompile(`^:(\S+) DROP \[([1-9]\d*):`)
 
-// counted finds the rules that a packet met in the output of iptables-legacy-save -c.
+// counted finds the rules with a nonzero counter in the output of iptables-legacy-save -c.
 func counted(name, text string) (steps []Step) {
 	family, table := ruleset.IP, ""
 	if strings.HasPrefix(name, "ip6") {
@@ -207,7 +206,7 @@ func counted(name, text string) (steps []Step) {
 	return steps
 }
 
-// program runs a program in the network namespace of the calling thread.
+// program runs a program in the calling thread's network namespace.
 func program(ctx context.Context, input, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Stdin = strings.NewReader(input)

@@ -20,22 +20,21 @@ import (
 
 const sysctls = "/proc/sys/net/"
 
-// Bounds of what is copied. A route takes some µs; an interface is a pair that is
-// made, set up and torn down again.
+// Bounds of the copied state. A route takes some µs. Each interface requires the creation, setup and removal of a
+// veth pair.
 const (
 	maxRoutes = 1 << 16
 	maxLinks  = 1 << 10
 )
 
-// host is what decides where a packet goes, beside the rules: read in the
-// namespace of the host, written in the scratch one. Addresses, rules and routes
-// are the kernel's own messages, so that nothing of them is lost in between.
+// host is the forwarding state apart from the rules. It is read in the host's namespace and written in the scratch
+// namespace. Addresses, rules and routes stay raw kernel messages, so that no attribute is lost.
 type host struct {
 	links                    []link
 	addresses, rules, routes [][]byte
 	sysctl                   []setting
-	index                    map[int]int // of interfaces, on the host and in the scratch namespace
-	omitted                  []string    // what the scratch namespace does not have
+	index                    map[int]int // of interfaces: from the host to the scratch namespace
+	omitted                  []string    // state missing in the scratch namespace
 }
 
 type setting struct{ key, value string }
@@ -103,8 +102,8 @@ func dump(get, kind uint16, head nl.NetlinkRequestData) ([][]byte, error) {
 	return r.Execute(unix.NETLINK_ROUTE, kind)
 }
 
-// tolerate takes note of a list that changed while it was read, which may lack something,
-// and returns every other error with the name of what was read.
+// tolerate records that a list changed during the read and may be incomplete. It returns every other error with the
+// name of the list.
 func (h *host) tolerate(err error, what string) error {
 	if errors.Is(err, netlink.ErrDumpInterrupted) {
 		if note := what + " changed while they were copied: some may be left out"; !slices.Contains(h.omitted, note) {
@@ -118,8 +117,7 @@ func (h *host) tolerate(err error, what string) error {
 	return nil
 }
 
-// readSysctls reads what rules over forwarding, in an order in which no value
-// resets an earlier one.
+// readSysctls reads the settings for forwarding, in an order in which no value resets an earlier one.
 func (h *host) readSysctls() {
 	keys := []string{"ipv4/ip_forward", "ipv4/fib_multipath_hash_policy", "ipv6/fib_multipath_hash_policy", "netfilter/nf_conntrack_tcp_loose"}
 	names := []string{"all", "lo"}
@@ -141,7 +139,7 @@ func (h *host) readSysctls() {
 	}
 }
 
-// quiet are settings that keep the scratch namespace from sending on its own.
+// quiet are settings that keep the scratch namespace from sending packets by itself.
 var quiet = []setting{
 	{"ipv6/conf/default/accept_dad", "0"}, {"ipv6/conf/default/router_solicitations", "0"}, {"ipv6/conf/default/accept_ra", "0"},
 	{"ipv6/conf/default/addr_gen_mode", "1"}, {"netfilter/nf_conntrack_tcp_be_liberal", "1"},
@@ -151,7 +149,7 @@ func write(list []setting) error {
 	for _, s := range list {
 		now, err := os.ReadFile(sysctls + s.key)
 		if err != nil || strings.TrimSpace(string(now)) == s.value {
-			continue // of an interface that is not here, or the kernel has no such thing
+			continue // the interface is not copied, or the kernel lacks the setting
 		}
 		if err := os.WriteFile(sysctls+s.key, []byte(s.value), 0o644); err != nil {
 			return fmt.Errorf("sysctl %s: %w", strings.ReplaceAll("net/"+s.key, "/", "."), err)
@@ -160,9 +158,9 @@ func write(list []setting) error {
 	return nil
 }
 
-// build makes the scratch namespace like the host.
+// build configures the scratch namespace like the host.
 func (h *host) build(ctx context.Context, far int) error {
-	_ = write(quiet[:4]) // a kernel without IPv6 has none of them
+	_ = write(quiet[:4]) // a kernel without IPv6 lacks these settings
 	if err := h.makeLinks(ctx, far); err != nil {
 		return err
 	}
@@ -197,8 +195,7 @@ func send(kind int, body []byte, tolerated ...unix.Errno) error {
 
 var native = binary.NativeEndian
 
-// eachAttribute calls visit for the attributes of a message behind its head; what
-// visit changes in the value is changed in the message.
+// eachAttribute calls visit for the attributes after the header of a message. visit may modify the value in place.
 func eachAttribute(b []byte, head int, visit func(kind uint16, whole, value []byte)) {
 	for at := head; at+4 <= len(b); {
 		n := int(native.Uint16(b[at:]))
@@ -210,7 +207,7 @@ func eachAttribute(b []byte, head int, visit func(kind uint16, whole, value []by
 	}
 }
 
-// address turns an address of the host into one that is usable at once.
+// address makes an address of the host usable immediately.
 func (h *host) address(b []byte) []byte {
 	b[2] |= unix.IFA_F_NODAD
 	native.PutUint32(b[4:], uint32(h.index[int(native.Uint32(b[4:]))]))
@@ -222,8 +219,8 @@ func (h *host) address(b []byte) []byte {
 	return b
 }
 
-// copyRules puts the host's routing rules in the place of the kernel's. A kernel
-// without policy routing (CONFIG_IP_MULTIPLE_TABLES) has none to change.
+// copyRules replaces the kernel's default routing rules by the host's. A kernel without policy routing
+// (CONFIG_IP_MULTIPLE_TABLES) has none to replace.
 func (h *host) copyRules() error {
 	for _, f := range families {
 		own, err := dump(unix.RTM_GETRULE, unix.RTM_NEWRULE, &nl.RtMsg{RtMsg: unix.RtMsg{Family: f}})
@@ -244,8 +241,8 @@ func (h *host) copyRules() error {
 	return nil
 }
 
-// copyRoutes adds the routes, those through a router when its own is there. What
-// the kernel refuses in the end is left out, and said so.
+// copyRoutes adds the routes. A route through a router waits for the route to this router. Routes that the kernel
+// refuses are recorded as omitted.
 func (h *host) copyRoutes(ctx context.Context) error {
 	rest := make([][]byte, 0, len(h.routes))
 	for _, r := range h.routes {
@@ -261,7 +258,7 @@ func (h *host) copyRoutes(ctx context.Context) error {
 				return err
 			}
 			err := send(unix.RTM_NEWROUTE, r, unix.EEXIST)
-			if err != nil && r[5] != unix.RTPROT_KERNEL { // the kernel has made its own with the addresses
+			if err != nil && r[5] != unix.RTPROT_KERNEL { // the kernel has created its own routes with the addresses
 				refused, last = append(refused, r), err
 			}
 		}
@@ -276,7 +273,7 @@ func (h *host) copyRoutes(ctx context.Context) error {
 	}
 }
 
-// destination is the prefix that a route is for.
+// destination returns the prefix of a route.
 func destination(r []byte) netip.Prefix {
 	to := netip.IPv4Unspecified()
 	if r[0] == unix.AF_INET6 {
@@ -293,8 +290,7 @@ func destination(r []byte) netip.Prefix {
 // rtaNextHopID is RTA_NH_ID, which golang.org/x/sys/unix does not name.
 const rtaNextHopID = 30
 
-// route turns a route of the host into one that can be added, or nil when it
-// leads nowhere now.
+// route converts a route of the host, or returns nil if the route is unusable at present.
 func (h *host) route(b []byte) []byte {
 	flags := native.Uint32(b[8:])
 	if flags&(unix.RTNH_F_DEAD|unix.RTM_F_CLONED) != 0 {
@@ -306,7 +302,7 @@ func (h *host) route(b []byte) []byte {
 	eachAttribute(b, unix.SizeofRtMsg, func(kind uint16, whole, v []byte) {
 		switch kind {
 		case unix.RTA_CACHEINFO, rtaNextHopID:
-			return // a message holds the next hops of an object, too
+			return // a message may also contain the next hops of a next hop object
 		case unix.RTA_OIF, unix.RTA_IIF:
 			h.place(v)
 		case unix.RTA_MULTIPATH:
@@ -324,13 +320,13 @@ func (h *host) route(b []byte) []byte {
 	return out
 }
 
-// place turns an interface's index on the host into the one that it has here.
+// place replaces an interface's index on the host by its index in the scratch namespace.
 func (h *host) place(at []byte) {
 	native.PutUint32(at, uint32(h.index[int(native.Uint32(at))]))
 }
 
-// liveHops are the next hops of RTA_MULTIPATH over which packets go now: the kernel
-// refuses the others with the whole route.
+// liveHops returns the usable next hops of RTA_MULTIPATH. The kernel would refuse the whole route because of an
+// unusable one.
 func (h *host) liveHops(v []byte) []byte {
 	var live []byte
 	for at := 0; at+unix.SizeofRtNexthop <= len(v); {

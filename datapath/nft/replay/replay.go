@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package replay shows what a ruleset does with a packet, without sending it: in a
-// network namespace of its own, which nobody else sees and which ends with the
-// replay, it makes interfaces, addresses, routes and settings like the host's,
-// loads the ruleset, lets the packet arrive, and reports the rules that it met
-// and what left. The packet never meets the host's own tables.
+// Package replay shows the effect of a ruleset on a packet without sending the packet on the host's network. It
+// creates a temporary network namespace with interfaces, addresses, routes and settings like the host's, and loads
+// the ruleset there. It sends the packet in and reports the matching rules and the resulting packets. The host's own
+// tables never process the packet.
 package replay
 
 import (
@@ -26,41 +25,40 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// Question is what is replayed.
+// Question is the input of a replay.
 type Question struct {
 	Home    int // descriptor of the host's network namespace
 	Ruleset *ruleset.Ruleset
-	// Host are all rules of the host, to be met instead of Ruleset; nil for none.
+	// Host holds all rules of the host, used in place of Ruleset; nil for none.
 	Host *Rules
-	// In is the interface where the packet arrives; empty: the one by which the
-	// host would answer Source.
+	// In is the input interface. If it is empty, the interface of the route to Source is used.
 	In     string
 	Source netip.Addr
 	// Packet from the IP header on.
 	Packet packet.Packet
-	// Entry is a connection that is tracked already; nil for none.
+	// Entry is an existing connection tracking entry; nil for none.
 	Entry *conntrack.Entry
 }
 
-// Answer is what the packet met.
+// Answer is the result of a replay.
 type Answer struct {
 	In    string // interface
 	Steps []Step // in order
-	// Sent are the packets that left, with the interface: the packet itself, its
-	// fragments, or what a rule or the kernel answered.
+	// Sent lists the outgoing packets with their interface: the packet itself, its fragments, or an answer by a rule
+	// or the kernel.
 	Sent []Sent
-	// Routed is the packet as it was routed, invalid when it did not come so far;
-	// Local tells that it was for the host itself.
+	// Routed is the packet at its routing decision; invalid if it was not reached. Local reports that the destination
+	// is the host itself.
 	Routed flow.Tuple
 	Local  bool
-	// Hop is the next hop of Routed by the interface HopOut, where no mark chooses another route;
-	// NoRoute is why there is none.
+	// Hop is the next hop of Routed on the interface HopOut, if no mark selects another route. NoRoute is the reason
+	// if there is none.
 	Hop     netip.Addr
 	HopOut  string
 	NoRoute error
-	// Entry is the connection as it is tracked afterwards; nil for none.
+	// Entry is the resulting connection tracking entry; nil for none.
 	Entry   *conntrack.Entry
-	Omitted []string // what is not as on the host
+	Omitted []string // differences from the host
 }
 
 // Step is a rule that matched.
@@ -69,18 +67,17 @@ type Step struct {
 	Rule    ruleset.Rule
 	Owner   string // of the fragment
 	Verdict ruleset.Verdict
-	// Goes tells that the rule had no verdict: the next one follows.
+	// Goes reports that the rule had no verdict, so the next rule follows.
 	Goes bool
 }
 
-// Sent is a packet that left.
+// Sent is an outgoing packet.
 type Sent struct {
 	Out    string
 	Packet packet.Packet
 }
 
-// Names of the chains that are added to the ruleset: where tracing begins, and
-// points that the packet may come to.
+// Names of additional chains: the start of tracing, and the points on the packet's path that they mark.
 const (
 	chainStart  = "explain-start"
 	chainRouted = "explain-routed"
@@ -89,11 +86,10 @@ const (
 
 const verdictContinue = -1 // NFT_CONTINUE
 
-// Priorities before and behind every chain of Sluice; connection tracking
-// confirms at the largest number.
+// Priorities before and after every chain of Sluice. Connection tracking confirms at the largest number.
 const first, last = -500, 1<<31 - 1 - 2
 
-// points returns the chains that the replay adds.
+// points returns the additional chains.
 func points(in string, of netip.Addr, ingress bool) *ruleset.Fragment {
 	family := ruleset.IP6
 	if of.Is4() {
@@ -110,12 +106,12 @@ func points(in string, of netip.Addr, ingress bool) *ruleset.Fragment {
 	}}
 	if ingress {
 		f.Chains = append(f.Chains, chain(ruleset.Netdev, chainStart, "ingress", in, first,
-			ruleset.NewRule().ForFamily(ruleset.Netdev, family).Trace().Rule(""))) // the marker is none of it
+			ruleset.NewRule().ForFamily(ruleset.Netdev, family).Trace().Rule(""))) // exclude the marker
 	}
 	return f
 }
 
-// turn lets one replay run at a time: each takes namespaces with all that the host has.
+// turn serializes replays, because each holds namespaces with all interfaces of the host.
 var turn = make(chan struct{}, 1)
 
 // Run replays a packet.
@@ -187,7 +183,7 @@ func run(ctx context.Context, q Question, h *host, far int) (*Answer, error) {
 		return nil, err
 	}
 	if q.Host != nil {
-		q.Host.met(ctx, list, a)
+		q.Host.addMatched(ctx, list, a)
 	}
 	a.route(in)
 	err = tracked.Dump(ctx, nil, func(e *conntrack.Entry) error {
@@ -198,7 +194,7 @@ func run(ctx context.Context, q Question, h *host, far int) (*Answer, error) {
 	return a, err
 }
 
-// arrival is the interface that the packet comes by.
+// arrival returns the input interface of the packet.
 func (h *host) arrival(q Question, a *Answer) (*link, error) {
 	name := q.In
 	if name == "" {
@@ -238,15 +234,15 @@ func (h *host) arrival(q Question, a *Answer) (*link, error) {
 	return l, nil
 }
 
-// marker is a frame of the type that IEEE 802 sets aside for experiments: when it
-// has come in, everything that was sent before it is through.
+// marker is the type of a frame reserved for experiments by IEEE 802. After its arrival, all earlier frames have been
+// processed.
 const marker = 0x88b5
 
-// replayTimeout is how long a packet may take through the scratch namespace.
+// replayTimeout bounds the time of a packet in the scratch namespace.
 const replayTimeout = 5 * time.Second
 
-// pass lets the packet arrive and collects what leaves. The kernel works off the
-// frames that one CPU sends to a pair in order, and on that CPU.
+// pass sends the packet in and collects the outgoing packets. The kernel processes frames that one CPU sends to a
+// veth pair in order and on that CPU.
 func (h *host) pass(in *link, far int, p packet.Packet, a *Answer) error {
 	_, restore, err := kernel.OneCPU()
 	if err != nil {
@@ -276,7 +272,7 @@ func (h *host) pass(in *link, far int, p packet.Packet, a *Answer) error {
 			continue
 		}
 		if errors.Is(err, unix.EAGAIN) || time.Now().After(deadline) {
-			return fmt.Errorf("the packet did not come through the scratch namespace in %s", replayTimeout)
+			return fmt.Errorf("the packet was not processed in the scratch namespace within %s", replayTimeout)
 		}
 		if err != nil {
 			return fmt.Errorf("packet socket: %w", err)
@@ -294,7 +290,7 @@ func (h *host) pass(in *link, far int, p packet.Packet, a *Answer) error {
 	}
 }
 
-// inject sends the packet and the marker from the far end of a pair.
+// inject sends the packet and the marker from the far end of a veth pair.
 func inject(in *link, far int, p packet.Packet) error {
 	here, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -314,7 +310,7 @@ func inject(in *link, far int, p packet.Packet) error {
 		return fmt.Errorf("packet socket: %w", err)
 	}
 	defer unix.Close(fd)
-	// The far end's queue may not be set up yet; without it the pair takes frames at once.
+	// The far end's queue may not be ready yet. Without the queue the pair accepts frames at once.
 	if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1); err != nil {
 		return fmt.Errorf("packet socket: %w", err)
 	}

@@ -15,20 +15,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inNamespaces runs f on a thread in a new network namespace without a name, and
-// hands it a second one for the far ends of its links. Both end with the last
-// descriptor and thread in them, however f ends.
+// inNamespaces runs f on a thread in a new unnamed network namespace. It passes a second namespace for the far ends
+// of the links. Both namespaces end with their last descriptor and thread, also if f fails.
 func inNamespaces(home int, f func(host *host, far int) error) error {
 	done := make(chan error, 1)
 	go func() { done <- onThread(home, f) }()
 	return <-done
 }
 
-// onThread does it on the thread of the calling goroutine, which has nothing else to do. It
-// has closed what it opened when it returns.
+// onThread runs f on the thread of the calling goroutine, which must have no other work. All its descriptors are
+// closed before it returns.
 func onThread(home int, f func(host *host, far int) error) error {
 	runtime.LockOSThread()
-	if unix.Gettid() == unix.Getpid() { // the main thread stays where it is: /proc/self shows it
+	if unix.Gettid() == unix.Getpid() { // the main thread must not move, because /proc/self refers to it
 		defer runtime.UnlockOSThread()
 		return inNamespaces(home, f)
 	}
@@ -39,7 +38,7 @@ func onThread(home int, f func(host *host, far int) error) error {
 	}
 	defer back.Close()
 	err = scratch(home, f)
-	// A thread that cannot go back stays locked and ends with this goroutine.
+	// A thread that cannot return stays locked and ends with this goroutine.
 	if unix.Setns(int(back.Fd()), unix.CLONE_NEWNET) == nil {
 		runtime.UnlockOSThread()
 	}
@@ -58,7 +57,7 @@ func scratch(home int, f func(host *host, far int) error) error {
 		return fmt.Errorf("scratch namespace: %w: it takes root or CAP_SYS_ADMIN", err)
 	}
 	for key, value := range map[string]string{"ipv4/ip_forward": "0", "ipv6/conf/all/disable_ipv6": "1", "ipv6/conf/default/disable_ipv6": "1"} {
-		_ = os.WriteFile(sysctls+key, []byte(value), 0o644) // nothing of the far ends is forwarded: they have no routes
+		_ = os.WriteFile(sysctls+key, []byte(value), 0o644) // the far ends forward nothing, because they have no routes
 	}
 	far, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -71,11 +70,11 @@ func scratch(home int, f func(host *host, far int) error) error {
 	return f(h, far)
 }
 
-// link is an interface of the host and what stands for it.
+// link is an interface of the host with its replacement in the scratch namespace.
 type link struct {
 	name    string
-	real    int // its index on the host
-	index   int // its index in the scratch namespace
+	real    int // index on the host
+	index   int // index in the scratch namespace
 	mac     net.HardwareAddr
 	mtu     int
 	up      bool
@@ -84,7 +83,7 @@ type link struct {
 	farName string
 }
 
-// makeLinks makes a pair for every interface but the loopback.
+// makeLinks creates a veth pair for every interface except the loopback.
 func (h *host) makeLinks(ctx context.Context, far int) error {
 	other, err := netlink.NewHandleAt(netns.NsHandle(far), unix.NETLINK_ROUTE)
 	if err != nil {
@@ -107,7 +106,7 @@ func (h *host) makeLinks(ctx context.Context, far int) error {
 	return nil
 }
 
-// What IPv4 needs at least and can use at most (RFC 791): the MTUs that a pair takes.
+// Minimum and maximum MTU of IPv4 (RFC 791), which are the limits of a veth pair.
 const leastMTU, mostMTU = 68, 65535
 
 func (l *link) make(far int, other *netlink.Handle) error {
@@ -119,12 +118,12 @@ func (l *link) make(far int, other *netlink.Handle) error {
 	}
 	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: l.farName, PeerNamespace: netlink.NsFd(far)}
 	err := netlink.LinkAdd(pair)
-	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) { // the index: new namespaces may have tunnels of their own
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) { // the index is in use: new namespaces may have tunnel devices
 		pair.Index = 0
 		err = netlink.LinkAdd(pair)
 	}
 	switch {
-	case errors.Is(err, unix.EEXIST): // such a tunnel itself
+	case errors.Is(err, unix.EEXIST): // the name of such a tunnel device
 		l.farName = ""
 	case errors.Is(err, unix.EOPNOTSUPP):
 		return fmt.Errorf("%w: the kernel has no veth: load the module", err)
@@ -146,7 +145,7 @@ func (l *link) make(far int, other *netlink.Handle) error {
 	if err := other.LinkSetUp(end); err != nil {
 		return err
 	}
-	// Nobody answers ARP: the kernel needs no hardware addresses where there is none.
+	// No station answers ARP. With ARP off, the kernel needs no neighbour's hardware address.
 	if err := netlink.LinkSetARPOff(made); err != nil {
 		return err
 	}

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Attrs builds netlink attributes. Numbers are big-endian, as nf_tables wants.
+// Attrs builds netlink attributes. Numbers are big-endian, as nf_tables requires.
 type Attrs []byte
 
 // Bytes appends an attribute with a raw value.
@@ -67,7 +67,7 @@ func (a *Attrs) Uint64(kind uint16, v uint64) {
 	*a = binary.BigEndian.AppendUint64(b, v)
 }
 
-// Nest opens a nested attribute; Close with what it returns ends it.
+// Nest opens a nested attribute. Pass its result to Close.
 func (a *Attrs) Nest(kind uint16) int {
 	start := len(*a)
 	*a = binary.NativeEndian.AppendUint16(*a, 0)
@@ -80,8 +80,8 @@ func (a *Attrs) Close(start int) {
 	binary.NativeEndian.PutUint16((*a)[start:], uint16(len(*a)-start))
 }
 
-// NextAttr splits the first attribute off b. The kind comes without its flags;
-// nested tells whether NLA_F_NESTED was set. ok is false at the end.
+// NextAttr splits the first attribute off b. kind excludes the flags; nested is the flag NLA_F_NESTED. ok is false at
+// the end.
 func NextAttr[T ~string | ~[]byte](b T) (kind uint16, nested bool, value, rest T, ok bool) {
 	if len(b) < 4 {
 		return
@@ -96,12 +96,11 @@ func NextAttr[T ~string | ~[]byte](b T) (kind uint16, nested bool, value, rest T
 	return k &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER), k&unix.NLA_F_NESTED != 0, value, rest, true
 }
 
-// contains reports whether every attribute of want occurs in have with the same
-// value; have may hold more of them, and in another order, as the kernel does
-// when it reports an expression. Attributes of the same kind are a list: these
-// must be as many, in the same order.
+// contains reports whether every attribute of want occurs in have with the same value. have may contain further
+// attributes in another order, as in the kernel's reports of expressions. Attributes of the same kind are a list and
+// must be equal in number and order.
 func contains(have, want string) bool {
-	var seen [64]uint8 // how many attributes of each kind were compared
+	var seen [64]uint8 // number of compared attributes of each kind
 	for {
 		kind, nested, value, rest, ok := NextAttr(want)
 		if !ok {

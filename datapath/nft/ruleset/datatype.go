@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Type is the type of a key or value field. ID is nft's number for it (enum
-// datatypes of its datatype.h): the kernel only keeps it, nft prints by it.
+// Type is the type of a key or value field. ID is nft's number (enum datatypes in its datatype.h). The kernel only
+// stores it; nft uses it for printing.
 type Type struct {
 	Name string
 	ID   uint32
@@ -34,7 +34,7 @@ var (
 	Integer8    = Type{"integer", 4, 1, false}
 )
 
-// concatBits is how many bits nft gives each type in the number of a concatenation.
+// concatBits is the number of bits per type in the number of a concatenation.
 const concatBits = 6
 
 func keyType(types []Type) (id uint32) {
@@ -44,11 +44,11 @@ func keyType(types []Type) (id uint32) {
 	return id
 }
 
-// TypeNumber is the number that the kernel keeps for a concatenation.
+// TypeNumber returns the type number of a concatenation.
 func TypeNumber(types []Type) uint32 { return keyType(types) }
 
-// Width is the length in bytes of a key or value: one field as it is, the fields
-// of a concatenation padded to four bytes.
+// Width returns the length in bytes of a key or value. The fields of a concatenation are padded to four bytes; a
+// single field is not padded.
 func Width(types []Type) int {
 	if len(types) == 1 {
 		return types[0].Len
@@ -62,24 +62,24 @@ func Width(types []Type) int {
 
 func pad4(n int) int { return (n + 3) &^ 3 }
 
-// Value is a constant: bytes for the kernel and words for people.
+// Value is a constant: bytes for the kernel and text for people.
 type Value struct {
 	Raw  string
 	Text string
 }
 
-// Addr is an address constant.
+// Addr returns an address constant.
 func Addr(a netip.Addr) Value { return Value{string(a.AsSlice()), a.String()} }
 
-// ToHost is the PacketType of a frame that is for this host alone.
+// ToHost is the PacketType of a frame for this host.
 var ToHost = Value{"\x00", "host"}
 
-// Port is a port constant.
+// Port returns a port constant.
 func Port(p uint16) Value {
 	return Value{string([]byte{byte(p >> 8), byte(p)}), strconv.Itoa(int(p))}
 }
 
-// Proto is a layer-4 protocol constant.
+// Proto returns a layer-4 protocol constant.
 func Proto(p flow.Protocol) Value {
 	text := p.String()
 	switch p {
@@ -91,20 +91,19 @@ func Proto(p flow.Protocol) Value {
 	return Value{string([]byte{byte(p)}), text}
 }
 
-// Number is a 32-bit number in host byte order, as marks are.
+// Number returns a 32-bit number in host byte order, as for marks.
 func Number(v uint32) Value {
 	return Value{string(binary.NativeEndian.AppendUint32(nil, v)), fmt.Sprintf("0x%08x", v)}
 }
 
-// Iface is an interface name.
+// Iface returns an interface name constant.
 func Iface(name string) Value {
 	b := make([]byte, 16)
 	copy(b, name)
 	return Value{string(b), strconv.Quote(name)}
 }
 
-// Ifaces is the constant by which the interfaces of a word are told: one name, or with a
-// "*" at its end the beginning of names, of which no more is compared.
+// Ifaces returns the constant for the interfaces of a word: one name, or a name prefix if the word ends with "*".
 func Ifaces(word string) Value {
 	if start, wild := strings.CutSuffix(word, "*"); wild {
 		return Value{start, strconv.Quote(word)}
@@ -112,7 +111,7 @@ func Ifaces(word string) Value {
 	return Iface(word)
 }
 
-// IfaceSpan is the first and the last key of the interfaces of a word, for an interval map.
+// IfaceSpan returns the first and the last key of the interfaces of a word, for an interval map.
 func IfaceSpan(word string) (first, last Value) {
 	start, wild := strings.CutSuffix(word, "*")
 	first, last = Iface(start), Iface(start)
@@ -122,7 +121,7 @@ func IfaceSpan(word string) (first, last Value) {
 	return first, last
 }
 
-// Concat joins constants to a key; a single one stays unpadded.
+// Concat joins constants to a key. A single constant is not padded.
 func Concat(values ...Value) string {
 	if len(values) == 1 {
 		return values[0].Raw
@@ -137,7 +136,7 @@ func Concat(values ...Value) string {
 	return string(b)
 }
 
-// Render prints the bytes of a key or value by its types.
+// Render formats the bytes of a key or value by its types.
 func Render(types []Type, raw string) string {
 	parts := make([]string, 0, len(types))
 	for _, t := range types {
@@ -170,7 +169,7 @@ func (t Type) render(b []byte) string {
 	return strconv.Itoa(int(b[0]))
 }
 
-// renderRange prints a range of keys, field by field, and prefixes as prefixes.
+// renderRange formats a range of keys field by field, with prefixes in CIDR form.
 func renderRange(types []Type, first, last string) string {
 	parts := make([]string, 0, len(types))
 	for _, t := range types {
@@ -206,8 +205,7 @@ func prefixLen(lo, hi string) (int, bool) {
 
 func bit(s string, i int) byte { return s[i/8] >> (7 - i%8) & 1 }
 
-// TypesOf takes the kernel's number of a concatenation apart; an unknown type
-// becomes one field of the whole width.
+// TypesOf splits the type number of a concatenation. An unknown type becomes one field of the whole width.
 func TypesOf(number uint32, width int) []Type {
 	var types []Type
 	for n := number; n != 0; n >>= concatBits {
@@ -228,10 +226,10 @@ var typeByID = func() map[uint32]Type {
 	return m
 }()
 
-// HardwareAddr is a MAC address constant.
+// HardwareAddr returns a MAC address constant.
 func HardwareAddr(m [6]byte) Value {
 	return Value{string(m[:]), net.HardwareAddr(m[:]).String()}
 }
 
-// Uint8 is a number of one byte.
+// Uint8 returns a number of one byte.
 func Uint8(n byte) Value { return Value{string([]byte{n}), strconv.Itoa(int(n))} }

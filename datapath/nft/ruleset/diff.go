@@ -6,19 +6,19 @@ import (
 	"slices"
 )
 
-// owned is an element with the owner of the fragment it came from.
+// owned is an element with the owner of its fragment.
 type owned struct {
 	Element
 	owner string
 }
 
-// view is what a list of fragments adds up to.
+// view is the sum of a list of fragments.
 type view struct {
 	chains   map[ID]*Chain
 	sets     map[ID]*Set
 	objects  map[ID]*Object
 	elements map[Element]owned
-	owners   map[ID]string // of chains, sets and objects; the kinds do not share names
+	owners   map[ID]string // of chains, sets and objects; the kinds have separate names
 	order    struct{ chains, sets, objects []ID }
 	entries  []Element // keys of elements in the order of the fragments
 }
@@ -56,18 +56,17 @@ func flatten(fragments []*Fragment) *view {
 	return v
 }
 
-// Item is one object of a change with its owner in words.
+// Item is one object of a change with the text of its owner.
 type Item[T any] struct {
 	Of    T
 	Owner string
 }
 
-// Delta is what has to be done to get from one ruleset to another, in the order
-// of its fields.
+// Delta lists the changes from one ruleset to another, in the order of its fields.
 type Delta struct {
 	AddTables []Family
 
-	FlushChains []Item[*Chain] // chains of the old ruleset whose rules go
+	FlushChains []Item[*Chain] // chains of the old ruleset with rules to remove
 	DelElements []Item[Element]
 	DelChains   []Item[*Chain]
 	DelSets     []Item[*Set]
@@ -76,26 +75,24 @@ type Delta struct {
 	AddObjects  []Item[*Object]
 	AddSets     []Item[*Set]
 	AddChains   []Item[*Chain]
-	AddRules    []Item[*Chain] // chains of the new ruleset whose rules are written
+	AddRules    []Item[*Chain] // chains of the new ruleset with rules to write
 	AddElements []Item[Element]
 
 	DelTables []Family
 
-	// Sets knows the definition of every set that an element belongs to.
+	// Sets contains the definition of every set with changed elements.
 	Sets map[ID]*Set
-	// RulesAdded and RulesRemoved count rules that differ; a chain is always
-	// written whole.
+	// RulesAdded and RulesRemoved count different rules; a chain is always written completely.
 	RulesAdded, RulesRemoved int
 }
 
-// Empty reports whether there is nothing to do.
+// Empty reports whether there is no change.
 func (d *Delta) Empty() bool {
 	return len(d.AddTables)+len(d.FlushChains)+len(d.DelElements)+len(d.DelChains)+len(d.DelSets)+len(d.DelObjects)+
 		len(d.AddObjects)+len(d.AddSets)+len(d.AddChains)+len(d.AddRules)+len(d.AddElements)+len(d.DelTables) == 0
 }
 
-// Diff returns what leads from old to new. Fragments that both hold are not
-// looked at; old and new may be nil.
+// Diff returns the changes from old to new. It skips fragments that both contain. old and new may be nil.
 func Diff(old, new *Ruleset) *Delta {
 	before, after := fragmentsOf(old), fragmentsOf(new)
 	d := &Delta{Sets: make(map[ID]*Set)}
@@ -135,15 +132,15 @@ func Diff(old, new *Ruleset) *Delta {
 	return d
 }
 
-// trim leaves out elements that the shared fragments of both rulesets hold at about the same place: they
-// may be many, of which one changes.
+// trim removes elements at about the same position in the shared fragments of both rulesets: of many elements, one
+// may have changed.
 func trim(gone, come []*Fragment) (a, b []*Fragment) {
 	a, b = slices.Clone(gone), slices.Clone(come)
 	shared := func(f *Fragment) bool { return f.Owner == "" }
 	i, j := slices.IndexFunc(a, shared), slices.IndexFunc(b, shared)
 	for i >= 0 && j >= 0 {
 		x, y := *a[i], *b[j]
-		if slices.EqualFunc(x.Sets, y.Sets, (*Set).Equal) { // else sets are made anew, with all they hold
+		if slices.EqualFunc(x.Sets, y.Sets, (*Set).Equal) { // otherwise the sets are recreated with all elements
 			x.Elements, y.Elements = unlike(x.Elements, y.Elements)
 			a[i], b[j] = &x, &y
 		}
@@ -156,7 +153,7 @@ func trim(gone, come []*Fragment) (a, b []*Fragment) {
 	return a, b
 }
 
-// unlike drops from two lists what is equal where they go along with each other.
+// unlike removes equal elements from two lists with parallel order.
 func unlike(a, b []Element) (x, y []Element) {
 	for len(a) > 0 && len(b) > 0 {
 		switch {
@@ -186,7 +183,7 @@ func (d *Delta) know(f *Fragment) {
 	}
 }
 
-// tables compares which families are in use.
+// tables compares the families in use.
 func (d *Delta) tables(before, after []*Fragment) {
 	had, has := tablesOf(before), tablesOf(after)
 	for _, f := range Families {
@@ -199,8 +196,8 @@ func (d *Delta) tables(before, after []*Fragment) {
 	}
 }
 
-// tablesOf returns which families hold a chain or a set. Fragments other than
-// the shared ones hold only objects of tables that a shared one uses.
+// tablesOf returns the families with a chain or a set. Other fragments than the shared ones contain only objects of
+// tables that a shared one uses.
 func tablesOf(fragments []*Fragment) map[Family]bool {
 	t := make(map[Family]bool)
 	for _, f := range fragments {
@@ -245,8 +242,8 @@ func (d *Delta) objects(a, b *view) {
 }
 
 func (d *Delta) chains(a, b *view) {
-	// A set or object that is made anew lets go of the rules that name it, so the
-	// chains of its owner are written again.
+	// The removal of a set or object requires the removal of the rules that refer to it. So the chains of its owner
+	// are rewritten.
 	renewed := make(map[string]bool)
 	for _, s := range d.DelSets {
 		renewed[s.Owner] = true
@@ -277,7 +274,7 @@ func (d *Delta) chains(a, b *view) {
 	}
 }
 
-// countRules counts what differs between two lists, but for a common beginning and end.
+// countRules counts the differences between two lists without their common prefix and suffix.
 func (d *Delta) countRules(was, is []Rule) {
 	for len(was) > 0 && len(is) > 0 && was[0].Equal(is[0]) {
 		was, is = was[1:], is[1:]
@@ -296,7 +293,7 @@ func sameHook(a, b *Hook) bool {
 func (d *Delta) elements(a, b *view) {
 	remade := make(map[ID]bool)
 	for _, s := range d.DelSets {
-		remade[s.Of.ID] = true // its elements go with it
+		remade[s.Of.ID] = true // its elements are removed with it
 	}
 	for _, k := range a.entries {
 		was := a.elements[k]

@@ -6,8 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Attributes that golang.org/x/sys/unix does not name; numbers of
-// include/uapi/linux/netfilter/nf_tables.h.
+// Attributes without a name in golang.org/x/sys/unix; numbers of include/uapi/linux/netfilter/nf_tables.h.
 const (
 	fwdSregDev, fwdSregAddr, fwdNFProto = 1, 2, 3
 	tproxyFamily, tproxyPort            = 1, 3
@@ -20,8 +19,7 @@ const (
 	metaProtocolIP, metaProtocolIP6     = 0x0800, 0x86dd
 )
 
-// register returns the kernel's number of the i-th 32-bit register, in the form
-// in which the kernel reports it back.
+// register returns the kernel's number of the i-th 32-bit register, in the form of the kernel's reports.
 func register(i int) uint32 {
 	if i%4 == 0 {
 		return uint32(unix.NFT_REG_1 + i/4)
@@ -50,7 +48,7 @@ func (a *Attrs) payloadLoad(base, offset, length uint32, dst int) {
 	})
 }
 
-// checksum tells the kernel which checksums to update when a header field changes.
+// checksum selects the checksums that the kernel updates with a header field.
 type checksum struct {
 	kind   uint32 // NFT_PAYLOAD_CSUM_*
 	offset uint32 // of the checksum, from the same base
@@ -85,7 +83,7 @@ func (a *Attrs) metaStore(key uint32, src int) {
 	})
 }
 
-// ctLoad loads a field of the connection; direction is negative where it has none.
+// ctLoad loads a field of the connection. A negative direction means none.
 func (a *Attrs) ctLoad(key uint32, direction int, dst int) {
 	a.expr("ct", func(a *Attrs) {
 		a.Uint32(unix.NFTA_CT_DREG, register(dst))
@@ -165,13 +163,13 @@ func (a *Attrs) bitwise(src, dst int, mask, xor string) {
 	})
 }
 
-// lookupKind is what becomes of a lookup's answer.
+// lookupKind is the use of a lookup's result.
 type lookupKind int
 
 const (
-	lookupMember  lookupKind = iota // go on when the key is in the set
-	lookupMissing                   // go on when it is not
-	lookupVerdict                   // take the verdict
+	lookupMember  lookupKind = iota // continue if the key is in the set
+	lookupMissing                   // continue if it is not
+	lookupVerdict                   // apply the verdict
 	lookupValue                     // load the value
 )
 

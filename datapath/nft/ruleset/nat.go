@@ -27,7 +27,7 @@ const (
 	regPortMin, regPortMax = 8, 9
 )
 
-// Redirected goes on for packets of connections whose destination has been translated.
+// Redirected matches packets of connections with a translated destination.
 func (b *Builder) Redirected() *Builder {
 	const dnat = 1 << 5 // IPS_DST_NAT
 	b.attrs.ctLoad(unix.NFT_CT_STATUS, -1, 0)
@@ -36,7 +36,7 @@ func (b *Builder) Redirected() *Builder {
 	return b.say("ct status dnat")
 }
 
-// DNAT sends the connection to an address; port 0 keeps the port.
+// DNAT translates the destination to an address; port 0 keeps the port.
 func (b *Builder) DNAT(f Family, a netip.Addr, port uint16) *Builder {
 	b.attrs.immediate(regAddrMin, string(a.AsSlice()))
 	if port != 0 {
@@ -56,8 +56,7 @@ func (b *Builder) DNAT(f Family, a netip.Addr, port uint16) *Builder {
 	return b.say("dnat to %s", netip.AddrPortFrom(a, port))
 }
 
-// DNATFrom sends the connection to the address, or the address and port, that a
-// map holds for the selectors.
+// DNATFrom translates the destination to the address, or the address and port, from a map entry for the selectors.
 func (b *Builder) DNATFrom(f Family, set string, ports bool, s ...Selector) *Builder {
 	concatLoad(&b.attrs, s, hashScratch)
 	b.attrs.lookup(set, hashScratch, lookupValue, regAddrMin)
@@ -80,8 +79,7 @@ func (b *Builder) DNATFrom(f Family, set string, ports bool, s ...Selector) *Bui
 	return b.say("dnat %s %s to %s map @%s", f, word, concatText(s), set)
 }
 
-// SNAT gives the connection a source out of a range, and a port out of ports
-// unless they are the zero value.
+// SNAT translates the source to an address of the range, and the port to one of ports unless ports is the zero value.
 func (b *Builder) SNAT(f Family, to config.AddressRange, ports flow.Ports, fullyRandom bool) *Builder {
 	flags := uint32(natMapIPs)
 	b.attrs.immediate(regAddrMin, string(to.First.AsSlice()))
@@ -89,7 +87,7 @@ func (b *Builder) SNAT(f Family, to config.AddressRange, ports flow.Ports, fully
 	if to.First != to.Last {
 		b.attrs.immediate(regAddrMax, string(to.Last.AsSlice()))
 		text += "-" + to.Last.String()
-		flags |= natPersistent // one address a client, whatever its destination (RFC 4787 REQ-2)
+		flags |= natPersistent // one address per client for all destinations (RFC 4787 REQ-2)
 	}
 	if ports != (flow.Ports{}) {
 		b.ports(ports)
@@ -124,7 +122,7 @@ func (b *Builder) SNAT(f Family, to config.AddressRange, ports flow.Ports, fully
 	return b
 }
 
-// SNATFrom gives the connection the source that a map holds for the selectors.
+// SNATFrom translates the source to the map entry for the selectors.
 func (b *Builder) SNATFrom(f Family, set string, fullyRandom bool, s ...Selector) *Builder {
 	concatLoad(&b.attrs, s, hashScratch)
 	b.attrs.lookup(set, hashScratch, lookupValue, regAddrMin)
@@ -145,7 +143,7 @@ func (b *Builder) SNATFrom(f Family, set string, fullyRandom bool, s ...Selector
 	return b
 }
 
-// Masquerade gives the connection the address of the interface it leaves by.
+// Masquerade translates the source to the address of the output interface.
 func (b *Builder) Masquerade(ports flow.Ports, fullyRandom bool) *Builder {
 	b.ports(ports)
 	b.attrs.expr("masq", func(e *Attrs) {
@@ -171,8 +169,7 @@ func (b *Builder) Masquerade(ports flow.Ports, fullyRandom bool) *Builder {
 	return b
 }
 
-// NATPrefix swaps the prefix of the destination (dest) or the source for
-// another of the same length; the rest of the address stays.
+// NATPrefix replaces the prefix of the destination (dest) or of the source by another prefix of the same length.
 func (b *Builder) NATPrefix(f Family, dest bool, to netip.Prefix) *Builder {
 	kind, word := uint32(unix.NFT_NAT_SNAT), "snat"
 	if dest {
@@ -224,9 +221,8 @@ func portRange(p flow.Ports) string {
 	return p.String()
 }
 
-// SetField overwrites a header field without any connection tracking and updates
-// the checksums that cover it. Protocol is the packet's layer 4 where the field
-// is a port; a UDP packet without a checksum (fixUDP false) keeps none.
+// SetField overwrites a header field without connection tracking and updates its checksums. p is the layer-4 protocol
+// if the field is a port. With fixChecksum false, a UDP packet keeps a zero checksum.
 func (b *Builder) SetField(s Selector, v Value, p flow.Protocol, fixChecksum bool) *Builder {
 	c := checksum{}
 	switch {
@@ -249,8 +245,7 @@ func (b *Builder) SetField(s Selector, v Value, p flow.Protocol, fixChecksum boo
 	return b.say("%s set %s", s.Text, v.Text)
 }
 
-// SetPrefix overwrites the leading bits of an address and leaves the rest,
-// without any connection tracking.
+// SetPrefix overwrites the leading bits of an address without connection tracking.
 func (b *Builder) SetPrefix(s Selector, to netip.Prefix, fixChecksum bool) *Builder {
 	mask := Netmask(to)
 	for i := range mask {
@@ -267,9 +262,8 @@ func (b *Builder) SetPrefix(s Selector, to netip.Prefix, fixChecksum bool) *Buil
 	return b.say("%s set %s & %s | %s", s.Text, s.Text, m, to.Masked().Addr())
 }
 
-// Forward hands the packet to a neighbour on an interface from the ingress
-// hook; the kernel looks up, and keeps up, the neighbour's hardware address and
-// counts the TTL down.
+// Forward sends the packet to a neighbour on an interface from the ingress hook. The kernel resolves the neighbour
+// and decrements the TTL.
 func (b *Builder) Forward(f Family, via netip.Addr, device string, index int) *Builder {
 	b.attrs.immediate(0, Number(uint32(index)).Raw)
 	b.attrs.immediate(4, string(via.AsSlice()))
@@ -281,14 +275,14 @@ func (b *Builder) Forward(f Family, via netip.Addr, device string, index int) *B
 	return b.say("fwd %s to %s device %q", f, via, device)
 }
 
-// ForwardFrame hands the frame to an interface as it is.
+// ForwardFrame sends the unmodified frame on an interface.
 func (b *Builder) ForwardFrame(device string, index int) *Builder {
 	b.attrs.immediate(0, Number(uint32(index)).Raw)
 	b.attrs.expr("fwd", func(e *Attrs) { e.Uint32(fwdSregDev, register(0)) })
 	return b.say("fwd to %q", device)
 }
 
-// ClampMSS lowers the TCP maximum segment size to what the route carries.
+// ClampMSS lowers the TCP maximum segment size to the MTU of the route.
 func (b *Builder) ClampMSS() *Builder {
 	const kind, offset, length = 2, 2, 2 // the option "maximum segment size" (RFC 9293 section 3.2), its value
 	b.attrs.expr("rt", func(e *Attrs) {
@@ -312,8 +306,8 @@ func (b *Builder) ClampMSS() *Builder {
 	return b.say("tcp option maxseg size set rt mtu")
 }
 
-// SetFrom overwrites a header field with what a map holds for the selectors, and updates no
-// checksum but that of the IPv4 header for the TTL.
+// SetFrom overwrites a header field with the map entry for the selectors. For the TTL it updates the IPv4 header
+// checksum; it updates no other checksum.
 func (b *Builder) SetFrom(s Selector, set string, by ...Selector) *Builder {
 	concatLoad(&b.attrs, by, hashScratch)
 	b.attrs.lookup(set, hashScratch, lookupValue, 0)

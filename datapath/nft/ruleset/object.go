@@ -8,24 +8,23 @@ import (
 	"time"
 )
 
-// Object is a named counter, a helper, timeouts of connections, or a flowtable.
+// Object is a named counter, a helper, connection timeouts, or a flowtable.
 type Object struct {
 	ID
 	Kind     ObjectKind
 	Helper   string // helper's name in the kernel: ftp, sip, ...
 	Protocol uint8  // of a helper or of timeouts
 	Devices  string // of a flowtable, sorted and separated by spaces
-	// Policy holds timeouts: netlink attributes of NFTA_CT_TIMEOUT_DATA, each a
-	// state and the seconds in it. States left out keep the kernel's sysctls.
+	// Policy holds timeouts: netlink attributes of NFTA_CT_TIMEOUT_DATA, each with a state and its seconds. Other
+	// states use the kernel's sysctls.
 	Policy string
-	// Text is the policy in nft's words; empty when Read.
+	// Text is the policy in nft's syntax; empty for Read.
 	Text string
-	// Read marks an object that came from the kernel, whose Policy names every state.
+	// Read marks an object read from the kernel, with a Policy that contains every state.
 	Read bool
 }
 
-// ObjectKind is the kernel's NFT_OBJECT_*; flowtables, which are objects of
-// their own kind to the kernel, have the number 0.
+// ObjectKind is the kernel's NFT_OBJECT_*. Flowtables, which are a separate kind in the kernel, have the number 0.
 type ObjectKind uint32
 
 // Kinds of object.
@@ -36,7 +35,7 @@ const (
 	ObjectTimeout   ObjectKind = 7
 )
 
-// String returns nft's word for the kind.
+// String returns nft's keyword for the kind.
 func (k ObjectKind) String() string {
 	switch k {
 	case ObjectFlowtable:
@@ -49,8 +48,8 @@ func (k ObjectKind) String() string {
 	return "counter"
 }
 
-// Equal reports whether the two do the same; of one that was read, the policy
-// may name more states.
+// Equal reports whether the two objects have the same effect. The policy of an object read from the kernel may
+// contain more states.
 func (o *Object) Equal(p *Object) bool {
 	a, b := *o, *p
 	if a.Read {
@@ -62,16 +61,15 @@ func (o *Object) Equal(p *Object) bool {
 	return same && a == b
 }
 
-// Timeout is how long a connection may be idle in a state; States are those of
-// the protocol's enum ctattr_timeout_* of the kernel.
+// Timeout is the idle time of a connection in a state. States are numbered by the kernel's enum ctattr_timeout_* of
+// the protocol.
 type Timeout struct {
 	State uint16
-	Name  string // in nft's words
+	Name  string // in nft's syntax
 	After time.Duration
 }
 
-// NewTimeout makes the object of a protocol's timeouts; the kernel counts whole
-// seconds.
+// NewTimeout returns the object of a protocol's timeouts; the kernel uses whole seconds.
 func NewTimeout(id ID, protocol uint8, timeouts ...Timeout) *Object {
 	var a Attrs
 	var text []string
@@ -82,7 +80,7 @@ func NewTimeout(id ID, protocol uint8, timeouts ...Timeout) *Object {
 	return &Object{ID: id, Kind: ObjectTimeout, Protocol: protocol, Policy: string(a), Text: strings.Join(text, ", ")}
 }
 
-// String prints the object the way nft does.
+// String formats the object like nft.
 func (o *Object) String() string {
 	switch o.Kind {
 	case ObjectFlowtable:

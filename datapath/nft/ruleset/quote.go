@@ -10,9 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// An ICMP error quotes the packet that it is about behind 8 bytes of its own (RFC 792,
-// RFC 4443 §3). The offsets are from the start of the ICMP header, which nf_tables takes
-// for the transport header, and for packets without options.
+// An ICMP error quotes the offending packet after 8 bytes of its own header (RFC 792, RFC 4443 §3). The offsets count
+// from the ICMP header, which nf_tables uses as the transport header. They apply to packets without options.
 const (
 	icmpChecksum   = 2
 	quoteAt        = 8
@@ -23,13 +22,13 @@ const (
 // Quoted are the fields of the packet that an ICMP error quotes.
 type Quoted struct {
 	Source, Dest, Protocol, SourcePort, DestPort Selector
-	// UDPChecksum is 0 in a datagram without one.
+	// UDPChecksum is 0 in a datagram without a checksum.
 	UDPChecksum Selector
-	// First is the first byte: version, and of IPv4 the header's length.
+	// First is the first byte: the version and, in IPv4, the header length.
 	First Selector
 }
 
-// QuotedIn returns the fields of what errors of a family quote.
+// QuotedIn returns the quoted fields in errors of a family.
 func QuotedIn(f Family) Quoted {
 	if f == IP6 {
 		return Quoted{
@@ -47,11 +46,10 @@ func QuotedIn(f Family) Quoted {
 	}
 }
 
-// SetQuoted overwrites an address and, unless it is 0, a port of the packet that an ICMP
-// error quotes. summed says that the packet is UDP with a checksum, which is updated; the
-// quotation of a TCP segment may end before its checksum, which nobody looks at. The
-// checksum of the error itself stays right: what is changed in the quotation is made up for
-// by a checksum in there, or by the error's own.
+// SetQuoted overwrites an address and, unless it is 0, a port of the packet that an ICMP error quotes. summed means
+// that the packet is UDP with a checksum, which is updated. A quoted TCP segment may end before its checksum, which
+// no receiver checks. The checksum of the error stays correct: a checksum inside the quotation, or the error's own,
+// compensates each change.
 func (b *Builder) SetQuoted(f Family, address Selector, to netip.Addr, portField Selector, port uint16, summed bool) *Builder {
 	size, header := uint32(address.Type.Len), uint32(20)
 	if f == IP6 {
@@ -65,12 +63,12 @@ func (b *Builder) SetQuoted(f Family, address Selector, to netip.Addr, portField
 	store := func(s Selector, size uint32, from int, c checksum) {
 		b.attrs.payloadStore(s.base, s.offset, size, from, c)
 	}
-	const was = 8 // register of the address as it stands there
+	const was = 8 // register of the original address
 	address.load(&b.attrs, was)
 	b.attrs.immediate(0, string(to.AsSlice()))
 	if f == IP {
 		store(address, size, 0, of(quotedChecksum))
-		if summed { // a checksum at a time: back by the error's own, and again by that of UDP
+		if summed { // one checksum at a time: first the error's own, then the UDP checksum
 			store(address, size, was, of(icmpChecksum))
 			store(address, size, 0, inner)
 		}
@@ -86,9 +84,9 @@ func (b *Builder) SetQuoted(f Family, address Selector, to netip.Addr, portField
 	return b
 }
 
-// Defragment starts a rule that no packet matches and that makes the kernel put fragments
-// together before they meet the rules of the table, as connection tracking would have it
-// do: it does so where packets may be taken for a local proxy.
+// Defragment starts a rule that matches no packet. It makes the kernel reassemble fragments before the rules of the
+// table, as with connection tracking. The kernel reassembles fragments for rules that may deliver packets to a local
+// proxy.
 func Defragment(f Family) Rule {
 	nobody := Addr(netip.IPv4Unspecified())
 	if f == IP6 {

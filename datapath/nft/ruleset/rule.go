@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Builder puts a rule together, statement by statement: words and expressions
-// at once, so that what is printed is what the kernel gets.
+// Builder builds a rule statement by statement. It appends text and expressions together, so that the printed text
+// equals the kernel's rule.
 type Builder struct {
 	text  []string
 	attrs Attrs
@@ -22,7 +22,7 @@ type Builder struct {
 // NewRule starts a rule.
 func NewRule() *Builder { return &Builder{} }
 
-// Rule ends the rule. The comment may be empty.
+// Rule returns the rule. The comment may be empty.
 func (b *Builder) Rule(comment string) Rule {
 	return Rule{Text: strings.Join(b.text, " "), Exprs: string(b.attrs), Comment: comment}
 }
@@ -35,8 +35,8 @@ func (b *Builder) say(format string, args ...any) *Builder {
 	return b
 }
 
-// ForFamily limits a rule of a table of several families (inet, netdev) to one.
-// nft does not print it beside a match on that family's header.
+// ForFamily limits a rule of a table with several families (inet, netdev) to one family. nft omits this condition
+// next to a match on that family's header.
 func (b *Builder) ForFamily(table, f Family) *Builder {
 	switch {
 	case table == Inet:
@@ -53,21 +53,21 @@ func (b *Builder) ForFamily(table, f Family) *Builder {
 	return b
 }
 
-// Is goes on when the selector equals the value.
+// Is matches if the selector equals the value.
 func (b *Builder) Is(s Selector, v Value) *Builder {
 	s.load(&b.attrs, 0)
 	b.attrs.cmp(unix.NFT_CMP_EQ, 0, v.Raw)
 	return b.say("%s %s", s.Text, v.Text)
 }
 
-// IsNot goes on when the selector differs from the value.
+// IsNot matches if the selector differs from the value.
 func (b *Builder) IsNot(s Selector, v Value) *Builder {
 	s.load(&b.attrs, 0)
 	b.attrs.cmp(unix.NFT_CMP_NEQ, 0, v.Raw)
 	return b.say("%s != %s", s.Text, v.Text)
 }
 
-// Between goes on when the selector lies in the range.
+// Between matches if the selector is in the range.
 func (b *Builder) Between(s Selector, first, last Value) *Builder {
 	if first.Raw == last.Raw {
 		return b.Is(s, first)
@@ -77,7 +77,7 @@ func (b *Builder) Between(s Selector, first, last Value) *Builder {
 	return b.say("%s %s-%s", s.Text, first.Text, last.Text)
 }
 
-// Within goes on when the address lies in the prefix.
+// Within matches if the address is in the prefix.
 func (b *Builder) Within(s Selector, p netip.Prefix) *Builder {
 	if p.IsSingleIP() {
 		return b.Is(s, Addr(p.Addr()))
@@ -98,31 +98,30 @@ func Netmask(p netip.Prefix) []byte {
 	return mask
 }
 
-// InSet goes on when the selectors are in the set.
+// InSet matches if the selectors are in the set.
 func (b *Builder) InSet(set string, s ...Selector) *Builder {
 	concatLoad(&b.attrs, s, 0)
 	b.attrs.lookup(set, 0, lookupMember, 0)
 	return b.say("%s @%s", concatText(s), set)
 }
 
-// NotInSet goes on when the selectors are not in the set.
+// NotInSet matches if the selectors are not in the set.
 func (b *Builder) NotInSet(set string, s ...Selector) *Builder {
 	concatLoad(&b.attrs, s, 0)
 	b.attrs.lookup(set, 0, lookupMissing, 0)
 	return b.say("%s != @%s", concatText(s), set)
 }
 
-// VerdictFrom looks the selectors up in a verdict map and does what it says.
+// VerdictFrom looks up the selectors in a verdict map and applies the verdict.
 func (b *Builder) VerdictFrom(vmap string, s ...Selector) *Builder {
 	concatLoad(&b.attrs, s, 0)
 	b.attrs.lookup(vmap, 0, lookupVerdict, 0)
 	return b.say("%s vmap @%s", concatText(s), vmap)
 }
 
-// Recall loads what a dynamic map holds for the selectors into the packet's
-// priority, where a verdict map can take it from; the rule ends where there is
-// nothing. (A lookup by the result of a lookup would need no such place, and the
-// kernel can do it, but nft 1.0.6 aborts when it prints that.)
+// Recall loads the dynamic map's entry for the selectors into the packet's priority, for use by a verdict map. The
+// rule ends if there is no entry. (The kernel supports a lookup by the result of a lookup, but nft 1.0.6 aborts when
+// it prints such a rule.)
 func (b *Builder) Recall(set string, s ...Selector) *Builder {
 	concatLoad(&b.attrs, s, hashScratch)
 	b.attrs.lookup(set, hashScratch, lookupValue, 0)
@@ -130,14 +129,14 @@ func (b *Builder) Recall(set string, s ...Selector) *Builder {
 	return b.say("meta priority set %s map @%s", concatText(s), set)
 }
 
-// ResetPriority sets the priority of the packet (meta priority) to 0, which it has on arrival.
+// ResetPriority sets the priority of the packet (meta priority) to 0, its value on arrival.
 func (b *Builder) ResetPriority() *Builder {
 	b.attrs.immediate(0, Number(0).Raw)
 	b.attrs.metaStore(unix.NFT_META_PRIORITY, 0)
 	return b.say("meta priority set none")
 }
 
-// State goes on for packets of one connection state.
+// State matches packets of one connection state.
 func (b *Builder) State(name string) *Builder {
 	bits := map[string]uint32{"invalid": 1, "established": 2, "related": 4, "new": 8, "untracked": 64}[name]
 	b.attrs.ctLoad(unix.NFT_CT_STATE, -1, 0)
@@ -146,8 +145,7 @@ func (b *Builder) State(name string) *Builder {
 	return b.say("ct state " + name)
 }
 
-// Known goes on for packets of connections that both sides have spoken in, or that follow
-// from such.
+// Known matches packets of established and related connections.
 func (b *Builder) Known() *Builder {
 	b.attrs.ctLoad(unix.NFT_CT_STATE, -1, 0)
 	b.attrs.bitwise(0, 0, Number(2|4).Raw, Number(0).Raw) // established, related
@@ -155,17 +153,17 @@ func (b *Builder) Known() *Builder {
 	return b.say("ct state established,related")
 }
 
-// cutOff are the bits of a translated connection whose end is to be told to both sides: IPS_DST_NAT
-// and IPS_FIXED_TIMEOUT of enum ip_conntrack_status, as conntrack.CutOff sets them.
+// cutOff are the status bits of a translated connection that is marked as closed: IPS_DST_NAT and IPS_FIXED_TIMEOUT
+// of enum ip_conntrack_status, as set by conntrack.CutOff.
 const cutOff = 1<<5 | 1<<10
 
-// KnownOpen is Known without the connections that CutOff is about.
+// KnownOpen is Known without connections marked by conntrack.CutOff.
 func (b *Builder) KnownOpen() *Builder {
 	b.Known()
 	return b.cutOff(unix.NFT_CMP_NEQ, "!=")
 }
 
-// CutOff goes on for packets of translated connections that conntrack.CutOff has marked.
+// CutOff matches packets of translated connections marked by conntrack.CutOff.
 func (b *Builder) CutOff() *Builder { return b.cutOff(unix.NFT_CMP_EQ, "==") }
 
 func (b *Builder) cutOff(op uint32, text string) *Builder {
@@ -175,7 +173,7 @@ func (b *Builder) cutOff(op uint32, text string) *Builder {
 	return b.say("ct status & %#x %s %#x", cutOff, text, cutOff)
 }
 
-// ToLocal goes on for packets to an address of the host.
+// ToLocal matches packets to an address of the host.
 func (b *Builder) ToLocal() *Builder {
 	b.attrs.expr("fib", func(a *Attrs) {
 		a.Uint32(fibDreg, register(0))
@@ -186,7 +184,7 @@ func (b *Builder) ToLocal() *Builder {
 	return b.say("fib daddr type local")
 }
 
-// TCPFlags goes on when, of the flags in mask, exactly those of value are set.
+// TCPFlags matches if, among the flags in mask, exactly the flags in value are set.
 func (b *Builder) TCPFlags(mask, value uint8, text string) *Builder {
 	b.attrs.metaLoad(unix.NFT_META_L4PROTO, 0)
 	b.attrs.cmp(unix.NFT_CMP_EQ, 0, "\x06")
@@ -196,7 +194,7 @@ func (b *Builder) TCPFlags(mask, value uint8, text string) *Builder {
 	return b.say(text)
 }
 
-// TCPFlagsNot is TCPFlags, inverted.
+// TCPFlagsNot is the inverse of TCPFlags.
 func (b *Builder) TCPFlagsNot(mask, value uint8, text string) *Builder {
 	b.attrs.metaLoad(unix.NFT_META_L4PROTO, 0)
 	b.attrs.cmp(unix.NFT_CMP_EQ, 0, "\x06")
@@ -212,7 +210,7 @@ func (b *Builder) Verdict(v Verdict) *Builder {
 	return b.say(v.String())
 }
 
-// String returns the verdict in nft's words.
+// String returns the verdict in nft's syntax.
 func (v Verdict) String() string {
 	switch v.Code {
 	case Drop:
@@ -227,19 +225,19 @@ func (v Verdict) String() string {
 	return "return"
 }
 
-// Goto is the verdict that hands a packet to a chain for good.
+// Goto appends the verdict that passes the packet to a chain without return.
 func (b *Builder) Goto(chain string) *Builder { return b.Verdict(Verdict{Goto, chain}) }
 
-// Jump is the verdict that sends a packet through a chain.
+// Jump appends the verdict that passes the packet through a chain.
 func (b *Builder) Jump(chain string) *Builder { return b.Verdict(Verdict{Jump, chain}) }
 
-// Accept ends the hook for the packet.
+// Accept appends the verdict that accepts the packet at this hook.
 func (b *Builder) Accept() *Builder { return b.Verdict(Verdict{Code: Accept}) }
 
-// Drop ends the packet.
+// Drop appends the verdict that drops the packet.
 func (b *Builder) Drop() *Builder { return b.Verdict(Verdict{Code: Drop}) }
 
-// Return goes back to the calling chain.
+// Return appends the verdict that returns to the calling chain.
 func (b *Builder) Return() *Builder { return b.Verdict(Verdict{Code: Return}) }
 
 // Counter counts packets and bytes in the rule itself.
@@ -261,38 +259,38 @@ func (a *Attrs) objref(kind ObjectKind, name string) {
 	})
 }
 
-// Helper gives the connection a helper.
+// Helper assigns a helper to the connection.
 func (b *Builder) Helper(object string) *Builder {
 	b.attrs.objref(ObjectHelper, object)
 	return b.say("ct helper set %q", object)
 }
 
-// Timeout gives the connection timeouts of its own.
+// Timeout assigns timeouts to the connection.
 func (b *Builder) Timeout(object string) *Builder {
 	b.attrs.objref(ObjectTimeout, object)
 	return b.say("ct timeout set %q", object)
 }
 
-// Offload hands the connection to a flowtable once it is established.
+// Offload adds the connection to a flowtable once it is established.
 func (b *Builder) Offload(flowtable string) *Builder {
 	b.State("established")
 	b.attrs.expr("flow_offload", func(a *Attrs) { a.String(flowTableName, flowtable) })
 	return b.say("flow add @" + flowtable)
 }
 
-// Notrack keeps the packet out of connection tracking.
+// Notrack excludes the packet from connection tracking.
 func (b *Builder) Notrack() *Builder {
 	b.attrs.expr("notrack", nil)
 	return b.say("notrack")
 }
 
-// Limit goes on for packets within the rate, or with over for those above it.
+// Limit matches packets within the rate or, with over, packets above the rate.
 func (b *Builder) Limit(count int, per time.Duration, burst int, over bool) *Builder {
 	limit(&b.attrs, count, per, burst, over)
 	return b.say(limitText(count, per, burst, over))
 }
 
-// defaultBurst is nft's: how many packets above the rate pass at once.
+// defaultBurst is nft's default burst.
 const defaultBurst = 5
 
 func limit(a *Attrs, count int, per time.Duration, burst int, over bool) {
@@ -325,7 +323,7 @@ func limitText(count int, per time.Duration, burst int, over bool) string {
 	return fmt.Sprintf("limit rate %s%d/%s burst %d packets", word, count, unitNames[per], burst)
 }
 
-// ConnectionsOver goes on when more than n connections that passed here live.
+// ConnectionsOver matches if more than n connections that passed this rule are alive.
 func (b *Builder) ConnectionsOver(n int) *Builder {
 	b.attrs.connlimit(n)
 	return b.say("ct count over %d", n)
@@ -379,7 +377,7 @@ func (b *Builder) SetMark(v uint32) *Builder {
 	return b.say("meta mark set %s", Number(v).Text)
 }
 
-// Trace makes the kernel tell of every rule that the packet meets from here on.
+// Trace makes the kernel report every further rule on the packet's path.
 func (b *Builder) Trace() *Builder {
 	b.attrs.immediate(0, "\x01")
 	b.attrs.metaStore(unix.NFT_META_NFTRACE, 0)
@@ -400,7 +398,7 @@ func (b *Builder) RestoreMark() *Builder {
 	return b.say("meta mark set ct mark")
 }
 
-// Remember adds or refreshes the entry of the selectors in a dynamic map.
+// Remember adds or refreshes the entry for the selectors in a dynamic map.
 func (b *Builder) Remember(set string, timeout time.Duration, v Value, s ...Selector) *Builder {
 	concatLoad(&b.attrs, s, 0)
 	b.attrs.immediate(12, v.Raw)
@@ -410,22 +408,21 @@ func (b *Builder) Remember(set string, timeout time.Duration, v Value, s ...Sele
 	return b.say("update @%s { %s timeout %s : %s }", set, concatText(s), seconds(timeout), v.Text)
 }
 
-// dynsetDelete is NFT_DYNSET_OP_DELETE, which golang.org/x/sys/unix does not name.
+// dynsetDelete is NFT_DYNSET_OP_DELETE, which golang.org/x/sys/unix lacks.
 const dynsetDelete = 2
 
-// Forget deletes the entry of the selectors from a dynamic map: an update of an
-// entry renews its timeout and leaves its value.
+// Forget deletes the entry for the selectors from a dynamic map, because an update renews the timeout and keeps the
+// value.
 func (b *Builder) Forget(set string, s ...Selector) *Builder {
 	concatLoad(&b.attrs, s, 0)
-	b.attrs.immediate(12, Number(0).Raw) // the kernel wants a value register with every map
+	b.attrs.immediate(12, Number(0).Raw) // the kernel requires a value register for every map
 	b.attrs.dynset(dynsetDelete, set, 0, func(a *Attrs) {
 		a.Uint32(unix.NFTA_DYNSET_SREG_DATA, register(12))
 	})
 	return b.say("delete @%s { %s : %s }", set, concatText(s), Number(0).Text)
 }
 
-// RateOver goes on when the entry of the selectors in a dynamic set has more
-// events than the rate allows.
+// RateOver matches if the selectors' entry in a dynamic set has more events than the rate allows.
 func (b *Builder) RateOver(set string, timeout time.Duration, count int, per time.Duration, burst int, s ...Selector) *Builder {
 	concatLoad(&b.attrs, s, 0)
 	b.attrs.dynset(unix.NFT_DYNSET_OP_UPDATE, set, timeout, func(a *Attrs) {
@@ -434,8 +431,7 @@ func (b *Builder) RateOver(set string, timeout time.Duration, count int, per tim
 	return b.say("update @%s { %s timeout %s %s }", set, concatText(s), seconds(timeout), limitText(count, per, burst, true))
 }
 
-// KeyConnectionsOver goes on when the entry of the selectors in a dynamic set
-// has more than n live connections.
+// KeyConnectionsOver matches if the selectors' entry in a dynamic set has more than n live connections.
 func (b *Builder) KeyConnectionsOver(set string, n int, s ...Selector) *Builder {
 	concatLoad(&b.attrs, s, 0)
 	b.attrs.dynset(unix.NFT_DYNSET_OP_ADD, set, 0, func(a *Attrs) {
@@ -444,7 +440,7 @@ func (b *Builder) KeyConnectionsOver(set string, n int, s ...Selector) *Builder 
 	return b.say("add @%s { %s ct count over %d }", set, concatText(s), n)
 }
 
-// Tally counts packets and bytes by the selectors in a dynamic set.
+// Tally counts packets and bytes per selectors in a dynamic set.
 func (b *Builder) Tally(set string, s ...Selector) *Builder {
 	concatLoad(&b.attrs, s, 0)
 	b.attrs.dynset(unix.NFT_DYNSET_OP_ADD, set, 0, func(a *Attrs) {
@@ -465,8 +461,8 @@ func (a *Attrs) dynset(op uint32, set string, timeout time.Duration, more func(*
 	})
 }
 
-// nestedExpr appends the expression of a dynamic set's elements: the same
-// attributes as in a rule, but in NFTA_DYNSET_EXPR instead of a list entry.
+// nestedExpr appends the expression of a dynamic set's elements: the same attributes as in a rule, but in
+// NFTA_DYNSET_EXPR instead of a list element.
 func (a *Attrs) nestedExpr(fill func(*Attrs)) {
 	var inner Attrs
 	fill(&inner)
@@ -487,7 +483,7 @@ func seconds(d time.Duration) string {
 	return s
 }
 
-// NotWithin goes on when the address lies outside the prefix.
+// NotWithin matches if the address is outside the prefix.
 func (b *Builder) NotWithin(s Selector, p netip.Prefix) *Builder {
 	s.load(&b.attrs, 0)
 	b.attrs.bitwise(0, 0, string(Netmask(p)), strings.Repeat("\x00", s.Type.Len))

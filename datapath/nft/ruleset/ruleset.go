@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ruleset holds nf_tables rulesets as Go values: tables, chains, rules,
-// sets, maps and elements, how they read as text (the way "nft list ruleset"
-// prints them), how their expressions look to the kernel, and what has to change
-// to get from one ruleset to another. It is pure: it talks to no kernel.
+// Package ruleset represents nf_tables rulesets as Go values: tables, chains, rules, sets, maps and elements. It
+// formats them like "nft list ruleset", encodes their expressions for the kernel, and computes the changes between
+// two rulesets. It is pure and does not access the kernel.
 package ruleset
 
 import (
 	"time"
 )
 
-// Family is the nf_tables family of a table. Every table of Sluice is named
-// TableName, so a family names a table.
+// Family is the nf_tables family of a table. All tables of Sluice are named TableName, so a family identifies a
+// table.
 type Family uint8
 
 // Families; the numbers are the kernel's NFPROTO_*.
@@ -43,18 +42,16 @@ func (f Family) String() string {
 	return "unknown"
 }
 
-// Ruleset is a complete desired state. Every object belongs to one fragment, so
-// that an error can name whom it hits and a change to one service is found
-// without looking at the others: fragments are immutable and compared by
-// pointer first.
+// Ruleset is a complete desired state. Every object belongs to one fragment, so that an error can name the affected
+// owner. Fragments are immutable and compared by pointer first, so a change to one service is found without
+// inspecting the others.
 type Ruleset struct {
 	Fragments []*Fragment
 }
 
-// Fragment is what one service or rule contributes to the ruleset.
+// Fragment is the contribution of one service or rule to the ruleset.
 type Fragment struct {
-	// Owner in words for messages: "service web", "nat office"; empty for what is
-	// shared by all.
+	// Owner in words for messages: "service web", "nat office"; empty for shared objects.
 	Owner    string
 	Chains   []*Chain
 	Sets     []*Set
@@ -75,7 +72,7 @@ type Chain struct {
 	Rules []Rule
 }
 
-// Hook attaches a base chain to a point of the packet's way.
+// Hook attaches a base chain to a point of the packet's path.
 type Hook struct {
 	Type     string // filter, nat
 	Point    string // prerouting, input, forward, output, postrouting, ingress
@@ -87,15 +84,15 @@ type Hook struct {
 type Rule struct {
 	Text  string
 	Exprs string // netlink attributes of NFTA_RULE_EXPRESSIONS, without its header
-	// Comment is kept by the kernel with the rule; nft prints it.
+	// Comment is stored in the kernel with the rule; nft prints it.
 	Comment string
-	// Read marks a rule that came from the kernel: its Exprs hold attributes that
-	// were not asked for (defaults, counts), and Text is empty.
+	// Read marks a rule read from the kernel. Its Exprs contain additional attributes (defaults, counts), and Text is
+	// empty.
 	Read bool
 }
 
-// Equal reports whether the two rules do the same. Between a compiled rule and
-// one read from the kernel, every attribute of the compiled one must be there.
+// Equal reports whether the two rules have the same effect. A rule read from the kernel must contain every attribute
+// of the compiled rule.
 func (r Rule) Equal(o Rule) bool {
 	switch {
 	case r.Comment != o.Comment:
@@ -108,36 +105,35 @@ func (r Rule) Equal(o Rule) bool {
 	return contains(o.Exprs, r.Exprs)
 }
 
-// Set is a set or, when it has Data or Verdicts, a map.
+// Set is a set or, with Data or Verdicts, a map.
 type Set struct {
 	ID
 	Key      []Type
 	Data     []Type // values of a map
 	Verdicts bool   // values are verdicts
 	Interval bool   // keys are ranges
-	// Dynamic sets are filled by packets; their elements are not compared.
+	// Dynamic sets are filled by packets; Diff ignores their elements.
 	Dynamic bool
-	// Timeout of elements that packets add; 0 for none.
+	// Timeout of elements added by packets; 0 for none.
 	Timeout time.Duration
 	// Size bounds the number of elements; 0 for no bound.
 	Size int
-	// Counter puts a packet and byte counter on every element.
+	// Counter adds a packet and byte counter to every element.
 	Counter bool
 }
 
 // Map reports whether elements have values.
 func (s *Set) Map() bool { return s.Verdicts || len(s.Data) > 0 }
 
-// Equal reports whether the two definitions are the same to the kernel.
+// Equal reports whether the two definitions are equal in the kernel.
 func (s *Set) Equal(o *Set) bool {
 	return s.ID == o.ID && keyType(s.Key) == keyType(o.Key) && keyType(s.Data) == keyType(o.Data) &&
 		Width(s.Key) == Width(o.Key) && s.Verdicts == o.Verdicts && s.Interval == o.Interval &&
 		s.Dynamic == o.Dynamic && s.Timeout == o.Timeout && s.Size == o.Size && s.Counter == o.Counter
 }
 
-// Element is one entry of a set. Keys and values are the kernel's bytes: network
-// byte order but for types marked host, every field of a concatenation padded
-// to four bytes.
+// Element is one entry of a set. Keys and values are the kernel's bytes: network byte order except for types marked
+// Host, every field of a concatenation padded to four bytes.
 type Element struct {
 	Set     ID
 	Key     string
@@ -149,7 +145,7 @@ type Element struct {
 // key identifies the element within all sets.
 func (e Element) key() Element { return Element{Set: e.Set, Key: e.Key, End: e.End} }
 
-// Verdict is what happens to a packet.
+// Verdict is the action of a rule on a packet.
 type Verdict struct {
 	Code  int32
 	Chain string // for Jump and Goto

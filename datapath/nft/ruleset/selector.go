@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Selector is something of a packet that rules compare, look up or hash.
+// Selector is a property of a packet that rules compare, look up or hash.
 type Selector struct {
 	Text string
 	Type Type
 	load func(a *Attrs, dst int)
-	// payload fields can also be written
+	// only payload fields are writable
 	base, offset uint32
 }
 
@@ -29,7 +29,7 @@ func meta(text string, t Type, key uint32) Selector {
 	return Selector{Text: text, Type: t, load: func(a *Attrs, dst int) { a.metaLoad(key, dst) }}
 }
 
-// Source is the source address.
+// Source returns the source address.
 func Source(f Family) Selector {
 	if f == IP6 {
 		return payload("ip6 saddr", IPv6Addr, unix.NFT_PAYLOAD_NETWORK_HEADER, 8)
@@ -37,7 +37,7 @@ func Source(f Family) Selector {
 	return payload("ip saddr", IPv4Addr, unix.NFT_PAYLOAD_NETWORK_HEADER, 12)
 }
 
-// Dest is the destination address.
+// Dest returns the destination address.
 func Dest(f Family) Selector {
 	if f == IP6 {
 		return payload("ip6 daddr", IPv6Addr, unix.NFT_PAYLOAD_NETWORK_HEADER, 24)
@@ -45,7 +45,7 @@ func Dest(f Family) Selector {
 	return payload("ip daddr", IPv4Addr, unix.NFT_PAYLOAD_NETWORK_HEADER, 16)
 }
 
-// TTL is how many more hosts may forward the packet.
+// TTL returns the TTL or hop limit.
 func TTL(f Family) Selector {
 	if f == IP6 {
 		return payload("ip6 hoplimit", Integer8, unix.NFT_PAYLOAD_NETWORK_HEADER, 7)
@@ -53,8 +53,7 @@ func TTL(f Family) Selector {
 	return payload("ip ttl", Integer8, unix.NFT_PAYLOAD_NETWORK_HEADER, 8)
 }
 
-// Selectors that are the same for every family. Ports are those of whatever
-// layer-4 protocol the packet has.
+// Selectors common to all families. Ports apply to every layer-4 protocol.
 var (
 	SourcePort = payload("th sport", InetService, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0)
 	DestPort   = payload("th dport", InetService, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2)
@@ -64,18 +63,18 @@ var (
 	InName     = meta("iifname", IfName, unix.NFT_META_IIFNAME)
 	OutName    = meta("oifname", IfName, unix.NFT_META_OIFNAME)
 	PacketMark = meta("meta mark", Mark, unix.NFT_META_MARK)
-	// PacketType tells frames for this host from those for others and for groups.
+	// PacketType distinguishes frames for this host, for others and for groups.
 	PacketType = meta("meta pkttype", Integer8, unix.NFT_META_PKTTYPE)
 	Priority   = meta("meta priority", Mark, unix.NFT_META_PRIORITY)
 	CtMark     = Selector{Text: "ct mark", Type: Mark, load: func(a *Attrs, dst int) { a.ctLoad(unix.NFT_CT_MARK, -1, dst) }}
-	// OriginalPort is the destination port that the connection was opened to.
+	// OriginalPort is the destination port of the connection's original tuple.
 	OriginalPort = Selector{
 		Text: "ct original proto-dst", Type: InetService,
 		load: func(a *Attrs, dst int) { a.ctLoad(unix.NFT_CT_PROTO_DST, 0, dst) },
 	}
 )
 
-// OriginalDest is the address that the connection was opened to.
+// OriginalDest returns the destination address of the connection's original tuple.
 func OriginalDest(f Family) Selector {
 	if f == IP6 {
 		return Selector{Text: "ct original ip6 daddr", Type: IPv6Addr, load: func(a *Attrs, dst int) { a.ctLoad(unix.NFT_CT_DST_IP6, 0, dst) }}
@@ -83,7 +82,7 @@ func OriginalDest(f Family) Selector {
 	return Selector{Text: "ct original ip daddr", Type: IPv4Addr, load: func(a *Attrs, dst int) { a.ctLoad(unix.NFT_CT_DST_IP, 0, dst) }}
 }
 
-// Slots are the numbers First to First+Count-1, among which a packet gets one.
+// Slots are the numbers First to First+Count-1; each packet gets one.
 type Slots struct {
 	First uint32
 	Count int
@@ -96,7 +95,7 @@ func (s Slots) offset() string {
 	return fmt.Sprintf(" offset %d", s.First)
 }
 
-// Next counts packets round.
+// Next assigns slots to packets in rotation.
 func Next(s Slots) Selector {
 	return Selector{
 		Text: fmt.Sprintf("numgen inc mod %d%s", s.Count, s.offset()), Type: Mark,
@@ -104,7 +103,7 @@ func Next(s Slots) Selector {
 	}
 }
 
-// Random is a random number.
+// Random assigns a random slot.
 func Random(s Slots) Selector {
 	return Selector{
 		Text: fmt.Sprintf("numgen random mod %d%s", s.Count, s.offset()), Type: Mark,
@@ -112,12 +111,12 @@ func Random(s Slots) Selector {
 	}
 }
 
-// hashScratch is the register where the input of a hash or a lookup is gathered,
-// out of the way of what it is loaded for.
+// hashScratch is the first register for the input of a hash or a lookup. It does not overlap the registers of the
+// result.
 const hashScratch = 4
 
-// Hash is Jenkins' hash of the selectors with a seed, reduced to the slots;
-// balance.JHash and balance.Slot compute the same.
+// Hash returns Jenkins' hash of the selectors with a seed, reduced to the slots. balance.JHash and balance.Slot
+// compute the same.
 func Hash(s Slots, seed uint32, of ...Selector) Selector {
 	text, width := concatText(of), concatWidth(of)
 	return Selector{
@@ -129,7 +128,7 @@ func Hash(s Slots, seed uint32, of ...Selector) Selector {
 	}
 }
 
-// Masked is s with all bits but those of mask cleared.
+// Masked returns s with the bits of mask; other bits are cleared.
 func Masked(s Selector, mask Value) Selector {
 	return Selector{
 		Text: s.Text + " & " + mask.Text, Type: s.Type,
@@ -159,7 +158,7 @@ func concatWidth(sel []Selector) int {
 	return n
 }
 
-// concatLoad loads the selectors one after the other, from register first on.
+// concatLoad loads the selectors in sequence into registers from first on.
 func concatLoad(a *Attrs, sel []Selector, first int) {
 	for _, s := range sel {
 		s.load(a, first)
@@ -167,7 +166,7 @@ func concatLoad(a *Attrs, sel []Selector, first int) {
 	}
 }
 
-// Types returns the types of the selectors, for a set that they are looked up in.
+// Types returns the types of the selectors, for a set with these keys.
 func Types(sel []Selector) []Type {
 	types := make([]Type, len(sel))
 	for i, s := range sel {
@@ -176,17 +175,17 @@ func Types(sel []Selector) []Type {
 	return types
 }
 
-// Field is a 16-bit field of the layer-4 header.
+// Field returns a 16-bit field of the layer-4 header.
 func Field(text string, t Type, offset uint32) Selector {
 	return payload(text, t, unix.NFT_PAYLOAD_TRANSPORT_HEADER, offset)
 }
 
-// Word is one of the 16-bit words of an address.
+// Word returns one of the 16-bit words of an address.
 func Word(s Selector, n int) Selector {
 	return part(s, InetService, uint32(2*n))
 }
 
-// Byte is one of the bytes of an address.
+// Byte returns one of the bytes of an address.
 func Byte(s Selector, n int) Selector {
 	return part(s, Integer8, uint32(n))
 }

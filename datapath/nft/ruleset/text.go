@@ -10,8 +10,7 @@ import (
 	"strings"
 )
 
-// String prints the ruleset the way "nft list ruleset" does, in an order that
-// depends on names alone.
+// String formats the ruleset like "nft list ruleset", in an order that depends on names only.
 func (r *Ruleset) String() string {
 	var b strings.Builder
 	flat := flatten(r.Fragments)
@@ -129,7 +128,7 @@ func typeNames(types []Type) string {
 	return strings.Join(names, " . ")
 }
 
-// Element prints an element of the set.
+// Element formats an element of the set.
 func (s *Set) Element(e Element) string {
 	text := ""
 	if e.End != "" {
@@ -163,7 +162,7 @@ func (c *Chain) print(b *strings.Builder) {
 	b.WriteString("\t}\n\n")
 }
 
-// priority is the word that nft has for a priority at a hook, or the number.
+// priority returns nft's keyword for a priority at a hook, or the number.
 func (h *Hook) priority() string {
 	name, ok := priorityNames[h.Priority]
 	if !ok || name == "dstnat" && h.Point != "prerouting" || name == "srcnat" && h.Point != "postrouting" {
@@ -172,7 +171,7 @@ func (h *Hook) priority() string {
 	return name
 }
 
-// String prints the rule with its comment.
+// String formats the rule with its comment.
 func (r Rule) String() string {
 	if r.Comment == "" {
 		return r.Text
