@@ -116,6 +116,33 @@ static __always_inline int add_proxy(void *ctx, const struct packet *p, const st
 	return fix_check(ctx, off, IPPROTO_TCP, bpf_htons(len), sum, xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
+// Removes the data of a SYN (TCP Fast Open, RFC 7413), which the backend would read before the PROXY header. The
+// client sends it again, because the SYN-ACK does not acknowledge it.
+static __always_inline int cut_data(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
+{
+	__u32 off = l4_then(p, plan), at, end = end_then(p, plan), len;
+	__u8 doff;
+
+	if (!single(p))
+		return REASON_UNTRANSLATABLE;
+	if (!get(ctx, off + 12, &doff, 1, xdp))
+		return REASON_INTERNAL;
+	at = off + (doff >> 4) * 4;
+	if (at < off + sizeof(struct tcphdr) || at >= end)
+		return REASON_NONE;
+	len = end - at;
+	if (!fix_check(ctx, off, IPPROTO_TCP, minus(bpf_htons(len)), minus(sum_of(ctx, at, len, xdp)), xdp) ||
+	    !grow_header(ctx, -len, plan->family == FAMILY_6, xdp))
+		return REASON_INTERNAL;
+	end += p->frame_len - (ETH_HLEN + p->l3_len); // padding included
+	if (xdp)
+		return bpf_xdp_adjust_tail(ctx, (int)at - (int)end) ? REASON_INTERNAL : REASON_NONE;
+	return bpf_skb_change_tail(ctx, at, 0) ? REASON_INTERNAL : REASON_NONE;
+}
+
+BOTH_HOOKS(cut_data, !p || !plan ? REASON_INTERNAL : cut_data(ctx, p, plan, xdp), const struct packet *p,
+	   const struct plan *plan)
+
 // From the client towards the backend.
 static __always_inline int proxy_forward(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
 {
@@ -279,6 +306,8 @@ static __noinline int xdp_edit(struct xdp_md *ctx, const struct packet *p, const
 		done = xdp_add_toa(ctx, p, plan);
 	if (done == REASON_NONE && plan->edits & EDIT_PROXY)
 		done = xdp_proxy_forward(ctx, p, plan);
+	if (done == REASON_NONE && plan->edits & EDIT_PROXY && p->tcp_flags & TCP_SYN)
+		done = xdp_cut_data(ctx, p, plan);
 	if (done == REASON_NONE && plan->edits & EDIT_ANSWER)
 		done = xdp_proxy_answer(ctx, p, plan);
 	if (done == REASON_NONE && have_cookies && plan->edits & EDIT_SPLICE)
@@ -300,6 +329,8 @@ static __noinline int tc_edit(struct __sk_buff *ctx, const struct packet *p, con
 		done = tc_add_toa(ctx, p, plan);
 	if (done == REASON_NONE && plan->edits & EDIT_PROXY)
 		done = tc_proxy_forward(ctx, p, plan);
+	if (done == REASON_NONE && plan->edits & EDIT_PROXY && p->tcp_flags & TCP_SYN)
+		done = tc_cut_data(ctx, p, plan);
 	if (done == REASON_NONE && plan->edits & EDIT_ANSWER)
 		done = tc_proxy_answer(ctx, p, plan);
 	if (done == REASON_NONE && have_cookies && plan->edits & EDIT_SPLICE)

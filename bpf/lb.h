@@ -217,6 +217,9 @@ static __always_inline enum reason tcp_begins(const struct packet *p, const stru
 {
 	const bool strict = s->flags & SERVICE_STRICT_TCP;
 
+	// Data in a later fragment of the SYN would precede the PROXY header.
+	if (syn && s->flags & SERVICE_PROXY && p->flags & PACKET_FIRST_FRAGMENT)
+		return REASON_STRICT_TCP;
 	if (syn)
 		return strict && p->tcp_flags & TCP_FIN ? REASON_STRICT_TCP : REASON_NONE;
 	if (stateless)

@@ -47,7 +47,7 @@ func (h *half) edits(p *plan, v *view) {
 	switch {
 	case s.ClientAddress == config.ClientAddressProxyV2 && original:
 		p.grow = size
-		p.edit = func(b []byte, _ int) ([]byte, Reason) { return h.proxyForward(b, proxyHeader(client)) }
+		p.edit = func(b []byte, _ int) ([]byte, Reason) { return h.proxyForward(v, b, proxyHeader(client)) }
 	case s.ClientAddress == config.ClientAddressProxyV2:
 		p.edit = func(b []byte, _ int) ([]byte, Reason) { return h.proxyAnswer(b, uint32(size)), "" }
 	case original && v.flags&(packet.SYN|packet.RST|packet.ACK) == packet.ACK && !h.heard[1].ack:
@@ -104,7 +104,22 @@ func insert(b []byte, v *view, at int, what []byte) []byte {
 	return b
 }
 
-// resized tells the IP header how long the packet is now.
+// cutData truncates the TCP segment after at bytes (the rest is data of TCP Fast Open, RFC 7413), and corrects
+// lengths and checksums.
+func cutData(b []byte, v *view, at int) []byte {
+	b = slices.Clone(b)
+	p := b[v.header:]
+	data := p[at:]
+	length := binary.BigEndian.AppendUint16(nil, uint16(len(data)))
+	sum := packet.UpdateChecksum(binary.BigEndian.Uint16(p[16:]), length, []byte{0, 0})
+	sum = packet.UpdateChecksum(sum, append(slices.Clone(data), make([]byte, len(data)%2)...), nil)
+	binary.BigEndian.PutUint16(p[16:], sum)
+	b = b[:v.header+at]
+	resized(b, v.v6)
+	return b
+}
+
+// resized updates the length in the IP header.
 func resized(b []byte, v6 bool) {
 	if v6 {
 		binary.BigEndian.PutUint16(b[4:], uint16(len(b)-40))
@@ -115,15 +130,23 @@ func resized(b []byte, v6 bool) {
 	binary.BigEndian.PutUint16(b[10:], packet.UpdateChecksum(binary.BigEndian.Uint16(b[10:]), was, b[2:4]))
 }
 
-// proxyForward puts the header in front of the client's first byte until the backend
-// has it, and counts it into the sequence numbers behind.
-func (h *half) proxyForward(b, header []byte) ([]byte, Reason) {
+// proxyForward inserts the header before the client's first byte until the backend
+// has it, and counts it into the sequence numbers behind. arrived is the packet before the rewrite to b.
+func (h *half) proxyForward(arrived *view, b, header []byte) ([]byte, Reason) {
 	v, _ := readIP(b)
 	t := v.payload()
 	seq := binary.BigEndian.Uint32(t[4:])
 	if v.flags&packet.SYN != 0 {
 		h.proxied = &proxied{base: seq + 1}
-		return b, ""
+		at := int(t[12]>>4) * 4
+		switch {
+		case v.first:
+			return nil, ReasonUntranslatable
+		case at < 20 || at >= len(t):
+			return b, ""
+		}
+		arrived.trailer = nil
+		return cutData(b, v, at), ""
 	}
 	s := h.proxied
 	if s == nil {

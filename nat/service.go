@@ -203,7 +203,8 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 		return drop(ReasonNoFlow)
 	}
 	odd := !opens && !handshake && !stateless || opens && v.flags&packet.FIN != 0
-	if v.protocol == flow.TCP && odd && (s.Limits.StrictTCP || s.ClientAddress == config.ClientAddressProxyV2) {
+	proxy := s.ClientAddress == config.ClientAddressProxyV2
+	if v.protocol == flow.TCP && (odd && (s.Limits.StrictTCP || proxy) || opens && v.first && proxy) { // later fragments may have data
 		return refuse(ReasonStrictTCP)
 	}
 	if len(s.table) == 0 {

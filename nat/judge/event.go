@@ -172,7 +172,7 @@ func header(r *rand.Rand, src, dst netip.Addr) packet.Layer {
 		}
 		return ip
 	}
-	return &packet.IPv6{Src: src, Dst: dst, HopLimit: 64, TrafficClass: uint8(r.Uint32() & 0xfc), FlowLabel: r.Uint32() & 0xfffff}
+	return &packet.IPv6{Src: src, Dst: dst, HopLimit: 64, TrafficClass: uint8(r.Uint32()), FlowLabel: r.Uint32() & 0xfffff}
 }
 
 func payload(r *rand.Rand) *packet.Data {
@@ -207,6 +207,9 @@ func (w *world) open(r *rand.Rand) []arrival {
 			flags = packet.TCPFlags(r.Uint32() & 0x3f)
 		}
 		p = append(p, &packet.TCP{SrcPort: sport, DstPort: dport, Flags: flags, Seq: r.Uint32(), Window: 65535, Options: []byte{2, 4, 5, 180}})
+		if r.IntN(8) == 0 { // as of TCP Fast Open
+			p = append(p, payload(r))
+		}
 	case UDP:
 		u := &packet.UDP{SrcPort: sport, DstPort: dport}
 		if src.Is4() && r.IntN(10) == 0 {
