@@ -20,6 +20,8 @@ static __always_inline int growth(const struct packet *p, const struct plan *pla
 
 	if (plan->flags & PLAN_ERROR) // cut to size where it must be
 		return 0;
+	if (plan->family == FAMILY_6 && p->family == FAMILY_4 && p->l3_len - header_now(p) > 0xffff)
+		more -= JUMBO_SIZE; // segments have no such header
 	if (have_edits)
 		more += (int)edit_growth(p, plan);
 	return more + (int)encap_size(plan);

@@ -82,7 +82,7 @@ static __noinline bool never_routed(const struct packet *p)
 
 	if (p->family == FAMILY_6)
 		return to >> 24 == 0xff || to >> 22 == 0x3fa || never_from6(&p->tuple.saddr);
-	return to >> 28 == 0xe || to == 0xffffffff || to >> 16 == 0xa9fe || nowhere4(p->tuple.saddr.w[0]);
+	return to >> 28 == 0xe || to == 0xffffffff || martian4(p->tuple.saddr.w[0]);
 }
 
 #define FRAGMENT_SECONDS 30 // RFC 791 and RFC 8200 let hosts wait up to 60

@@ -188,9 +188,9 @@ static __always_inline void pull_headers(struct __sk_buff *ctx)
 		bpf_skb_pull_data(ctx, ctx->len < TC_HEADERS ? ctx->len : TC_HEADERS);
 }
 
-static __always_inline enum reason parse(struct packet *p, void *data, void *end, const bool v6)
+static __always_inline enum reason parse(struct packet *p, void *data, void *end, bool joined, const bool v6)
 {
-	return v6 ? parse_ipv6(data, end, p) : parse_ipv4(data, end, p);
+	return v6 ? parse_ipv6(data, end, p, joined) : parse_ipv4(data, end, p, joined);
 }
 
 static __always_inline enum reason xdp_parse(struct xdp_md *ctx, struct packet *p, const bool v6)
@@ -199,7 +199,7 @@ static __always_inline enum reason xdp_parse(struct xdp_md *ctx, struct packet *
 	enum reason reason;
 
 	p->frame_len = end - data;
-	reason = parse(p, data, end, v6);
+	reason = parse(p, data, end, false, v6);
 	if (v6 && p->flags & PACKET_EXTENDED && reason == REASON_NONE)
 		reason = xdp_extensions(ctx, p);
 	p->segment = p->l3_len;
@@ -212,7 +212,7 @@ static __always_inline enum reason tc_parse(struct __sk_buff *ctx, struct packet
 
 	pull_headers(ctx);
 	p->frame_len = ctx->len;
-	reason = parse(p, (void *)(long)ctx->data, (void *)(long)ctx->data_end, v6);
+	reason = parse(p, (void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->gso_size, v6);
 	if (v6 && p->flags & PACKET_EXTENDED && reason == REASON_NONE)
 		reason = tc_extensions(ctx, p);
 	p->segment = segment_of(p, (void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->gso_size);

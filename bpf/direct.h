@@ -88,28 +88,6 @@ static __always_inline bool direct_rewrite(struct iphdr *ip, struct ports *ports
 	return true;
 }
 
-// mode tunnel: the outer IPv4 header in front of the frame's.
-static __always_inline bool direct_wrap(void *ctx, const struct backend *b, __be32 source, __u32 payload,
-					const bool xdp)
-{
-	struct iphdr ip = {
-		.version = 4,
-		.ihl = 5,
-		.tot_len = bpf_htons(sizeof(ip) + payload),
-		.frag_off = bpf_htons(IP_DF),
-		.ttl = 64,
-		.protocol = IPPROTO_IPIP,
-		.saddr = source,
-		.daddr = b->addr.w[0],
-	};
-	__be16 type = bpf_htons(ETH_P_IP);
-	__u32 *w = (__u32 *)&ip;
-
-	ip.check = ~fold16((__u64)w[0] + w[1] + w[2] + w[3] + w[4]);
-	return (xdp ? put(ctx, 2 * ETH_ALEN, &type, 2, true) : !bpf_skb_store_bytes(ctx, 2 * ETH_ALEN, &type, 2, 0)) &&
-	       put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp);
-}
-
 // What the tests and the counters see, as of every packet.
 static __always_inline void direct_count(__u32 backend, __u32 bytes, __u32 hop)
 {
@@ -138,6 +116,7 @@ struct straight {
 	__u32 id;      // backend
 	__u32 length;  // of the packet
 	__be32 source; // of the outer header
+	__u8 ecn;      // of the packet's header
 };
 
 // What the mode of a packet's service asks for. False: the long way.
@@ -175,9 +154,10 @@ static __always_inline bool straight_of(struct straight *s, void *data, void *en
 	if ((void *)ports + sizeof(struct udphdr) > end || *(__u8 *)ip != 0x45) // no options
 		return false;
 	d = direct_of(ip->daddr | (__u64)ports->dest << 32 | (__u64)ip->protocol << 48);
-	if (!d || (d->ifindex && d->ifindex != ifindex) || nowhere4(ip->saddr))
+	if (!d || (d->ifindex && d->ifindex != ifindex) || martian4(ip->saddr))
 		return false;
 	s->length = bpf_ntohs(ip->tot_len);
+	s->ecn = ip->tos & ECN_MASK;
 	header = ip->protocol == IPPROTO_TCP ? sizeof(struct tcphdr) : sizeof(struct udphdr);
 	if (ip->frag_off & bpf_htons(IP_MF | IP_OFFSET) || ip->ttl <= 1 || s->length < sizeof(*ip) + header ||
 	    ETH_HLEN + s->length > frame_len || (void *)ports + header > end)
@@ -196,6 +176,28 @@ static __always_inline bool straight_of(struct straight *s, void *data, void *en
 	return s->hop && s->length + grow <= s->hop->mtu;
 }
 
+// mode tunnel: puts the outer IPv4 header before the packet. Its ECN field is the inner one's (RFC 6040 §4.1).
+static __always_inline bool direct_wrap(void *ctx, const struct straight *s, const bool xdp)
+{
+	struct iphdr ip = {
+		.version = 4,
+		.ihl = 5,
+		.tos = s->ecn,
+		.tot_len = bpf_htons(sizeof(ip) + s->length),
+		.frag_off = bpf_htons(IP_DF),
+		.ttl = 64,
+		.protocol = IPPROTO_IPIP,
+		.saddr = s->source,
+		.daddr = s->far->addr.w[0],
+	};
+	__be16 type = bpf_htons(ETH_P_IP);
+	__u32 *w = (__u32 *)&ip;
+
+	ip.check = ~fold16((__u64)w[0] + w[1] + w[2] + w[3] + w[4]);
+	return (xdp ? put(ctx, 2 * ETH_ALEN, &type, 2, true) : !bpf_skb_store_bytes(ctx, 2 * ETH_ALEN, &type, 2, 0)) &&
+	       put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp);
+}
+
 // Frames of their own: Linux 6.1 adds up the stacks of all that is called from one.
 static __noinline int xdp_direct(struct xdp_md *ctx)
 {
@@ -209,7 +211,7 @@ static __noinline int xdp_direct(struct xdp_md *ctx)
 	direct_age(s.ip);
 	direct_count(s.id, s.length, s.way >> 32);
 	if (s.far && (bpf_xdp_adjust_head(ctx, -(int)sizeof(struct iphdr)) ||
-		      !direct_wrap(ctx, s.far, s.source, s.length, true)))
+		      !direct_wrap(ctx, &s, true)))
 		return XDP_ABORTED;
 	return xdp_send(ctx, s.hop);
 }
@@ -248,7 +250,7 @@ static __noinline int tc_direct(struct __sk_buff *ctx)
 		return TC_ACT_SHOT;
 	if (s.far && (bpf_skb_adjust_room(ctx, sizeof(struct iphdr), BPF_ADJ_ROOM_MAC,
 					  BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4) ||
-		      !direct_wrap(ctx, s.far, s.source, s.length, false)))
+		      !direct_wrap(ctx, &s, false)))
 		return TC_ACT_SHOT;
 	return tc_send(ctx, s.hop);
 }

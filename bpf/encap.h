@@ -6,6 +6,8 @@
 
 #include "client.h"
 
+#define ECN_MASK 3 // of the traffic class (RFC 3168 §5)
+
 static __always_inline bool push(void *ctx, __u32 size, const struct plan *plan, const bool xdp)
 {
 	bool v6 = plan->gateway_family == FAMILY_6;
@@ -26,8 +28,8 @@ static __always_inline bool push(void *ctx, __u32 size, const struct plan *plan,
 	return !bpf_skb_store_bytes(ctx, 2 * ETH_ALEN, &type, 2, 0);
 }
 
-// Puts the packet, already rewritten, into the tunnel. DF is set outside: the
-// inner packet's sender finds the path's MTU (RFC 4459 §3.1).
+// Puts the packet, already rewritten, into the tunnel. The outer header has DF, so that the inner packet's sender
+// finds the path's MTU (RFC 4459 §3.1), and the inner packet's ECN field (RFC 6040 §4.1).
 static __always_inline int encapsulate(void *ctx, const struct packet *p, const struct plan *plan, __u32 ifindex,
 				       const bool xdp)
 {
@@ -53,15 +55,15 @@ static __always_inline int encapsulate(void *ctx, const struct packet *p, const 
 								   p->tuple.dport, true) &
 						    0x3fff));
 		gue.udp.dest = plan->encap_port;
-		gue.udp.len = bpf_htons(payload);
+		gue.udp.len = stated_len(payload);
 		if (!put(ctx, at, &gue, sizeof(gue), xdp))
 			return REASON_INTERNAL;
 	}
 	if (v6) {
 		struct ipv6hdr ip = {};
 
-		*(__u32 *)&ip = bpf_htonl(6U << 28);
-		ip.payload_len = bpf_htons(payload);
+		*(__u32 *)&ip = bpf_htonl(6U << 28 | (__u32)(p->tos & ECN_MASK) << 20);
+		ip.payload_len = stated_len(payload);
 		ip.nexthdr = outer;
 		ip.hop_limit = outer_hops;
 		__builtin_memcpy(&ip.saddr, &own->v6, 16);
@@ -71,7 +73,8 @@ static __always_inline int encapsulate(void *ctx, const struct packet *p, const 
 	struct iphdr ip = {
 		.version = 4,
 		.ihl = 5,
-		.tot_len = bpf_htons(sizeof(ip) + payload),
+		.tos = p->tos & ECN_MASK,
+		.tot_len = stated_len(sizeof(ip) + payload),
 		.frag_off = bpf_htons(IP_DF),
 		.ttl = outer_hops,
 		.protocol = outer,

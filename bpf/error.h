@@ -350,7 +350,7 @@ static __always_inline bool odd_source(const struct packet *p)
 {
 	__u32 to = bpf_ntohl(p->tuple.daddr.w[0]);
 
-	return p->family == FAMILY_4 && to >> 28 != 0xe && to != 0xffffffff && to >> 16 != 0xa9fe;
+	return p->family == FAMILY_4 && to >> 28 != 0xe && to != 0xffffffff;
 }
 
 // Decides about an ICMP error: the plan is the one of an answer to the quoted

@@ -37,6 +37,8 @@ static __always_inline __u32 segment_of(const struct packet *p, void *data, void
 		if ((void *)(tcp + header) <= end)
 			header = (tcp[12] >> 4) * 4;
 	}
+	if (p->l3_len > sizeof(struct ipv6hdr) + 0xffff && p->flags & PACKET_EXTENDED)
+		header -= JUMBO_SIZE; // segments have no such header
 	return p->l4_off - ETH_HLEN + header + gso_size;
 }
 
@@ -122,7 +124,7 @@ static __always_inline bool fast_find(struct packet *p, struct settled *s, void 
 	if (have_rules || dry_run || straight_off || !fast_frame(data, end, v6))
 		return false;
 	p->family = v6 ? FAMILY_6 : FAMILY_4;
-	if ((v6 ? parse_ipv6(data, end, p) : parse_ipv4(data, end, p)) != REASON_NONE)
+	if ((v6 ? parse_ipv6(data, end, p, gso_size) : parse_ipv4(data, end, p, gso_size)) != REASON_NONE)
 		return false;
 	if (p->frame_len < ETH_HLEN + p->l3_len)
 		return false;

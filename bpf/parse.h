@@ -31,6 +31,8 @@
 #define NEXT_AUTH 51
 #define NEXT_NONE 59
 #define NEXT_DEST 60
+#define OPTION_JUMBO 0xc2    // RFC 2675, in a hop-by-hop header
+#define JUMBO_SIZE 8	     // of such a header, which BIG TCP packets of IPv6 have
 #define EXTENSIONS_MAX 7     // headers walked before a packet is called bad,
 #define EXTENSIONS_BYTES 960 // and bytes (RFC 8504 §5.3)
 #define EXTENDED_OFF 0x3ff   // bits of ETH_HLEN + 40 + EXTENSIONS_BYTES, the furthest that a header begins
@@ -54,6 +56,13 @@ struct fragment_header {
 	__be16 offset; // 8-byte units << 3, M in the lowest bit
 	__be32 id;
 };
+
+// A length as an IP or UDP header states it: 0 where the field is too small, as the kernel writes it into packets that
+// are segmented later (BIG TCP).
+static __always_inline __be16 stated_len(__u32 len)
+{
+	return len > 0xffff ? 0 : bpf_htons(len);
+}
 
 static __always_inline __u32 now_ticks(void)
 {
@@ -148,8 +157,8 @@ static __always_inline enum reason parse_l4(void *l4, void *end, struct packet *
 	return REASON_NONE;
 }
 
-// IPv4 header at offset 14.
-static __always_inline enum reason parse_ipv4(void *data, void *end, struct packet *p)
+// IPv4 header at offset 14. joined: the packet is segmented later (GSO), and may be longer than its header can state.
+static __always_inline enum reason parse_ipv4(void *data, void *end, struct packet *p, bool joined)
 {
 	struct iphdr *ip = data + ETH_HLEN;
 	__u32 header;
@@ -159,6 +168,8 @@ static __always_inline enum reason parse_ipv4(void *data, void *end, struct pack
 		return REASON_TRUNCATED;
 	header = ip->ihl * 4;
 	p->l3_len = bpf_ntohs(ip->tot_len);
+	if (!p->l3_len && joined)
+		p->l3_len = p->frame_len - ETH_HLEN;
 	if (ip->version != 4 || header < sizeof(*ip) || p->l3_len < header)
 		return REASON_BAD_HEADER;
 	if (p->frame_len < ETH_HLEN + p->l3_len)
@@ -198,8 +209,8 @@ static __always_inline bool is_extension(__u8 next)
 	return false;
 }
 
-// IPv6 header at offset 14. Extension headers are left to next_extension.
-static __always_inline enum reason parse_ipv6(void *data, void *end, struct packet *p)
+// The same of IPv6. Extension headers are left to next_extension.
+static __always_inline enum reason parse_ipv6(void *data, void *end, struct packet *p, bool joined)
 {
 	struct ipv6hdr *ip = data + ETH_HLEN;
 
@@ -208,6 +219,8 @@ static __always_inline enum reason parse_ipv6(void *data, void *end, struct pack
 	if (ip->version != 6)
 		return REASON_BAD_HEADER;
 	p->l3_len = sizeof(*ip) + bpf_ntohs(ip->payload_len);
+	if (!ip->payload_len && joined)
+		p->l3_len = p->frame_len - ETH_HLEN;
 	if (p->frame_len < ETH_HLEN + p->l3_len)
 		return REASON_TRUNCATED;
 	p->ttl = ip->hop_limit;

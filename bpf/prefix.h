@@ -143,14 +143,19 @@ static __always_inline __be32 extract(const union addr *a, __u32 len)
 	return a->w[1];
 }
 
-// Addresses of IPv4 that nothing is routed from, nor translated to: the kernel's martians
-// (ip_route_input_slow), and what stays on its link (RFC 3927 §2.7). 0/8 and 240/4 are not
-// among them, but for their ends.
-static __always_inline bool nowhere4(__be32 v4)
+// Whether Linux routes nothing from an IPv4 address (ip_route_input_slow): unspecified, loopback, multicast,
+// broadcast. It routes the rest of 0/8 and 240/4, and 169.254/16.
+static __always_inline bool martian4(__be32 v4)
 {
 	__u32 a = bpf_ntohl(v4);
 
-	return !a || a >> 24 == 127 || a >> 28 == 0xe || a == 0xffffffff || a >> 16 == 0xa9fe;
+	return !a || a >> 24 == 127 || a >> 28 == 0xe || a == 0xffffffff;
+}
+
+// Whether an IPv4 address has no meaning in IPv6: a martian one, or a link-local one (RFC 3927 §2.7).
+static __always_inline bool nowhere4(__be32 v4)
+{
+	return martian4(v4) || bpf_ntohl(v4) >> 16 == 0xa9fe;
 }
 
 #endif

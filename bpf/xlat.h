@@ -101,8 +101,9 @@ static __always_inline __u32 header_then(const struct packet *p, const struct pl
 		return header_now(p);
 	if (plan->family == FAMILY_4)
 		return sizeof(struct iphdr);
-	return sizeof(struct ipv6hdr) +
-	       (p->flags & (PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT) ? sizeof(struct fragment_header) : 0);
+	if (p->flags & (PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT))
+		return sizeof(struct ipv6hdr) + sizeof(struct fragment_header);
+	return sizeof(struct ipv6hdr) + (p->l3_len - header_now(p) > 0xffff ? JUMBO_SIZE : 0);
 }
 
 // The largest packet that a packet may become on a link with this MTU (RFC 7915 §4.1).
@@ -121,7 +122,7 @@ static __always_inline void header4(struct iphdr *ip, const struct packet *p, co
 {
 	__u32 len = sizeof(*ip) + payload, check;
 	__u32 w[5] = {
-		[0] = bpf_htonl(0x45U << 24 | (__u32)p->tos << 16 | (len & 0xffff)),
+		[0] = bpf_htonl(0x45U << 24 | (__u32)p->tos << 16 | (len > 0xffff ? 0 : len)),
 		[2] = (__u8)(p->ttl - hops_down(plan)) | (__u32)plan->to.l4_proto << 8,
 		[3] = plan->to.saddr.w[0],
 		[4] = plan->to.daddr.w[0],
@@ -143,7 +144,7 @@ static __always_inline void header4(struct iphdr *ip, const struct packet *p, co
 static __always_inline void header6(struct ipv6hdr *ip, const struct packet *p, const struct plan *plan, __u32 payload)
 {
 	*(__u32 *)ip = bpf_htonl(6U << 28 | (__u32)p->tos << 20);
-	ip->payload_len = bpf_htons(payload);
+	ip->payload_len = stated_len(payload);
 	ip->nexthdr = plan->to.l4_proto;
 	ip->hop_limit = p->ttl - hops_down(plan);
 	__builtin_memcpy(&ip->saddr, &plan->to.saddr, 16);
@@ -354,7 +355,15 @@ static __always_inline int translate(void *ctx, const struct packet *p, struct p
 		struct fragment_header f = {};
 
 		header6(&ip, p, plan, payload + then - sizeof(ip));
-		if (then > sizeof(ip)) {
+		if (payload > 0xffff) { // without the option, the kernel takes the length for 0
+			__u8 jumbo[JUMBO_SIZE] = { ip.nexthdr, 0, OPTION_JUMBO, 4 };
+			__be32 len = bpf_htonl(payload + JUMBO_SIZE);
+
+			ip.nexthdr = NEXT_HOP_BY_HOP;
+			__builtin_memcpy(jumbo + 4, &len, sizeof(len));
+			if (!put(ctx, ETH_HLEN + sizeof(ip), jumbo, sizeof(jumbo), xdp))
+				return REASON_INTERNAL;
+		} else if (then > sizeof(ip)) {
 			f.next = ip.nexthdr;
 			ip.nexthdr = NEXT_FRAGMENT;
 			f.offset = bpf_htons(p->frag_off | (p->flags & PACKET_MORE ? 1 : 0));

@@ -169,7 +169,7 @@ func (m *Model) toGroup(in Arrival, v *view) Outcome {
 
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
-// nowhere reports whether nothing is routed from a, nor translated to it.
+// nowhere reports whether a has no meaning in the other IP version.
 func nowhere(a netip.Addr) bool { return martian(a) || a.IsLinkLocalUnicast() }
 
 // martian reports whether Linux routes nothing that comes from a.
@@ -207,7 +207,7 @@ func (m *Model) decide(in Arrival, v *view) plan {
 // it is translated between the families, for those who look for faults (RFC 7915 §4.1).
 func (m *Model) oddError(in Arrival, v *view) plan {
 	to := v.dst.Addr()
-	if v.v6 || v.kind != icmpError || v.quoted == nil || to.IsMulticast() || to.IsLinkLocalUnicast() || to == broadcast {
+	if v.v6 || v.kind != icmpError || v.quoted == nil || to.IsMulticast() || to == broadcast {
 		return pass(ReasonNotRouted)
 	}
 	p, ok := m.errorOf(in, v)
@@ -220,10 +220,10 @@ func (m *Model) oddError(in Arrival, v *view) plan {
 	return p
 }
 
-// neverRouted reports whether the packet stays on its link, or comes from nowhere.
+// neverRouted reports whether Linux forwards no packet between these addresses. It forwards link-local ones of IPv4.
 func (v *view) neverRouted() bool {
-	to := v.dst.Addr()
-	return to.IsMulticast() || to.IsLinkLocalUnicast() || to == broadcast || nowhere(v.src.Addr())
+	from, to := v.src.Addr(), v.dst.Addr()
+	return to.IsMulticast() || to == broadcast || martian(from) || v.v6 && (to.IsLinkLocalUnicast() || from.IsLinkLocalUnicast())
 }
 
 func (m *Model) decideWhole(in Arrival, v *view) plan {

@@ -32,20 +32,24 @@ func (e *encapsulation) size() int {
 }
 
 // wrap puts the packet into the tunnel: an outer header from the address of the
-// interface that it leaves by, DF set, so that the path's MTU is found by the
-// inner packet's sender (RFC 4459 §3.1).
+// interface that it leaves by, with DF, so that the inner packet's sender finds the
+// path's MTU (RFC 4459 §3.1), and with the inner ECN field (RFC 6040 §4.1).
 func (e *encapsulation) wrap(m *Model, b []byte, next hop) []byte {
 	src, ok := next.address(e.to.Is6())
 	if !ok {
 		return b
 	}
 	var outer packet.Packet
-	if e.to.Is6() {
-		outer = packet.Packet{&packet.IPv6{Src: src, Dst: e.to, HopLimit: 64}}
-	} else {
-		outer = packet.Packet{&packet.IPv4{Src: src, Dst: e.to, TTL: 64, DF: true, ID: m.choices.Identification(true)}}
-	}
 	inner := packet.ParseIP(b)
+	ecn := b[1] & 3
+	if b[0]>>4 == 6 {
+		ecn = b[1] >> 4 & 3
+	}
+	if e.to.Is6() {
+		outer = packet.Packet{&packet.IPv6{Src: src, Dst: e.to, HopLimit: 64, TrafficClass: ecn}}
+	} else {
+		outer = packet.Packet{&packet.IPv4{Src: src, Dst: e.to, TTL: 64, DF: true, TOS: ecn, ID: m.choices.Identification(true)}}
+	}
 	if e.Type == config.TunnelGUE {
 		u := &packet.UDP{SrcPort: m.gueSource(b), DstPort: e.Port}
 		u.Checksum = packet.Force(0) // RFC 6935: the inner packet has its own

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
@@ -74,6 +76,71 @@ func testBulk(t *testing.T, l *lab.Lab) {
 			}
 			t.Error("the connection is not among the flows")
 		})
+	}
+}
+
+// TestBulkBeyond64K is TestBulk with links that take BIG TCP packets, whose IP headers cannot state their length.
+func TestBulkBeyond64K(t *testing.T) {
+	l := labFor(t, lab.Balancer(), config.AttachTC)
+	for _, node := range l.Nodes() {
+		if err := node.Do(func() error { return raiseSegments(180_000) }); err != nil {
+			t.Skipf("links take no packets above 64 KiB: %v", err)
+		}
+	}
+	testBulk(t, l)
+}
+
+// raiseSegments sets how long packets may be that the links of this namespace segment or join.
+func raiseSegments(bytes int) error {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return err
+	}
+	for _, link := range links {
+		if link.Type() != "veth" {
+			continue
+		}
+		for _, set := range []func(netlink.Link, int) error{netlink.LinkSetGSOMaxSize, netlink.LinkSetGROMaxSize, netlink.LinkSetGSOIPv4MaxSize, netlink.LinkSetGROIPv4MaxSize} {
+			if err := set(link, bytes); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// TestUnstatedLength sends packets that are segmented later and whose IP header has no length (BIG TCP). Without the
+// mark of such a packet they are malformed.
+func TestUnstatedLength(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	c, err := config.Decode("gso", []byte("services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, backends: [{name: a, address: 10.0.2.2}]}\n"+
+		"  - {name: web6, listen: [{address: \"2001:db8::10\", ports: [80]}], protocol: tcp, mode: dnat, backends: [{name: a, address: \"fd00:2::2\"}]}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSubject(t, "tc")
+	for _, header := range []string{"ip4(src=203.0.113.5,dst=192.0.2.10,df%s)/", "ip6(src=2001:db8:5::5,dst=2001:db8::10%s)/", "ip6(src=2001:db8:5::5,dst=2001:db8::10%s)/hbh(opts=0xc20400000b40)/"} {
+		if err := s.Reset(c, golden.StandardHost()); err != nil {
+			t.Fatal(err)
+		}
+		send(t, s, "wan0", fmt.Sprintf(header, "")+"tcp(sport=4000,dport=80,flags=S,seq=1)")
+		for _, segments := range []uint32{0, 2} {
+			frame := s.frame("wan0", fmt.Sprintf(header, ",len=0")+"tcp(sport=4000,dport=80,flags=A,seq=2,ack=2)/data(2880)")
+			o := s.options(nat.Arrival{Interface: "wan0", Frame: frame})
+			meta := o.Context.(skbMeta)
+			meta.GSOSegs, meta.GSOSize = segments, segments*700
+			o.Context = meta
+			var ret uint32
+			if err := s.inside(func() (err error) { ret, err = s.program().Run(o); return err }); err != nil {
+				t.Fatal(err)
+			}
+			if sent := ret == tcRedirect; sent != (segments > 0) {
+				t.Errorf("%s: %d segments: verdict %d", header, segments, ret)
+			}
+		}
+		if n := counted(t, s.d, "flow"); n != 1 {
+			t.Errorf("%s: %d packets of the flow, want 1", header, n)
+		}
 	}
 }
 

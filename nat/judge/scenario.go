@@ -109,7 +109,7 @@ func one(a string) []netip.Addr { return []netip.Addr{netip.MustParseAddr(a)} }
 func Scenarios() []Scenario {
 	clients4, clients6 := Addresses("203.0.113.%d", 1, 40), Addresses("2001:db8:5::%x", 1, 40)
 	inside4, inside6 := Addresses("10.0.2.%d", 2, 9), Addresses("fd00:2::%x", 2, 9)
-	far4, far6 := Addresses("198.18.0.%d", 1, 5), Addresses("2001:db8:9::%x", 1, 5)
+	far4, far6 := append(Addresses("198.18.0.%d", 1, 5), netip.MustParseAddr("169.254.169.254")), Addresses("2001:db8:9::%x", 1, 5)
 	nowhere := append(one("64:ff9b::127.0.0.1"), one("64:ff9b::224.0.0.1")...)
 	all := []Protocol{TCP, UDP, Ping, TCP, UDP}
 	sites6 := Addresses("2001:db8:5:%x::1", 1, 20) // clients with a /64 each

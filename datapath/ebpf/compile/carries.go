@@ -43,7 +43,7 @@ func CarriesService(s *config.Service) error {
 // carriesListener refuses addresses that packets are left to the kernel for (never_routed of
 // bpf/before_flow.h).
 func carriesListener(l config.Listen) error {
-	if l.Address.IsLinkLocalUnicast() {
+	if l.Address.Is6() && l.Address.IsLinkLocalUnicast() {
 		return fmt.Errorf("listener %s is link-local: the ebpf datapath leaves packets to such addresses to the kernel", l.Address)
 	}
 	return nil
