@@ -427,7 +427,7 @@ func filtersOn(list []netdev.Interface) (ours []netlink.Filter) {
 func filtersOf(ifindex int) (ours []netlink.Filter) {
 	filters, _ := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, netlink.HANDLE_MIN_INGRESS)
 	for _, f := range filters {
-		if b, ok := f.(*netlink.BpfFilter); ok && b.Priority == filterPriority && b.Name == "sluice" {
+		if ownFilter(f) {
 			ours = append(ours, f)
 		}
 	}

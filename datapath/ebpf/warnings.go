@@ -37,6 +37,7 @@ func (d *Datapath) Warnings() (out []string) {
 		named, others := d.entrances()
 		v4, v6 := d.snapshot.Forwards()
 		out = append(out, kernel.ForwardingWarnings(kernel.Sysctl, v4, v6, named, others)...)
+		out = append(out, d.trafficControlWarnings()...)
 		return nil
 	})
 	there := func(name string) bool { return len(d.lastHost.Named(config.Interfaces(name))) > 0 }
