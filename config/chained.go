@@ -50,7 +50,7 @@ func (v *validator) chained(all []claim) {
 		}
 	}
 	for i := range v.c.NAT {
-		if r := &v.c.NAT[i]; r.Type == NATPortForward && r.Listen != nil {
+		if r := &v.c.NAT[i]; r.Listens() {
 			check(path{{key: "nat"}, {index: i}, {key: "to"}, {key: "address"}}, netip.AddrPortFrom(r.To.Address, r.To.Port), r.Protocol, r.Listen.Ports)
 		}
 	}

@@ -184,7 +184,7 @@ func (r *NATRule) Target(port uint16) netip.AddrPort {
 
 // Crosses reports whether a port-forward has an IPv4 listener and an IPv6 target.
 func (r *NATRule) Crosses() bool {
-	return r.Type == NATPortForward && r.Listen != nil && r.Listen.Address.Is4() && r.To.Address.Is6()
+	return r.Listens() && r.Listen.Address.Is4() && r.To.Address.Is6()
 }
 
 // Translator returns the first nat64 rule that translates the target of a port-forward between

@@ -91,7 +91,7 @@ func (v *validator) claims() []claim {
 		}
 	}
 	for i := range v.c.NAT {
-		if r := &v.c.NAT[i]; r.Type == NATPortForward && r.Listen != nil {
+		if r := &v.c.NAT[i]; r.Listens() {
 			in := r.In
 			if r.Hairpin == SwitchOn { // also from other networks
 				in = ""
@@ -151,7 +151,7 @@ func (v *validator) prefixes() {
 			if key == "internal" {
 				p = r.Internal
 			}
-			if (r.Type == NATStatic || r.Type == NATNPT66) && p.IsValid() {
+			if r.Type.OneToOne() && p.IsValid() {
 				all = append(all, owned{rangeOf(p), i, key})
 			}
 		}
@@ -381,7 +381,7 @@ func (v *validator) pools() {
 	var of []string // index of the NAT rule of each source
 	for i := range v.c.NAT {
 		r := &v.c.NAT[i]
-		if r.Type != NATMasquerade && r.Type != NATSNAT || r.Out != "" {
+		if !r.Type.RewritesSource() || r.Out != "" {
 			continue
 		}
 		for _, s := range r.Source {

@@ -61,7 +61,7 @@ func (v *validator) shadowedNAT(r *NATRule, earlier []NATRule) (by *NATRule) {
 func (r *NATRule) translates() []netip.Prefix {
 	four, six := netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	switch {
-	case r.Type != NATMasquerade && r.Type != NATSNAT && r.Type != NATNAT64:
+	case !r.Type.HasBindings():
 		return nil
 	case len(r.Source) > 0:
 		return r.Source

@@ -126,7 +126,7 @@ func (v *validator) ports(p path, s *Service) {
 		case b.Port == 0:
 		case s.Protocol == flow.Any:
 			cause, hint = "protocol any has no ports", "remove it, or write protocol: tcp, udp or sctp"
-		case (s.Mode == ModeDSR || s.Mode == ModeTunnel) && (ranged || single != b.Port):
+		case s.Mode.OneWay() && (ranged || single != b.Port):
 			cause = fmt.Sprintf("mode %s does not change the port, so the server must listen on the service's own", s.Mode)
 			hint = "remove it, or use mode dnat or fullnat"
 		case ranged:
@@ -244,11 +244,11 @@ func (v *validator) mode(p path, s *Service) {
 		{s.Helper != "" && m != ModeDNAT && m != ModeFullNAT, "helper", "remove it", "a helper needs the flow state of mode dnat or fullnat"},
 		{stateless && s.Persistence != nil, "persistence", "write scheduler: source-hash, which keeps a client on its backend",
 			"mode stateless remembers no clients"},
-		{stateless && slices.Contains([]Scheduler{SchedulerRR, SchedulerWRR, SchedulerRandom, SchedulerLC, SchedulerWLC}, s.Scheduler), "scheduler",
+		{stateless && s.Scheduler != "" && !s.Scheduler.Hashes(), "scheduler",
 			"write source-hash, symmetric-hash or maglev", fmt.Sprintf("mode stateless remembers no flows, and %s would send the packets of one flow to several backends", s.Scheduler)},
 		{s.SlowStart < 0 || s.SlowStart > 0 && (s.SlowStart.D() < time.Second || s.SlowStart.D() > time.Hour), "slow-start",
 			"write 1s to 1h", fmt.Sprintf("slow-start %s is out of range", s.SlowStart)},
-		{s.SlowStart > 0 && slices.Contains([]Scheduler{SchedulerRR, SchedulerLC}, s.Scheduler), "slow-start",
+		{s.SlowStart > 0 && s.Scheduler != "" && !s.Scheduler.UsesWeights(), "slow-start",
 			"write scheduler: wrr, wlc, random, source-hash, symmetric-hash or maglev", fmt.Sprintf("slow-start works by weights, which scheduler %s does not look at", s.Scheduler)},
 		{stateless && s.severalAddresses(), "listen", "make one service for each address",
 			"mode stateless cannot tell which of several addresses a reply belongs to"},

@@ -8,8 +8,10 @@ package datapath
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
+	"github.com/sluice-lb/sluice/balance"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 )
@@ -228,4 +230,33 @@ type TableUse struct {
 	Used  int    `json:"used"`
 	Size  int    `json:"size"`
 	Bytes uint64 `json:"bytes"` // memory that the table takes now
+}
+
+// Slots returns the scheduling table of some active backends: the index into Backends of each slot. A hash of
+// the packet selects a slot of the Maglev table; rr, wrr and random select from the smooth weighted sequence;
+// for lc and wlc each backend has one slot.
+func (s *Service) Slots(active []int) []int {
+	members := make([]balance.Member, len(active))
+	for n, i := range active {
+		members[n] = balance.Member{Key: s.Backends[i].Key(), Weight: 1}
+		if s.Scheduler.UsesWeights() {
+			members[n].Weight = s.Weight(i)
+		}
+	}
+	switch {
+	case s.Scheduler.CountsFlows():
+		return slices.Clone(active)
+	case s.Scheduler.Hashes():
+		table := balance.Maglev(members, balance.TableSize(len(s.Backends)))
+		order := make([]int, len(table))
+		for slot, n := range table {
+			order[slot] = active[n]
+		}
+		return order
+	}
+	order := balance.Smooth(members)
+	for slot, n := range order {
+		order[slot] = active[n]
+	}
+	return order
 }

@@ -2,8 +2,6 @@
 
 package datapath
 
-import "github.com/sluice-lb/sluice/config"
-
 // Forwards reports of which families the kernel must forward packets for a snapshot to work.
 func (s *Snapshot) Forwards() (v4, v6 bool) {
 	note := func(is4 bool) { v4, v6 = v4 || is4, v6 || !is4 }
@@ -19,7 +17,7 @@ func (s *Snapshot) Forwards() (v4, v6 bool) {
 		}
 	}
 	for _, n := range s.NAT {
-		if n.Type == config.NATNAT64 || n.Type == config.NATSIIT {
+		if n.Type.CrossesFamilies() {
 			return true, true
 		}
 		for _, p := range n.Source {

@@ -65,7 +65,7 @@ func NewListeners(s *Snapshot) *Listeners {
 		}
 	}
 	for _, n := range s.NAT {
-		if n.Type == config.NATPortForward && n.Listen != nil {
+		if n.Listens() {
 			l.add(n.Protocol, *n.Listen, Listener{Forward: n, Bound: n.In != "" || n.Listen.Interface != ""})
 		}
 	}

@@ -44,7 +44,7 @@ func OwnedAddresses(s *Snapshot, near func(netip.Addr) bool) []Owned {
 		}
 	}
 	for i := range s.Config.NAT {
-		if n := &s.Config.NAT[i]; n.Type == config.NATPortForward && n.Listen != nil {
+		if n := &s.Config.NAT[i]; n.Listens() {
 			o.add(n.Listen.Address, config.WhenDownReset, n.Listen.Interface != "" || n.In != "", o.mine["nat "+n.Name])
 		}
 	}

@@ -109,7 +109,7 @@ func specOf(s *config.Service) spec {
 			w.v6 = w.v6 || l.Follows() || l.Address.Is6()
 		}
 	}
-	if s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel {
+	if s.Mode.OneWay() {
 		w.from.Port = 0 // these do not change it
 	}
 	return w

@@ -203,7 +203,7 @@ func (m *Model) address(i Interface, v6 bool) (netip.Addr, bool) {
 		if r.Type == config.NATSIIT && len(r.Pool) > 0 && !v6 {
 			return r.Pool[0].First, true
 		}
-		crosses = crosses || r.Type == config.NATSIIT || r.Type == config.NATNAT64
+		crosses = crosses || r.Type.CrossesFamilies()
 	}
 	return netip.AddrFrom4([4]byte{192, 0, 0, 8}), crosses && !v6
 }

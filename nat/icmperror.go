@@ -136,7 +136,7 @@ func (m *Model) errorSource(v *view, h *half, out flow.Tuple) netip.Addr {
 // them.
 func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan, bool) {
 	about := &view{v6: v.v6, protocol: answering.Protocol, src: answering.Source, dst: answering.Dest}
-	if s, _ := m.serviceOf(about, in.Interface); s != nil && len(s.table) > 0 && s.hashes() && s.Mode != config.ModeFullNAT {
+	if s, _ := m.serviceOf(about, in.Interface); s != nil && len(s.table) > 0 && s.Scheduler.Hashes() && s.Mode != config.ModeFullNAT {
 		b := s.pinned(about)
 		if b == nil {
 			b = s.byHash(about)

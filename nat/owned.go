@@ -52,7 +52,7 @@ func (m *Model) owner(a netip.Addr) (told answer, bound, owned bool) {
 		}
 	}
 	for _, n := range m.config.NAT {
-		if n.Type == config.NATPortForward && n.Listen != nil {
+		if n.Listens() {
 			listener(*n.Listen, reset, n.In != "" || n.Listen.Interface != "")
 		}
 	}

@@ -42,15 +42,15 @@ func (m *Model) choiceProvisional(s *service, n *session, v *view) bool {
 	if n.port != nil && m.endpointProvisional(*n.port) {
 		return true
 	}
-	if !m.choices.Provisional() || s.hashes() || len(s.backends) == 1 || v.goesOn() {
+	if !m.choices.Provisional() || s.Scheduler.Hashes() || len(s.backends) == 1 || v.goesOn() {
 		return false
 	}
-	alike := (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel) && m.choices.Ends(ReasonNoNeighbour) || m.choices.Ends(ReasonUnresolved)
+	alike := s.Mode.OneWay() && m.choices.Ends(ReasonNoNeighbour) || m.choices.Ends(ReasonUnresolved)
 	return s.chosen(m, v) == nil || alike && s.unreachable(m) > 1
 }
 
 // backendProvisional reports whether the session's backend is provisional.
-func (s *session) backendProvisional() bool { return s.provisional && !s.service.hashes() }
+func (s *session) backendProvisional() bool { return s.provisional && !s.service.Scheduler.Hashes() }
 
 // unreachable counts the backends whose hardware addresses are not known: packets to them look alike.
 func (s *service) unreachable(m *Model) (n int) {
@@ -359,7 +359,9 @@ func (m *Model) denyAnswer(v *view, h *half) {
 }
 
 // exchangeable reports whether the session's backend is provisional and nothing else of it.
-func (s *session) exchangeable() bool { return s.provisional && !s.service.hashes() && s.port == nil }
+func (s *session) exchangeable() bool {
+	return s.provisional && !s.service.Scheduler.Hashes() && s.port == nil
+}
 
 // opener is a packet of the tuple.
 func opener(t flow.Tuple) *view {

@@ -229,7 +229,7 @@ func (s *service) byHash(v *view) *backend {
 func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
 	start := 0
 	switch {
-	case s.hashes():
+	case s.Scheduler.Hashes():
 		start = balance.Slot(balance.JHash(s.hashed(v), balance.Seed), len(s.table))
 	case s.Scheduler == config.SchedulerRandom:
 		start = m.chance.Slot(len(s.table))
@@ -251,7 +251,7 @@ func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
 
 // fitting tells which backends a packet may have been for that shows none.
 func (s *service) fitting(m *Model, v *view) func(*backend) bool {
-	if s.hashes() {
+	if s.Scheduler.Hashes() {
 		return s.takes
 	}
 	some := func(is func(*backend) bool) bool {
@@ -299,11 +299,11 @@ func (s *service) takes(b *backend) bool {
 	if s.full(b) {
 		return false
 	}
-	if s.Scheduler != config.SchedulerLC && s.Scheduler != config.SchedulerWLC {
+	if !s.Scheduler.CountsFlows() {
 		return true
 	}
 	weight := func(b *backend) int {
-		if s.Scheduler == config.SchedulerLC {
+		if !s.Scheduler.UsesWeights() {
 			return 1
 		}
 		return max(b.Weight, 1)
@@ -327,7 +327,7 @@ func (s *service) full(b *backend) bool {
 // chosen returns the backend that is chosen for the packet among those that the scheduler may give, or
 // nil to have it decide.
 func (s *service) chosen(m *Model, v *view) *backend {
-	if s.hashes() {
+	if s.Scheduler.Hashes() {
 		return nil
 	}
 	var legal []*backend

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluice-lb/sluice/balance"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
@@ -98,44 +97,16 @@ func (s *service) schedule() {
 	for i, b := range s.backends {
 		states[i] = b.state
 	}
-	active := datapath.Service{Service: s.Service, State: states}.Active()
-	members := make([]balance.Member, len(active))
-	for i, a := range active {
-		b := s.Backends[a]
-		members[i] = balance.Member{Key: netip.AddrPortFrom(b.Address, b.Port).String(), Weight: b.Weight}
-	}
-	var slots []uint16
-	if s.hashes() {
-		slots = balance.Maglev(members, balance.TableSize(len(s.Backends)))
-	} else {
-		if s.Scheduler != config.SchedulerWRR && s.Scheduler != config.SchedulerRandom { // the weight of wlc is not in the table
-			for i := range members {
-				members[i].Weight = 1
-			}
-		}
-		for _, i := range balance.Smooth(members) {
-			slots = append(slots, uint16(i))
-		}
-	}
 	s.table = nil
-	for _, i := range slots {
-		s.table = append(s.table, s.backends[active[i]])
+	now := datapath.Service{Service: s.Service, State: states}
+	for _, i := range now.Slots(now.Active()) {
+		s.table = append(s.table, s.backends[i])
 	}
-}
-
-// hashes reports whether the scheduler gives the same backend for the same packet
-// without remembering.
-func (s *service) hashes() bool {
-	switch s.Scheduler {
-	case config.SchedulerMaglev, config.SchedulerSourceHash, config.SchedulerSymmetricHash:
-		return true
-	}
-	return false
 }
 
 // answersDirectly reports whether the backends answer their clients past the gateway (dsr, tunnel).
 func (s *service) answersDirectly() bool {
-	return s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel
+	return s.Mode.OneWay()
 }
 
 // listens returns the listener that an endpoint matches; an empty interface
@@ -245,7 +216,7 @@ func (s *service) keepsNone() bool {
 	l := &s.Limits
 	counts := l.Connections+l.ConnectionsPerClient+l.ConnectionsPerBackend > 0 ||
 		slices.ContainsFunc(s.Backends, func(b config.Backend) bool { return b.MaxConnections > 0 })
-	return s.answersDirectly() && s.hashes() && s.Persistence == nil && !counts
+	return s.answersDirectly() && s.Scheduler.Hashes() && s.Persistence == nil && !counts
 }
 
 // checksumsAddresses reports whether a transport that is left alone would have a

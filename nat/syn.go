@@ -11,7 +11,7 @@ import (
 // hash gives the same backend again, and the backend's answer is recognised by
 // its endpoint.
 func (s *service) statelessSYN(m *Model) bool {
-	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.hashes() && s.rule == nil && !s.SYNCookies && s.Persistence == nil && s.unambiguous(m)
+	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.Scheduler.Hashes() && s.rule == nil && !s.SYNCookies && s.Persistence == nil && s.unambiguous(m)
 }
 
 // recognised reports whether what a backend answers to a SYN is known by its

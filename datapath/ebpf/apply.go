@@ -145,7 +145,7 @@ func (d *Datapath) open(s *datapath.Snapshot, h *compile.Host) (err error) {
 	}
 	slots, pool, hosts := 0, 0, 0
 	for i := range s.Services {
-		slots += len(compile.Schedule(&s.Services[i]))
+		slots += len(s.Services[i].Slots(s.Services[i].Active()))
 		pool += poolSize(s.Services[i].SourcePool)
 		if s.Services[i].Mode == config.ModeFullNAT && len(s.Services[i].SourcePool) == 0 {
 			pool += 2

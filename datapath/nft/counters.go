@@ -220,7 +220,7 @@ func (d *Datapath) serviceCounters(out *datapath.Counters, counts retired) {
 		c := datapath.ServiceCounters{Name: s.Name, Active: -1, Refused: counts[meter{owner, refusedMeter}].Packets}
 		perPacket := s.Mode == "dsr" || s.Mode == "stateless"
 		for _, b := range s.Backends {
-			n := counts[meter{owner, compile.Key(b)}]
+			n := counts[meter{owner, b.Key()}]
 			k := datapath.BackendCounters{Name: b.Name, Connections: n.Packets, Packets: n.Packets, Bytes: n.Bytes, Active: -1}
 			if perPacket {
 				k.Connections = 0 // not told apart without connection tracking

@@ -356,7 +356,7 @@ func (x *explainer) forwardReason() string {
 		return "flow"
 	case x.service != nil && !tracked(x.service.Mode):
 		return "stateless"
-	case x.nat != nil && (x.nat.Type == config.NATStatic || x.nat.Type == config.NATNPT66):
+	case x.nat != nil && x.nat.Type.OneToOne():
 		return "static"
 	case x.e.Owner != "":
 		return "new-flow"
@@ -382,7 +382,7 @@ func (x *explainer) doubts() {
 	if x.entry != nil {
 		return
 	}
-	if x.service != nil && !compile.Hashes(x.service.Scheduler) && len(x.service.Backends) > 1 {
+	if x.service != nil && !x.service.Scheduler.Hashes() && len(x.service.Backends) > 1 {
 		note("scheduler %s: the backend is one of those that a new connection may get", x.service.Scheduler)
 	}
 	if x.answer.Entry != nil && e.After.Source.Addr() != e.Before.Source.Addr() && e.Reason == "new-flow" {

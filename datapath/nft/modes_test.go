@@ -14,7 +14,6 @@ import (
 	"github.com/sluice-lb/sluice/balance"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
-	"github.com/sluice-lb/sluice/datapath/nft/compile"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
@@ -242,7 +241,7 @@ func TestHashesAgree(t *testing.T) {
 			var members []balance.Member
 			for _, k := range s.Backends {
 				if k.Address.Is4() == to.Addr().Is4() {
-					members = append(members, balance.Member{Key: compile.Key(k), Weight: 1})
+					members = append(members, balance.Member{Key: k.Key(), Weight: 1})
 				}
 			}
 			size := balance.TableSize(len(s.Backends))

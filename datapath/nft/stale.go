@@ -192,7 +192,7 @@ func (s *stale) source(f *flow.Flow) bool {
 }
 
 func translatesSources(n *config.NATRule) bool {
-	return n.Type == config.NATMasquerade || n.Type == config.NATSNAT
+	return n.Type.RewritesSource()
 }
 
 // rerouted judges a connection to no listener after the route has changed, as after a failover to another uplink.

@@ -227,7 +227,7 @@ func (v *virtual) finish() {
 	}
 	for i := range s.Backends {
 		b := &s.Backends[i]
-		if s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel {
+		if s.Mode.OneWay() {
 			b.Port = 0 // the packets keep theirs
 		} else {
 			b.Port = portFor(s, b.Port)

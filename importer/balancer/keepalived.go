@@ -313,7 +313,7 @@ func (s *server) finish() {
 	s.sorryServer()
 	for i := range v.Backends {
 		b := &v.Backends[i]
-		if v.Mode == config.ModeDSR || v.Mode == config.ModeTunnel {
+		if v.Mode.OneWay() {
 			b.Port = 0
 		} else {
 			b.Port = portFor(v, b.Port)

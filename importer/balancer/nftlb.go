@@ -333,7 +333,7 @@ func (f *farm) balance() {
 	default:
 		f.changed(v.Line, "scheduler: "+v.Str(), "not understood; rr stands for it", "write another scheduler")
 	}
-	if s.Mode == config.ModeStateless && (s.Scheduler == config.SchedulerRR || s.Scheduler == config.SchedulerRandom) {
+	if s.Mode == config.ModeStateless && !s.Scheduler.Hashes() {
 		s.Scheduler = config.SchedulerSourceHash
 		line := f.value.Line
 		if v != nil {

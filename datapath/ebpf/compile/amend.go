@@ -99,7 +99,7 @@ func (h *Host) SameAs(o *Host) bool {
 // and the same, which asks for everything to be looked at again. Rules that follow the routing table
 // are never the same.
 func sameButServices(was, is *datapath.Snapshot) bool {
-	follows := func(n *config.NATRule) bool { return n.Type == config.NATSIIT || n.Type == config.NATNAT64 }
+	follows := func(n *config.NATRule) bool { return n.Type.CrossesFamilies() }
 	if was == is || slices.ContainsFunc(is.NAT, follows) || !reflect.DeepEqual(was.NAT, is.NAT) || !reflect.DeepEqual(was.Rules, is.Rules) {
 		return false
 	}

@@ -30,7 +30,7 @@ func CarriesService(s *config.Service) error {
 	switch {
 	case s.Helper != "":
 		return fmt.Errorf("helper %s needs the kernel's connection tracking", s.Helper)
-	case s.Log != nil && (s.Mode == config.ModeStateless || (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel) && hashes(s.Scheduler)):
+	case s.Log != nil && (s.Mode == config.ModeStateless || s.Mode.OneWay() && s.Scheduler.Hashes()):
 		return fmt.Errorf("log: mode %s with scheduler %s keeps no flows in the ebpf datapath, so that none is new", s.Mode, s.Scheduler)
 	case s.SYNCookies && s.ClientAddress != config.ClientAddressNone && s.ClientAddress != "":
 		return fmt.Errorf("client-address %s with syn-cookies: both change what the backend is told of a handshake; keep one of them", s.ClientAddress)

@@ -16,7 +16,7 @@ import (
 // else is asked: no flow is kept, none is left from before, and no list, limit or
 // edit looks at single packets. The service's words are w.
 func (c *compiler) direct(id uint32, s *config.Service, w *wire.Service) bool {
-	keepsNone := (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel || s.Mode == config.ModeStateless) && hashes(s.Scheduler)
+	keepsNone := (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel || s.Mode == config.ModeStateless) && s.Scheduler.Hashes()
 	return keepsNone && (s.Protocol == flow.TCP || s.Protocol == flow.UDP) && s.Limits == (config.Limits{}) && !keepsFlows(s) &&
 		len(s.Sessions)+len(s.Allow)+len(s.Deny) == 0 && w.Flags&wire.ServiceMSSClamp == 0 &&
 		c.state.ServiceFlows(id) == 0

@@ -13,7 +13,6 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 
-	"github.com/sluice-lb/sluice/balance"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
@@ -29,10 +28,6 @@ var schedulers = map[config.Scheduler]uint8{
 	config.SchedulerRandom: wire.SchedulerRandom, config.SchedulerSourceHash: wire.SchedulerSource,
 	config.SchedulerSymmetricHash: wire.SchedulerSymmetric, config.SchedulerMaglev: wire.SchedulerMaglev,
 	config.SchedulerLC: wire.SchedulerLeast, config.SchedulerWLC: wire.SchedulerLeast,
-}
-
-func hashes(s config.Scheduler) bool {
-	return s == config.SchedulerSourceHash || s == config.SchedulerSymmetricHash || s == config.SchedulerMaglev
 }
 
 var stickyBits = map[config.PersistenceKey]uint16{
@@ -67,7 +62,7 @@ func (c *compiler) service(s *datapath.Service) error {
 	if s.Mode == config.ModeStateless && !unambiguous {
 		return fmt.Errorf("mode stateless: a backend answers for several virtual endpoints, and without flows nobody can tell which")
 	}
-	if s.Mode == config.ModeDNAT && s.Protocol == flow.TCP && unambiguous && hashes(s.Scheduler) && w.StickyTicks == 0 && !s.SYNCookies {
+	if s.Mode == config.ModeDNAT && s.Protocol == flow.TCP && unambiguous && s.Scheduler.Hashes() && w.StickyTicks == 0 && !s.SYNCookies {
 		w.Flags |= wire.ServiceSYNStateless
 	}
 	if c.snapshot.Arriving["service "+s.Name] {
@@ -198,12 +193,9 @@ func rateWords(r config.Rate) (interval, burst uint64) {
 	return interval, credit - interval
 }
 
-// memberKey identifies a backend for consistent hashing, as on nftables.
-func memberKey(b config.Backend) string { return netip.AddrPortFrom(b.Address, b.Port).String() }
-
 // backendName is the name by which a backend has its number.
 func backendName(s *datapath.Service, i int) string {
-	return s.Name + "\x00" + s.Backends[i].Name + "\x00" + memberKey(s.Backends[i])
+	return s.Name + "\x00" + s.Backends[i].Name + "\x00" + s.Backends[i].Key()
 }
 
 func (c *compiler) serviceBackends(id uint32, s *datapath.Service) (err error) {
@@ -254,7 +246,7 @@ func (c *compiler) serviceBackends(id uint32, s *datapath.Service) (err error) {
 			}
 		}
 	}
-	for _, owner := range Schedule(s) {
+	for _, owner := range s.Slots(s.Active()) {
 		c.Slots[id] = append(c.Slots[id], uint16(numbers[owner]))
 	}
 	return nil
@@ -282,36 +274,6 @@ func (c *compiler) pin(service uint32, client netip.Prefix, backend uint32) {
 		k.Addr = netip.AddrFrom16(client.Masked().Addr().As16()).As16()
 	}
 	c.Sessions[k] = backend
-}
-
-// Schedule returns the backend of every slot, as index into Backends.
-func Schedule(s *datapath.Service) []int {
-	active := s.Active()
-	members := make([]balance.Member, len(active))
-	for n, i := range active {
-		b := s.Backends[i]
-		members[n] = balance.Member{Key: memberKey(b), Weight: s.Weight(i)}
-		if s.Scheduler == config.SchedulerRR || s.Scheduler == "" || s.Scheduler == config.SchedulerLC {
-			members[n].Weight = 1
-		}
-	}
-	var order []int
-	switch {
-	case hashes(s.Scheduler):
-		for _, n := range balance.Maglev(members, balance.TableSize(len(s.Backends))) {
-			order = append(order, int(n))
-		}
-	case s.Scheduler == config.SchedulerLC || s.Scheduler == config.SchedulerWLC:
-		for n := range members {
-			order = append(order, n)
-		}
-	default:
-		order = balance.Smooth(members)
-	}
-	for slot, n := range order {
-		order[slot] = active[n]
-	}
-	return order
 }
 
 // listens writes the listeners of a service. Of those that differ by interface the first one of an

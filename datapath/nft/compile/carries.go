@@ -20,8 +20,7 @@ func Carries(s *config.Service) error {
 	default:
 		return fmt.Errorf("mode %q: not one of dnat, fullnat, dsr, stateless", s.Mode)
 	}
-	switch s.Scheduler {
-	case config.SchedulerLC, config.SchedulerWLC:
+	if s.Scheduler.CountsFlows() {
 		return errNot("scheduler %s", s.Scheduler)
 	}
 	if s.ClientAddress != "" && s.ClientAddress != config.ClientAddressNone {
@@ -112,7 +111,7 @@ func carriesPerPacket(s *config.Service) error {
 			return fmt.Errorf("backend %s: port %d: dsr changes no port; leave it out", backendName(b), b.Port)
 		}
 	}
-	if s.Mode == config.ModeStateless && s.Persistence == nil && !Hashes(s.Scheduler) && s.Protocol != flow.UDP {
+	if s.Mode == config.ModeStateless && s.Persistence == nil && !s.Scheduler.Hashes() && s.Protocol != flow.UDP {
 		return fmt.Errorf("scheduler %s in mode stateless sends the packets of one connection to different backends: use source-hash or maglev", s.Scheduler)
 	}
 	return nil

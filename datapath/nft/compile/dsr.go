@@ -28,7 +28,7 @@ func (p *part) dsr() error {
 	if p.family == rs.IP6 {
 		p.prefix = "service6/" + identifier(p.svc.Name)
 	}
-	if p.persist == nil && !Hashes(p.svc.Scheduler) {
+	if p.persist == nil && !p.svc.Scheduler.Hashes() {
 		keys := []config.PersistenceKey{config.KeySourceAddress, config.KeySourcePort, config.KeyDestAddress, config.KeyDestPort}
 		p.persist = &config.Persistence{Key: keys, Timeout: config.Duration(dsrMemory), Size: dsrMemorySize}
 	}

@@ -14,7 +14,7 @@ import (
 // tellsInside reports whether a rule tells which hosts are inside, so that those get another source
 // on their way to the target of a port-forward behind the interface that they came by.
 func tellsInside(n *config.NATRule) bool {
-	return (n.Type == config.NATMasquerade || n.Type == config.NATSNAT) && n.Hairpin != config.SwitchOff && len(n.Source)+len(n.In) > 0
+	return n.Type.RewritesSource() && n.Hairpin != config.SwitchOff && len(n.Source)+len(n.In) > 0
 }
 
 // keepSources ends the translation of connections to services and port-forwards before the rules for

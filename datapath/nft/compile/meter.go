@@ -32,7 +32,7 @@ func (s *Service) ChainOwner(chain string) (string, bool) {
 	}
 	for _, b := range s.source.Backends {
 		if identifier(backendName(b)) == rest {
-			return Key(b), true
+			return b.Key(), true
 		}
 	}
 	return "", false

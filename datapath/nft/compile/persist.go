@@ -126,7 +126,7 @@ func (p *part) lead(set rs.ID, backends []int) {
 func (p *part) backendID(i int) uint32 {
 	taken := make(map[uint32]bool, len(p.svc.Backends))
 	for n, b := range p.svc.Backends {
-		id := number(Key(b)) | 1<<31 // unlike any priority that a packet has on arrival
+		id := number(b.Key()) | 1<<31 // unlike any priority that a packet has on arrival
 		for taken[id] {
 			id++
 		}

@@ -61,7 +61,7 @@ const noSlot = "came while the map changed"
 // perPacket reports whether each packet of a flow is scheduled. One that finds no backend is dropped, and sent
 // again by its client: another backend would reset the connection.
 func (p *part) perPacket() bool {
-	return (p.svc.Mode == config.ModeDSR || p.svc.Mode == config.ModeStateless) && Hashes(p.svc.Scheduler)
+	return (p.svc.Mode == config.ModeDSR || p.svc.Mode == config.ModeStateless) && p.svc.Scheduler.Hashes()
 }
 
 // shard tells which of 256 maps holds the slots of a plain service.
@@ -97,29 +97,10 @@ func (p *part) rule() *rs.Builder { return rs.NewRule().ForFamily(p.table, p.fam
 
 // schedule returns the backend of every slot.
 func (p *part) schedule() []int {
-	members := make([]balance.Member, len(p.active))
-	for n, i := range p.active {
-		b := p.svc.Backends[i]
-		members[n] = balance.Member{Key: Key(b), Weight: p.svc.Weight(i)}
-		if p.svc.Scheduler == config.SchedulerRR || p.svc.Scheduler == "" {
-			members[n].Weight = 1
-		}
-	}
-	hash, sequence := Hashes(p.svc.Scheduler), []int(nil)
-	if hash {
-		for _, n := range balance.Maglev(members, balance.TableSize(len(p.svc.Backends))) {
-			sequence = append(sequence, int(n))
-		}
-	} else {
-		sequence = balance.Smooth(members)
-	}
-	owners := make([]int, len(sequence))
-	for slot, n := range sequence {
-		owners[slot] = p.active[n]
-	}
+	owners := p.svc.Slots(p.active)
 	keys := make([]string, len(owners))
 	for n, i := range owners {
-		keys[n] = Key(p.svc.Backends[i])
+		keys[n] = p.svc.Backends[i].Key()
 	}
 	p.Slots[p.family] = keys
 	return owners
@@ -187,7 +168,7 @@ func (p *part) picksByPort(ways []pick, slots rs.Slots, at fields) []pick {
 // capacity is how many slots a service may come to have while its
 // configuration stays the same.
 func capacity(s *config.Service) int {
-	if Hashes(s.Scheduler) {
+	if s.Scheduler.Hashes() {
 		return balance.TableSize(len(s.Backends))
 	}
 	n := 0

@@ -4,7 +4,6 @@ package compile
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"github.com/sluice-lb/sluice/balance"
@@ -167,11 +166,6 @@ func backendName(b config.Backend) string {
 		return b.Address.String()
 	}
 	return b.Name
-}
-
-// Key identifies a backend across reloads, nodes and datapaths.
-func Key(b config.Backend) string {
-	return netip.AddrPortFrom(b.Address, b.Port).String()
 }
 
 // backend writes the chain of a backend: limits, memory, marks, a counter of

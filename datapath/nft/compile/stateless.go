@@ -17,7 +17,7 @@ import (
 // devices because only there a packet can be marked as untracked; both come
 // before the routing decision.
 func (p *part) stateless() error {
-	if p.persist == nil && !Hashes(p.svc.Scheduler) && p.svc.Protocol != flow.UDP {
+	if p.persist == nil && !p.svc.Scheduler.Hashes() && p.svc.Protocol != flow.UDP {
 		return fmt.Errorf("scheduler %s in mode stateless sends the packets of one %s connection to different backends: use source-hash or maglev",
 			p.svc.Scheduler, p.svc.Protocol)
 	}
@@ -78,16 +78,6 @@ func (c *compiler) defragment(table rs.Family) rs.Rule {
 		return rs.Defragment(table)
 	}
 	return rs.NewRule().State("untracked").Accept().Rule("puts fragments together") // connection tracking does
-}
-
-// Hashes reports whether the scheduler gives all packets of a connection the
-// same backend without remembering it.
-func Hashes(s config.Scheduler) bool {
-	switch s {
-	case config.SchedulerSourceHash, config.SchedulerSymmetricHash, config.SchedulerMaglev:
-		return true
-	}
-	return false
 }
 
 // udpChecksum is the checksum field of UDP; 0 says that there is none.
