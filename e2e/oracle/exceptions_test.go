@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oracle
+
+import (
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// situation is a step after which a world is not as the oracle.
+type situation struct {
+	run            *run
+	line           string
+	world          *world
+	missing, extra []string // lines of the oracle alone, and of the other world alone
+}
+
+// exception is a deliberate difference. docs/limits.md has it with its reason, or it is one of the oracle,
+// which nftables.md has.
+type exception struct {
+	name   string
+	covers func(*situation) (missing, extra []string)
+}
+
+// exceptions are all that the judge accepts.
+var exceptions = []exception{
+	{"backends-resolved", backendsResolved},
+	{"resolution-kept", resolutionKept},
+	{"ip-options-left", optionsLeft},
+	{"own-packets-untranslated", ownUntranslated},
+	{"untranslated-not-remembered", notRemembered},
+	{"own-errors-name-the-gateway", ownErrors},
+	{"no-errors-to-nowhere", errorsToNowhere},
+	{"unresolved-errors", unresolvedErrors},
+	{"nftables-stateless-errors", statelessErrors},
+	{"nftables-npt66-errors", prefixErrors},
+	{"nftables-dsr-at-ingress", dsrAtIngress},
+	{"TEMPORARY-C2-rp-filter", reversePath},
+}
+
+// parsed is a line of a frame.
+type parsed struct {
+	link  string
+	p     packet.Packet
+	at    []int // of the IP headers in p: the outer one, and that of a quoted packet
+	error *packet.ICMP
+}
+
+// parse reads a line; false when it is none of a frame.
+func parse(line string) (f parsed, ok bool) {
+	var text string
+	f.link, text, _ = strings.Cut(line, " ")
+	text, _, _ = strings.Cut(text, " WRONG")
+	p, err := packet.Text(text)
+	if err != nil || len(p) < 2 {
+		return f, false
+	}
+	f.p = p
+	for i, l := range p {
+		switch l := l.(type) {
+		case *packet.IPv4, *packet.IPv6:
+			f.at = append(f.at, i)
+		case *packet.ICMP:
+			if l.IsError() && f.error == nil {
+				f.error = l
+			}
+		}
+	}
+	return f, true
+}
+
+// ends are the addresses of the nth IP header.
+func (f parsed) ends(n int) (src, dst netip.Addr) {
+	if n >= len(f.at) {
+		return src, dst
+	}
+	switch ip := f.p[f.at[n]].(type) {
+	case *packet.IPv4:
+		return ip.Src, ip.Dst
+	case *packet.IPv6:
+		return ip.Src, ip.Dst
+	}
+	return src, dst
+}
+
+// without writes a frame without what an exception is about: addresses and ports of the nth IP header, where asked for.
+func (f parsed) without(n int, source, dest bool) string {
+	q, err := packet.Text(f.p.String())
+	if err != nil || n >= len(f.at) {
+		return ""
+	}
+	none4, none6 := netip.IPv4Unspecified(), netip.IPv6Unspecified()
+	last := len(q)
+	if n+1 < len(f.at) {
+		last = f.at[n+1]
+	}
+	for _, l := range q[f.at[n]:last] {
+		switch l := l.(type) {
+		case *packet.IPv4:
+			if source {
+				l.Src = none4
+			}
+			if dest {
+				l.Dst = none4
+			}
+			l.Checksum = packet.Forced{}
+		case *packet.IPv6:
+			if source {
+				l.Src = none6
+			}
+			if dest {
+				l.Dst = none6
+			}
+		case *packet.TCP:
+			blank(&l.SrcPort, &l.DstPort, source, dest)
+			l.Checksum = packet.Forced{}
+		case *packet.UDP:
+			blank(&l.SrcPort, &l.DstPort, source, dest)
+			l.Checksum = packet.Forced{}
+		case *packet.ICMP:
+			if l.IsQuery() {
+				l.Rest &= 0xffff
+			}
+			l.Checksum = packet.Forced{}
+		}
+	}
+	return f.link + " " + q.String()
+}
+
+func blank(sport, dport *uint16, source, dest bool) {
+	if source {
+		*sport = 0
+	}
+	if dest {
+		*dport = 0
+	}
+}
+
+// asksFor is the address that a frame asks for; false when it asks for none.
+func (f parsed) asksFor() (netip.Addr, bool) {
+	if !asks(f.p) {
+		return netip.Addr{}, false
+	}
+	if a, ok := packet.Find[*packet.ARP](f.p); ok {
+		return a.Target, true
+	}
+	d, ok := packet.Find[*packet.Data](f.p)
+	if !ok || len(d.Bytes) < 16 {
+		return netip.Addr{}, false
+	}
+	return netip.AddrFrom16([16]byte(d.Bytes[:16])), true
+}
+
+// filter returns the lines of frames that a condition holds for.
+func filter(lines []string, holds func(string, parsed) bool) (kept []string) {
+	for _, l := range lines {
+		if f, ok := parse(l); ok && holds(l, f) {
+			kept = append(kept, l)
+		}
+	}
+	return kept
+}
+
+// pairs returns the lines of both worlds that are equal when they are written as the two functions do; "" is none.
+func (s *situation) pairs(ofOracle, ofOther func(parsed) string) (missing, extra []string) {
+	taken := map[int]bool{}
+	for _, m := range s.missing {
+		f, ok := parse(m)
+		if !ok {
+			continue
+		}
+		as := ofOracle(f)
+		for i, x := range s.extra {
+			if g, ok := parse(x); ok && as != "" && !taken[i] && as == ofOther(g) {
+				taken[i] = true
+				missing, extra = append(missing, m), append(extra, x)
+				break
+			}
+		}
+	}
+	return missing, extra
+}
+
+// has reports whether the configuration in force has a service of a mode, or a NAT rule of a type.
+func (s *situation) has(mode config.Mode, kind config.NATType) bool {
+	snapshot := s.world.snapshot
+	if snapshot == nil {
+		return false
+	}
+	for _, v := range snapshot.Services {
+		if v.Mode == mode {
+			return true
+		}
+	}
+	return slices.ContainsFunc(snapshot.NAT, func(n *config.NATRule) bool { return n.Type == kind })
+}
+
+// backendsResolved: the eBPF datapath keeps the next hops of all backends and of the targets of port-forwards resolved:
+// those in the network as it begins at any time, others when the configuration or the network changes.
+func backendsResolved(s *situation) (missing, extra []string) {
+	verb, _, _ := strings.Cut(s.line, " ")
+	changes := slices.Contains([]string{"known", "config", "ip", "far", "sysctl"}, verb)
+	return nil, filter(s.extra, func(_ string, f parsed) bool {
+		a, ok := f.asksFor()
+		return ok && (changes || slices.Contains(toBackends, a))
+	})
+}
+
+// toBackends are the next hops of the backends of all scenes.
+var toBackends = addrs("10.0.2.2", "10.0.2.3", "10.0.2.4", "10.0.2.8", "10.0.3.3", "fd00:2::2", "fd00:2::3", "fd00:2::4", "fd00:2::8")
+
+// moreAddresses are those that steps may add to the gateway.
+var moreAddresses = addrs("203.0.113.50", "203.0.113.51", "169.254.3.1", "10.0.2.200", "192.0.2.200", "10.9.9.1", "2001:db8:1::50", "2001:db8:1::51", "fd00:2::200")
+
+func addrs(texts ...string) (list []netip.Addr) {
+	for _, t := range texts {
+		list = append(list, netip.MustParseAddr(t))
+	}
+	return list
+}
+
+// resolutionKept: the kernel asks again for a next hop that the eBPF datapath has asked for, when the answer stays out
+// and when the entry is removed (NTF_EXT_MANAGED), so that it needs not ask for a packet. Both worlds have asked for it
+// in this run.
+func resolutionKept(s *situation) (missing, extra []string) {
+	asked := func(w *world) func(string, parsed) bool {
+		return func(l string, f parsed) bool {
+			a, ok := f.asksFor()
+			return ok && !w.asked[f.link+" "+a.String()].IsZero()
+		}
+	}
+	return filter(s.missing, asked(s.world)), filter(s.extra, asked(s.run.worlds[0]))
+}
+
+// optionsLeft: eBPF forwards IPv4 options as they are; the kernel enters its address for record route and timestamp,
+// and answers with the options in its errors.
+func optionsLeft(s *situation) (missing, extra []string) {
+	if s.world.sent == nil {
+		return nil, nil
+	}
+	if ip, ok := packet.Find[*packet.IPv4](s.world.sent); !ok || len(ip.Options) == 0 {
+		return nil, nil
+	}
+	without := func(f parsed) string {
+		for _, at := range f.at {
+			if ip, ok := f.p[at].(*packet.IPv4); ok {
+				ip.Options, ip.Checksum, ip.Length, ip.IHL = nil, packet.Forced{}, packet.Forced{}, packet.Forced{}
+				if len(f.at) > 1 {
+					ip.TOS = 0
+				}
+			}
+		}
+		if f.error != nil {
+			return f.anyWay()
+		}
+		return f.link + " " + f.p.String()
+	}
+	return s.pairs(without, without)
+}
+
+// ownUntranslated: eBPF does not see what the gateway's own sockets send; nftables translates what they send from an
+// inside address.
+func ownUntranslated(s *situation) (missing, extra []string) {
+	if !strings.HasPrefix(s.line, "emit ") {
+		return nil, nil
+	}
+	without := func(f parsed) string { return f.without(0, true, false) }
+	return s.pairs(without, without)
+}
+
+// notRemembered: eBPF keeps nothing of a connection that no rule translates. When its route changes to one for which a
+// rule does, its packets are translated, or refused where they cannot open a flow.
+func notRemembered(s *situation) (missing, extra []string) {
+	if verb, _, _ := strings.Cut(s.line, " "); !slices.Contains([]string{"reply", "again", "error"}, verb) {
+		return nil, nil
+	}
+	untranslated := func(f parsed) bool {
+		if s.world.sent == nil {
+			return false
+		}
+		sent := parsed{p: s.world.sent, at: []int{1}}
+		a, b := sent.ends(0)
+		c, d := f.ends(0)
+		return f.link == "wan" && a == c && b == d
+	}
+	missing, extra = s.pairs(func(f parsed) string {
+		if !untranslated(f) {
+			return ""
+		}
+		return f.without(0, true, false)
+	}, func(f parsed) string { return f.without(0, true, false) })
+	if len(s.extra) == 0 {
+		missing = filter(s.missing, func(_ string, f parsed) bool { return untranslated(f) })
+	}
+	return missing, extra
+}
+
+// ownErrors: eBPF sends its ICMP errors from the gateway's address and back by the link that the packet came by. The
+// kernel routes them, asking for the next hop, and connection tracking takes one about a packet to a service or a
+// port-forward for one of the server, and translates its source.
+func ownErrors(s *situation) (missing, extra []string) {
+	missing, extra = s.pairs(func(f parsed) string {
+		src, _ := f.ends(0)
+		_, asked := f.ends(1)
+		if f.error == nil || src != asked && !ownAddress(src) {
+			return ""
+		}
+		return f.anyWay()
+	}, func(f parsed) string {
+		src, _ := f.ends(0)
+		if f.error == nil || !ownAddress(src) || f.link != s.world.last[s.talk()].link {
+			return ""
+		}
+		return f.anyWay()
+	})
+	alone := filter(subtract(s.extra, extra), func(_ string, f parsed) bool {
+		src, dst := f.ends(0)
+		return f.error != nil && ownAddress(src) && f.link == s.world.last[s.talk()].link && !s.run.worlds[0].reaches(dst)
+	})
+	if extra = append(extra, alone...); len(extra) > 0 {
+		missing = append(missing, filter(s.missing, func(_ string, f parsed) bool { _, ok := f.asksFor(); return ok })...)
+	}
+	return missing, extra
+}
+
+var nextHop = regexp.MustCompile(`^\S+ (?:from \S+ )?(?:via (?:inet6 )?(\S+) )?dev (\S+)`)
+
+// reaches reports whether the kernel would send to an address now: it has a route, and the next hop answers.
+func (w *world) reaches(a netip.Addr) bool {
+	out, err := w.ip.run("route get " + a.String())
+	m := nextHop.FindStringSubmatch(out)
+	if err != nil || m == nil {
+		return false
+	}
+	hop := m[1]
+	if hop == "" {
+		hop = a.String()
+	}
+	out, err = w.ip.run("neigh show " + hop + " dev " + m[2] + " nud all")
+	return err == nil && strings.Contains(out, " lladdr ")
+}
+
+// anyWay writes a frame without its source, its hardware addresses and the link.
+func (f parsed) anyWay() string {
+	f, ok := parse(f.without(0, true, false))
+	if !ok {
+		return ""
+	}
+	return f.p[1:].String()
+}
+
+// talk is the conversation of the step.
+func (s *situation) talk() string {
+	f := strings.Fields(s.line)
+	if len(f) < 2 {
+		return ""
+	}
+	return f[1]
+}
+
+// ownAddress reports whether an address is one that the gateway has, or may have.
+func ownAddress(a netip.Addr) bool {
+	for _, list := range addresses {
+		for _, p := range list {
+			if netip.MustParsePrefix(p).Addr() == a {
+				return true
+			}
+		}
+	}
+	return slices.Contains(moreAddresses, a)
+}
+
+// errorsToNowhere: eBPF sends no ICMP error to an address that no host has (RFC 1812 §4.3.2.7).
+func errorsToNowhere(s *situation) (missing, extra []string) {
+	return filter(s.missing, func(_ string, f parsed) bool {
+		_, dst := f.ends(0)
+		if f.error == nil || !dst.Is4() {
+			return false
+		}
+		first := dst.As4()[0]
+		return first == 0 || first == 127 || first >= 224
+	}), nil
+}
+
+// statelessErrors: nftables has translated a packet of mode stateless when the kernel finds that it cannot be
+// forwarded. The error quotes the translated packet, and one about a server's packet goes to the virtual address.
+func statelessErrors(s *situation) (missing, extra []string) {
+	if !s.has(config.ModeStateless, "") {
+		return nil, nil
+	}
+	missing, extra = s.pairs(quotingAnything, quotingAnything)
+	rest := &situation{run: s.run, line: s.line, world: s.world, missing: subtract(s.missing, missing), extra: subtract(s.extra, extra)}
+	toService := filter(rest.missing, func(_ string, f parsed) bool {
+		_, dst := f.ends(0)
+		return f.error != nil && (netip.MustParsePrefix("192.0.2.0/24").Contains(dst) || netip.MustParsePrefix("2001:db8:a::/64").Contains(dst))
+	})
+	if len(toService) == 0 {
+		return missing, extra
+	}
+	toServer := filter(rest.extra, func(_ string, f parsed) bool { src, _ := f.ends(0); return f.error != nil && ownAddress(src) })
+	return append(missing, toService...), append(extra, toServer...)
+}
+
+// quotingAnything writes an ICMP error without the addresses and ports that it quotes.
+func quotingAnything(f parsed) string {
+	if f.error == nil {
+		return ""
+	}
+	return f.without(1, true, true)
+}
+
+// prefixErrors: nftables does not translate what an ICMPv6 error about a packet of npt66 quotes.
+func prefixErrors(s *situation) (missing, extra []string) {
+	if !s.has("", config.NATNPT66) {
+		return nil, nil
+	}
+	anything := func(f parsed) string {
+		if f.error == nil || !f.error.V6 {
+			return ""
+		}
+		f, _ = parse(f.without(1, true, true))
+		return f.without(0, true, false)
+	}
+	return s.pairs(anything, anything)
+}
+
+// dsrAtIngress: nftables forwards packets of mode dsr at the ingress hook, where neither their length nor their TTL
+// is answered for.
+func dsrAtIngress(s *situation) (missing, extra []string) {
+	to := func(a netip.Addr) bool {
+		return a == netip.MustParseAddr("192.0.2.13") || a == netip.MustParseAddr("2001:db8:a::13")
+	}
+	sent := parsed{p: s.world.sent, at: []int{1}}
+	direct := func(_ string, f parsed) bool {
+		if _, ok := f.asksFor(); ok && len(sent.p) > 1 {
+			_, dst := sent.ends(0)
+			return to(dst)
+		}
+		for n := range f.at {
+			_, dst := f.ends(n)
+			if to(dst) {
+				return true
+			}
+		}
+		return false
+	}
+	return filter(s.missing, direct), filter(s.extra, direct)
+}
+
+// unresolvedErrors: a translated packet whose next hop does not answer is told of by the kernel, which quotes it as it
+// was translated; or it is dropped by the daemon, which tells the sender nothing.
+func unresolvedErrors(s *situation) (missing, extra []string) {
+	unresolved := func(_ string, f parsed) bool {
+		src, _ := f.ends(0)
+		_, asked := f.ends(1)
+		return f.error != nil && (ownAddress(src) || src == asked) && f.error.Code == map[bool]uint8{true: 3, false: 1}[f.error.V6] &&
+			f.error.Type == map[bool]uint8{true: 1, false: 3}[f.error.V6]
+	}
+	return filter(s.missing, unresolved), filter(s.extra, unresolved)
+}
+
+// reversePath: packets that the kernel's filter of reverse paths drops are forwarded by eBPF.
+func reversePath(s *situation) (missing, extra []string) {
+	for key, value := range s.run.settings {
+		if strings.HasSuffix(key, "rp_filter") && value != "0" {
+			return s.missing, s.extra
+		}
+	}
+	return nil, nil
+}
