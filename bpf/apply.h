@@ -41,8 +41,8 @@ static __always_inline void backend_route(struct plan *plan)
 	plan->hop_gen = way;
 }
 
-// The MTU of the interface that the kernel will send by, for what depends on it
-// before the next hop is known.
+// Sets the MTU of the route by which the kernel will send, for changes that depend on it before the next
+// hop is known.
 static __always_inline void kernel_mtu(struct plan *plan)
 {
 	struct hop *h = hop_of(plan);
@@ -54,7 +54,7 @@ static __always_inline void kernel_mtu(struct plan *plan)
 	ifindex = h->ifindex;
 	out = bpf_map_lookup_elem(&interfaces, &ifindex);
 	if (out && out->mtu)
-		plan->mtu = out->mtu;
+		plan->mtu = h->mtu && h->mtu < out->mtu ? h->mtu : out->mtu;
 }
 
 // Whether a packet may leave in fragments: one without DF, and one that loses its IPv6 header

@@ -106,12 +106,10 @@ static __always_inline bool large(void *ctx, const struct packet *p, const bool 
 // path in IPv6. No program can make two packets of one.
 BOTH_HOOKS(fragment6, !p || !large(ctx, p, xdp) ? REASON_TOO_BIG : REASON_TO_FRAGMENT6, const struct packet *p)
 
-// Whether the kernel takes a packet with the source that it is to get. One that comes in
-// with an address of this host, or without a way back, is a martian to it: what masquerade
-// translates, answers of a service on an address of this host, and tunnels.
+// Reports whether the kernel accepts a packet with its new source. Martians are the packets that
+// masquerade translates, replies of a service on an address of this host, and tunnels.
 static __always_inline bool kernel_takes(void *ctx, const struct packet *p, const struct plan *plan)
 {
-	struct bpf_fib_lookup back = {};
 	const union addr *from = &plan->to.saddr;
 	struct work *w = the_work();
 
@@ -119,16 +117,7 @@ static __always_inline bool kernel_takes(void *ctx, const struct packet *p, cons
 		return false;
 	if (plan->flags & PLAN_ERROR)
 		from = error_source_within(p, plan, &w->about);
-	back.family = AF_INET;
-	back.ifindex = p->ifindex;
-	back.ipv4_dst = from->w[0];
-	switch (bpf_fib_lookup(ctx, &back, sizeof(back), 0)) {
-	case BPF_FIB_LKUP_RET_SUCCESS:
-	case BPF_FIB_LKUP_RET_NO_NEIGH:
-	case BPF_FIB_LKUP_RET_FRAG_NEEDED: // on TC the packet is measured against the way back too
-		return true;
-	}
-	return false;
+	return way_back(ctx, p->ifindex, from->w[0]);
 }
 
 // An IPv4 packet without DF that is larger than the next link: the kernel fragments it,

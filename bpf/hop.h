@@ -321,6 +321,59 @@ static __always_inline enum reason hop_configured(const struct plan *plan, struc
 	return REASON_NONE;
 }
 
+// Lowers the MTU that bpf_fib_lookup has returned to that of the route. The kernel sends no larger
+// packets (ip_dst_mtu_maybe_forward, ip6_finish_output), whether RTAX_MTU is locked or not.
+static __noinline int lower_to_route(const struct plan *plan, struct bpf_fib_lookup *fib)
+{
+	struct route_mtu_key key = { .prefix_len = 8 * (sizeof(key) - sizeof(key.prefix_len)) };
+	__u32 *mtu;
+
+	key.ifindex = fib->ifindex;
+	if (plan->gateway_family == FAMILY_6) {
+		__builtin_memcpy(key.addr, &plan->gateway, 16);
+	} else {
+		key.addr[10] = key.addr[11] = 0xff;
+		__builtin_memcpy(key.addr + 12, &plan->gateway, 4);
+	}
+	mtu = bpf_map_lookup_elem(&route_mtus, &key);
+	if (mtu && *mtu && *mtu < fib->tot_len)
+		fib->tot_len = *mtu;
+	return 0;
+}
+
+// Reports whether a packet from an IPv4 address has a way back, without which the kernel drops it as a
+// martian. An address of this host has none.
+static __noinline bool way_back(void *ctx, __u32 ifindex, __be32 from)
+{
+	struct bpf_fib_lookup back = {};
+
+	back.family = AF_INET;
+	back.ifindex = ifindex;
+	back.ipv4_dst = from;
+	switch (bpf_fib_lookup(ctx, &back, sizeof(back), 0)) {
+	case BPF_FIB_LKUP_RET_SUCCESS:
+	case BPF_FIB_LKUP_RET_NO_NEIGH:
+	case BPF_FIB_LKUP_RET_FRAG_NEEDED: // on TC the packet is measured against the way back too
+		return true;
+	}
+	return false;
+}
+
+#define UNWATCHED_NS 10000000000ULL // user space probes neighbours every second
+#define KERNEL_EVERY 5		    // seconds; the kernel waits as long before it probes (delay_first_probe_time)
+
+// Reports whether the kernel sends the packet in place of the program, because user space is not
+// running. bpf_fib_lookup uses STALE neighbours without a probe; the kernel probes those that it sends
+// to. Only packets that look a known next hop up again qualify.
+static __always_inline bool kernel_probes(void *ctx, const struct control *c, const struct packet *p,
+					  const struct plan *plan)
+{
+	if (!c->watched || bpf_ktime_get_ns() - c->watched < UNWATCHED_NS || p->now / hz % KERNEL_EVERY)
+		return false;
+	return !plan->encap && !(plan->flags & PLAN_ERROR) && plan->family == p->family &&
+	       (plan->family == FAMILY_6 || way_back(ctx, p->ifindex, plan->to.saddr.w[0]));
+}
+
 // Asks the routing table for the next hop of a plan and remembers it where the
 // plan came from. When the answer is another than before, all are asked again.
 static __always_inline int route(void *ctx, const struct packet *p, struct plan *plan)
@@ -331,6 +384,7 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	__u32 gen, before = plan->hop;
 	enum reason reason = REASON_NONE;
 	int found = BPF_FIB_LKUP_RET_SUCCESS;
+	bool again;
 
 	if (!c || !w)
 		return REASON_INTERNAL;
@@ -358,9 +412,16 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 			ask_neighbour(fib);
 		plan->hop = 0;
 		w->hop.ifindex = fib->ifindex; // where the kernel sends it, if the table says that much
+		fib->tot_len = 0xffff;
+		if (c->route_mtus)
+			lower_to_route(plan, fib);
+		w->hop.mtu = fib->tot_len;
 		return reason;
 	}
-	if (plan->flags & PLAN_ROUTED && before) {
+	if (c->route_mtus)
+		lower_to_route(plan, fib);
+	again = plan->flags & PLAN_ROUTED && before;
+	if (again) {
 		struct hop *h = hop_of(plan);
 
 		if (h && !hop_same(h, fib))
@@ -368,9 +429,10 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	}
 	plan->hop = hop_place(fib, p->now, gen);
 	plan->flags |= PLAN_ROUTED;
-	if (!dry_run)
-		hop_remember(p, plan, gen);
-	return REASON_NONE;
+	if (dry_run)
+		return REASON_NONE;
+	hop_remember(p, plan, gen);
+	return again && kernel_probes(ctx, c, p, plan) ? REASON_NO_NEIGHBOUR : REASON_NONE;
 }
 
 BOTH_HOOKS(route, !p || !plan ? REASON_INTERNAL : route(ctx, p, plan), const struct packet *p, struct plan *plan)

@@ -29,6 +29,16 @@ struct {
 	__type(value, struct hop);
 } hops SEC(".maps");
 
+// MTUs of routes that have one, in bytes; 0 for more specific routes that have none. Written and deleted
+// by user space.
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct route_mtu_key);
+	__type(value, __u32);
+} route_mtus SEC(".maps");
+
 // Packets by [family][action][reason]. Read by user space.
 #define COUNTERS (FAMILY_COUNT * 3 * REASONS_STRIDE)
 struct {

@@ -40,6 +40,14 @@ enum iface_key {
 	ANY_IFACE_OF_SERVICE = 0xc0000000U, // no interface's index
 };
 
+// Routes of an interface. bpf_fib_lookup reports the MTU of locked ones only.
+struct route_mtu_key {
+	__u32 prefix_len; // bits of what follows that count
+	__u32 ifindex;
+	__u8 addr[16]; // IPv4: ::ffff:0:0/96
+};
+ASSERT_SIZE(struct route_mtu_key, 24);
+
 // A backend's endpoint, back to the virtual endpoint that it answers for.
 struct reverse {
 	union addr vip;

@@ -361,14 +361,14 @@ struct control {
 	__u32 spliced; // SPLICED_*: what flows may have been made with, so that programs must know how to go on with it
 	__u32 nat_order; // which of nat_orders is in force: one word, so that all places change at once
 	__u32 ended;	 // something was put into the map of that name
-	__u32 unused;
+	__u32 route_mtus; // the map of that name has entries
 	// Where the index of a flow table is in its map: first bucket << 32 | number of buckets. While
 	// another one is made ready, new slots are written to both; else "next" is 0.
 	__u64 index4;
 	__u64 index6;
 	__u64 next_index4;
 	__u64 next_index6;
-	__u32 pad[2];
+	__u64 watched; // ns of CLOCK_MONOTONIC: when user space last probed neighbours; 0: it never did
 	__u32 half_open; // handshakes in progress
 	__u32 sweep4;	 // next entry to sweep
 	__u32 sweep6;

@@ -46,6 +46,7 @@ type Route struct {
 	To        netip.Prefix
 	Via       netip.Addr
 	Interface string
+	MTU       int // bytes, 0 for the interface's
 }
 
 // Interface returns the interface of that name.
@@ -102,6 +103,9 @@ func (h *Host) route(dst netip.Addr) (hop, bool) {
 	iface, ok := h.Interface(found.Interface)
 	if !ok {
 		return hop{}, false
+	}
+	if found.MTU > 0 {
+		iface.MTU = min(iface.MTU, found.MTU)
 	}
 	next := hop{Interface: iface, gateway: dst}
 	if found.Via.IsValid() {

@@ -77,7 +77,7 @@ func Local() (list []netip.Prefix, err error) {
 	return list, nil
 }
 
-// destination decodes struct rtmsg and the attributes that tell where a route leads.
+// destination decodes struct rtmsg and the attributes of a route's destination.
 func destination(m []byte) (d Destination, ok bool) {
 	if len(m) < unix.SizeofRtMsg {
 		return d, false
@@ -87,13 +87,8 @@ func destination(m []byte) (d Destination, ok bool) {
 	if family == unix.AF_INET6 {
 		a = netip.IPv6Unspecified()
 	}
-	for b := m[unix.SizeofRtMsg:]; len(b) >= unix.SizeofRtAttr; {
-		size, attribute := int(binary.NativeEndian.Uint16(b)), binary.NativeEndian.Uint16(b[2:])
-		if size < unix.SizeofRtAttr || size > len(b) {
-			return d, false
-		}
-		value := b[unix.SizeofRtAttr:size]
-		switch attribute {
+	attributes(m[unix.SizeofRtMsg:], func(kind uint16, value []byte) {
+		switch kind {
 		case unix.RTA_DST:
 			if to, valid := netip.AddrFromSlice(value); valid {
 				a = to
@@ -103,8 +98,7 @@ func destination(m []byte) (d Destination, ok bool) {
 				table = binary.NativeEndian.Uint32(value)
 			}
 		}
-		b = b[min((size+3)&^3, len(b)):]
-	}
+	})
 	d = Destination{Prefix: netip.PrefixFrom(a, bits), Here: kind == unix.RTN_LOCAL || kind == unix.RTN_ANYCAST}
 	main := table == unix.RT_TABLE_MAIN && kind == unix.RTN_UNICAST && flags&unix.RTM_F_CLONED == 0
 	return d, main || table == unix.RT_TABLE_LOCAL && d.Here

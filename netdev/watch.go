@@ -21,11 +21,11 @@ type Kind uint8
 
 // Kinds.
 const (
-	Link      Kind = iota // an interface came, went, or changed its state, MAC or MTU
-	Address               // an address came or went
-	Route                 // a route or a routing rule came, went or changed
+	Link      Kind = iota // an interface was added, removed, or changed its state, MAC or MTU
+	Address               // an address was added or removed
+	Route                 // a route, a routing rule or a next-hop object was added, removed or changed
 	Neighbour             // the MAC of a known neighbour changed, or it is no longer known
-	Policy                // an IPsec policy came, went or changed
+	Policy                // an IPsec policy was added, removed or changed
 	Lost                  // the kernel had more changes than fitted the socket: anything may have changed
 )
 
@@ -39,24 +39,27 @@ type Event struct {
 	Kind    Kind
 	Ifindex int
 	Address netip.Addr
+	MTU     bool // of a Route: it is a unicast route that has an MTU
 }
 
 // groups are the multicast groups of NETLINK_ROUTE about next hops.
 var groups = []uint{
 	unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-	unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
+	unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_NEXTHOP,
 }
 
-// receiveBuffer in bytes: a full routing table of a million routes that is
-// replaced at once overflows any buffer, which Lost tells; this one holds the
-// changes of some ten thousand.
+// receiveBuffer in bytes. It holds the changes of some ten thousand routes. A table of a million routes
+// that is replaced at once overflows any buffer, which Lost reports.
 const receiveBuffer = 8 << 20
 
 // Watcher follows the changes of the namespace in which it was opened.
 type Watcher struct {
 	socket   *nl.NetlinkSocket
 	policies *nl.NetlinkSocket    // nil on a kernel without IPsec
-	macs     map[neighbour]string // what is known, to tell a new MAC from a new state
+	macs     map[neighbour]string // known addresses, to distinguish a new MAC from a new state
+	mu       sync.Mutex           // protects aging
+	aging    map[neighbour]Aging
+	route    unicastRoute // the last one that was read
 }
 
 type neighbour struct {
@@ -72,22 +75,18 @@ func Open() (*Watcher, error) {
 		return nil, fmt.Errorf("route netlink socket: %w", err)
 	}
 	if err := socket.SetReceiveBufferSize(receiveBuffer, true); err != nil {
-		// Without CAP_NET_ADMIN the kernel's own bound holds; Lost tells when it was too small.
+		// Without CAP_NET_ADMIN the kernel's own bound holds; Lost reports when it was too small.
 		_ = socket.SetReceiveBufferSize(receiveBuffer, false)
 	}
-	w := &Watcher{socket: socket, macs: map[neighbour]string{}}
+	w := &Watcher{socket: socket, macs: map[neighbour]string{}, aging: map[neighbour]Aging{}}
 	w.policies, err = nl.Subscribe(unix.NETLINK_XFRM, nl.XFRMNLGRP_POLICY)
 	if err != nil && !withoutIPsec(err) {
 		w.close()
 		return nil, fmt.Errorf("IPsec netlink socket: %w", err)
 	}
-	known, err := Whole(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, 0) })
-	if err != nil {
+	if err := neighbours(func(_ neighbour, n *netlink.Neigh) { w.learn(n) }); err != nil {
 		w.close()
-		return nil, fmt.Errorf("neighbours: %w", err)
-	}
-	for i := range known {
-		w.learn(&known[i])
+		return nil, err
 	}
 	return w, nil
 }
@@ -152,7 +151,7 @@ func (w *Watcher) receive(ctx context.Context, socket *nl.NetlinkSocket, changed
 	}
 }
 
-// event decodes a message; false when next hops are what they were.
+// event decodes a message; false if no next hop has changed.
 func (w *Watcher) event(kind uint16, data []byte) (Event, bool) {
 	switch kind {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
@@ -162,7 +161,9 @@ func (w *Watcher) event(kind uint16, data []byte) (Event, bool) {
 		return Event{Kind: Link, Ifindex: int(nl.DeserializeIfInfomsg(data).Index)}, true
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		return Event{Kind: Address}, true
-	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE:
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		return Event{Kind: Route, MTU: w.route.read(data) && w.route.mtu > 0}, true
+	case unix.RTM_NEWRULE, unix.RTM_DELRULE, unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP:
 		return Event{Kind: Route}, true
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
 		n, err := netlink.NeighDeserialize(data)
@@ -180,8 +181,8 @@ func (w *Watcher) event(kind uint16, data []byte) (Event, bool) {
 // usable are the states in which the kernel sends to a neighbour's address.
 const usable = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY | netlink.NUD_PROBE | netlink.NUD_PERMANENT | netlink.NUD_NOARP
 
-// learn remembers the MAC of a neighbour and tells whether a known one changed.
-// A neighbour that becomes known is no change: nobody can have used it.
+// learn records the MAC of a neighbour and reports whether a known one changed. A neighbour that becomes
+// known is no change: no packet can have used it.
 func (w *Watcher) learn(n *netlink.Neigh) (Event, bool) {
 	address, ok := netip.AddrFromSlice(n.IP)
 	if !ok {
@@ -192,6 +193,7 @@ func (w *Watcher) learn(n *netlink.Neigh) (Event, bool) {
 	if n.State&usable != 0 {
 		mac = string(n.HardwareAddr)
 	}
+	w.noteAge(key, n)
 	before, known := w.macs[key]
 	if mac == "" {
 		delete(w.macs, key)

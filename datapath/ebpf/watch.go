@@ -12,6 +12,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
@@ -53,10 +54,18 @@ func (d *Datapath) watch() {
 	d.watching.Go(func() { d.growTables(ctx) })
 	generation, changed := d.t.Control, make(chan struct{}, 1)
 	if w != nil {
+		var lost atomic.Bool
 		d.watching.Go(func() { d.followStations(ctx, changed) })
+		d.watching.Go(func() { d.probeAging(ctx, w, &lost) })
+		routes := newRouteFollower()
+		d.watching.Go(func() { routes.run(ctx, d) })
 		d.watching.Go(func() {
 			err := w.Run(ctx, func(e netdev.Event) {
 				bumpGeneration(generation)
+				if e.Kind == netdev.Lost {
+					lost.Store(true)
+				}
+				routes.note(e)
 				if e.Kind == netdev.Link || e.Kind == netdev.Lost {
 					select {
 					case changed <- struct{}{}:

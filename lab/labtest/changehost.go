@@ -103,7 +103,7 @@ func neighbour(n nat.Neighbour, index int) *netlink.Neigh {
 }
 
 func route(r nat.Route, index int) *netlink.Route {
-	to := &netlink.Route{LinkIndex: index, Dst: network(r.To)}
+	to := &netlink.Route{LinkIndex: index, Dst: network(r.To), MTU: r.MTU}
 	if r.Via.IsValid() {
 		to.Gw, to.Flags = r.Via.AsSlice(), int(netlink.FLAG_ONLINK) // also for unnumbered interfaces
 	}

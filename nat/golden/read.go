@@ -165,10 +165,10 @@ func Changed(h nat.Host, line string) (nat.Host, error) {
 
 // readHost changes the host by one line: "mtu IFACE N", "mac IFACE MAC", "address IFACE CIDR", "unaddress IFACE CIDR",
 // "unnumbered IFACE" (takes its addresses), "station IFACE MAC" (a macvlan link), "neighbour IFACE ADDRESS MAC", "forget ADDRESS" (a neighbour), "unroute CIDR" or "route CIDR
-// via ADDRESS dev IFACE".
+// via ADDRESS dev IFACE [mtu N]".
 func readHost(h *nat.Host, s string) error {
 	w := strings.Fields(s)
-	bad := fmt.Errorf("%q: write mtu IFACE N, mac IFACE MAC, address IFACE CIDR, unaddress IFACE CIDR, unnumbered IFACE, station IFACE MAC, neighbour IFACE ADDRESS MAC, forget ADDRESS, unroute CIDR or route CIDR via ADDRESS dev IFACE", s)
+	bad := fmt.Errorf("%q: write mtu IFACE N, mac IFACE MAC, address IFACE CIDR, unaddress IFACE CIDR, unnumbered IFACE, station IFACE MAC, neighbour IFACE ADDRESS MAC, forget ADDRESS, unroute CIDR or route CIDR via ADDRESS dev IFACE [mtu N]", s)
 	switch {
 	case len(w) == 3 && slices.Contains([]string{"mtu", "mac", "address", "unaddress"}, w[0]):
 		for i := range h.Interfaces {
@@ -222,16 +222,31 @@ func readHost(h *nat.Host, s string) error {
 		}
 		h.Neighbours = kept
 		return nil
-	case len(w) == 6 && w[0] == "route" && w[2] == "via" && w[4] == "dev":
-		to, err := netip.ParsePrefix(w[1])
-		if err != nil {
-			return err
-		}
-		via, err := netip.ParseAddr(w[3])
-		h.Routes = append(h.Routes, nat.Route{To: to, Via: via, Interface: w[5]})
+	case len(w) >= 6 && w[0] == "route" && w[2] == "via" && w[4] == "dev":
+		r, err := readRoute(w)
+		h.Routes = append(h.Routes, r)
 		return err
 	}
 	return bad
+}
+
+// readRoute reads "route CIDR via ADDRESS dev IFACE [mtu N]".
+func readRoute(w []string) (r nat.Route, err error) {
+	if r.To, err = netip.ParsePrefix(w[1]); err != nil {
+		return r, err
+	}
+	if r.Via, err = netip.ParseAddr(w[3]); err != nil {
+		return r, err
+	}
+	r.Interface = w[5]
+	if len(w) == 6 {
+		return r, nil
+	}
+	if len(w) != 8 || w[6] != "mtu" {
+		return r, fmt.Errorf("%q: write mtu N", w[6:])
+	}
+	r.MTU, err = strconv.Atoi(w[7])
+	return r, err
 }
 
 // withoutIPv6 takes from an interface what the kernel does: no link with a smaller MTU than 1280

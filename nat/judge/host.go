@@ -37,7 +37,7 @@ func (w *world) hostChange(r *rand.Rand) string {
 	case 4:
 		if gone := missing(was.Routes, h.Routes); len(gone) > 0 && r.IntN(4) > 0 {
 			n := pick(r, gone)
-			return fmt.Sprintf("route %s via %s dev %s", n.To, n.Via, n.Interface)
+			return fmt.Sprintf("route %s via %s dev %s%s", n.To, n.Via, n.Interface, pick(r, []string{"", "", " mtu 1400", " mtu 1300"}))
 		}
 		if len(h.Routes) > 0 {
 			n := pick(r, h.Routes)
@@ -91,7 +91,7 @@ var extraAddresses = map[string][]string{"wan0": {"198.51.100.77/24"},
 
 func missing(all, some []nat.Route) (list []nat.Route) {
 	for _, r := range all {
-		if !slices.Contains(some, r) {
+		if !slices.ContainsFunc(some, func(s nat.Route) bool { return s.To == r.To }) {
 			list = append(list, r)
 		}
 	}

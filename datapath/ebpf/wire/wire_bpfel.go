@@ -100,12 +100,12 @@ type Control struct {
 	Spliced    uint32
 	NatOrder   uint32
 	Ended      uint32
-	Unused     uint32
+	RouteMtus  uint32
 	Index4     uint64
 	Index6     uint64
 	NextIndex4 uint64
 	NextIndex6 uint64
-	Pad        [2]uint32
+	Watched    uint64
 	HalfOpen   uint32
 	Sweep4     uint32
 	Sweep6     uint32
@@ -540,6 +540,13 @@ type Reverse struct {
 	Backend   uint16
 }
 
+type RouteMtuKey struct {
+	_         structs.HostLayout
+	PrefixLen uint32
+	Ifindex   uint32
+	Addr      [16]uint8
+}
+
 type Service struct {
 	_               structs.HostLayout
 	Slots           uint64
@@ -801,6 +808,7 @@ const (
 	MapRecentSyns           = "recent_syns"
 	MapRefusedSyns          = "refused_syns"
 	MapReverses             = "reverses"
+	MapRouteMtus            = "route_mtus"
 	MapRuns                 = "runs"
 	MapServiceLoads         = "service_loads"
 	MapServices             = "services"
@@ -1023,6 +1031,7 @@ type MapSpecs struct {
 	RecentSyns     *ebpf.MapSpec `ebpf:"recent_syns"`
 	RefusedSyns    *ebpf.MapSpec `ebpf:"refused_syns"`
 	Reverses       *ebpf.MapSpec `ebpf:"reverses"`
+	RouteMtus      *ebpf.MapSpec `ebpf:"route_mtus"`
 	Runs           *ebpf.MapSpec `ebpf:"runs"`
 	ServiceLoads   *ebpf.MapSpec `ebpf:"service_loads"`
 	Services       *ebpf.MapSpec `ebpf:"services"`
@@ -1199,6 +1208,7 @@ type Maps struct {
 	RecentSyns     *ebpf.Map `ebpf:"recent_syns"`
 	RefusedSyns    *ebpf.Map `ebpf:"refused_syns"`
 	Reverses       *ebpf.Map `ebpf:"reverses"`
+	RouteMtus      *ebpf.Map `ebpf:"route_mtus"`
 	Runs           *ebpf.Map `ebpf:"runs"`
 	ServiceLoads   *ebpf.Map `ebpf:"service_loads"`
 	Services       *ebpf.Map `ebpf:"services"`
@@ -1256,6 +1266,7 @@ func (m *Maps) Close() error {
 		m.RecentSyns,
 		m.RefusedSyns,
 		m.Reverses,
+		m.RouteMtus,
 		m.Runs,
 		m.ServiceLoads,
 		m.Services,

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+	"github.com/sluice-lb/sluice/netdev"
+)
+
+const (
+	// agingLook is how often the daemon looks for used next hops whose address nobody has confirmed.
+	agingLook = time.Second
+	// probesPerLook bounds the requests sent at once; further neighbours are probed by the next looks.
+	probesPerLook = 1024
+)
+
+// probeAging probes the neighbours that the programs use and that the kernel has not confirmed for
+// longer than base_reachable_time. The kernel does the same for packets that it sends itself, five
+// seconds later (delay_first_probe_time). lost reports that changes of neighbours were not received.
+func (d *Datapath) probeAging(ctx context.Context, w *netdev.Watcher, lost *atomic.Bool) {
+	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+	if err := netdev.EnterNamespace(d.ns); err != nil {
+		d.opt.Log.Warn("next hops are not probed; a host that changes its hardware address is lost until the kernel finds out", "error", err)
+		return
+	}
+	var hops usedHops
+	tick := time.NewTicker(agingLook)
+	defer tick.Stop()
+	for {
+		d.stampWatched()
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if lost.Swap(false) {
+			if err := w.Relist(); err != nil {
+				lost.Store(true)
+				d.opt.Log.Debug("neighbours cannot be listed", "error", err)
+			}
+		}
+		list := w.Aging()
+		if len(list) == 0 {
+			continue
+		}
+		if err := hops.read(d.t.Maps["hops"]); err != nil {
+			d.opt.Log.Debug("next hops cannot be read", "error", err)
+			continue
+		}
+		probed := 0
+		for _, n := range list {
+			if probed == probesPerLook {
+				break
+			}
+			if !hops.uses(n) {
+				continue
+			}
+			probed++
+			if err := netdev.Probe(n); err != nil {
+				d.missed.Add(1)
+				d.opt.Log.Debug("a next hop is not probed", "error", err)
+			}
+		}
+	}
+}
+
+// stampWatched records for the programs that user space probes neighbours.
+func (d *Datapath) stampWatched() {
+	var now unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) == nil {
+		atomic.StoreUint64(&d.t.Control.Values[0].Watched, uint64(now.Nano()))
+	}
+}
+
+// usedHops are the next hops that packets have taken between two readings. Packets of a hop write
+// hop.checked about once a second.
+type usedHops struct {
+	last []uint32 // hop.checked of each place, as last read
+	used map[hopKey]bool
+	full bool // most places are taken, so that further next hops may have none
+}
+
+type hopKey struct {
+	ifindex uint32
+	mac     [6]uint8
+}
+
+func (u *usedHops) read(m *ebpf.Map) error {
+	size := int(m.MaxEntries())
+	if u.last == nil {
+		u.last = make([]uint32, size)
+	}
+	u.used = map[hopKey]bool{}
+	keys, values := make([]uint32, size), make([]wire.Hop, size)
+	var cursor ebpf.MapBatchCursor
+	n, err := m.BatchLookup(&cursor, keys, values, nil)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // the last batch ends with this error
+		return fmt.Errorf("hops: %w", err)
+	}
+	for i, h := range values[:n] {
+		if at := keys[i]; h.Checked != u.last[at] {
+			u.last[at] = h.Checked
+			u.used[hopKey{h.Ifindex, h.Dmac}] = true
+		}
+	}
+	u.full = len(u.used) > size*3/4
+	return nil
+}
+
+// uses reports whether packets were sent to the address of a neighbour.
+func (u *usedHops) uses(n netdev.Aging) bool {
+	return u.full || u.used[hopKey{uint32(n.Ifindex), [6]uint8(n.MAC)}]
+}
