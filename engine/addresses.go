@@ -18,17 +18,17 @@ import (
 type Addresses interface {
 	// Plan returns what Set would change, and changes nothing.
 	Plan([]announce.Want) (*datapath.Change, []announce.Status, error)
-	// Set says which addresses are wanted and returns what will change.
+	// Set replaces the wanted addresses and returns the resulting change.
 	Set([]announce.Want) (*datapath.Change, error)
-	// Kick makes it read the host's addresses again.
+	// Kick triggers another read of the host's addresses.
 	Kick()
 	Statuses() []announce.Status
-	// Release removes all held addresses, unless keep is set, and ends it.
+	// Release removes all held addresses, unless keep is set, and ends the holder.
 	Release(keep bool) error
 }
 
-// wantedAddresses lists the addresses of a configuration whose packets must come to this
-// host. What siit maps is left out: the configuration does not say which side of a
+// wantedAddresses lists the addresses of a configuration for which this host must receive packets.
+// Addresses mapped by siit are omitted, because the configuration does not say which side of a
 // mapping is a host of its own.
 func wantedAddresses(c *config.Config, plan placement) (list []announce.Want) {
 	leave := ""
@@ -78,7 +78,7 @@ func wantedAddresses(c *config.Config, plan placement) (list []announce.Want) {
 	return list
 }
 
-// LeftByKey is the reason when the configuration turns holding off.
+// LeftByKey is the reason if the configuration turns holding off.
 const LeftByKey = "hold-addresses is off"
 
 // lastOf returns the last address of a prefix.
@@ -91,7 +91,7 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// holdAddresses passes on which addresses are wanted now, and returns what changes.
+// holdAddresses passes the wanted addresses to the holder and returns the resulting change.
 func (e *Engine) holdAddresses(cfg *config.Config, plan placement) *datapath.Change {
 	if e.opt.Addresses == nil {
 		return nil
@@ -104,7 +104,7 @@ func (e *Engine) holdAddresses(cfg *config.Config, plan placement) *datapath.Cha
 	return change
 }
 
-// addressWarnings are about the addresses that packets cannot come to.
+// addressWarnings returns warnings about unreachable addresses.
 func (e *Engine) addressWarnings() (list []string) {
 	if e.opt.Addresses == nil {
 		return nil

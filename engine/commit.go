@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// commit applies the snapshots of a placement and remembers them.
+// commit applies the snapshots of a placement and stores them as in force.
 func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement) (Applied, error) {
 	if e.stopped {
 		return Applied{}, ErrStopped
@@ -40,7 +40,7 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 		if err == nil {
 			applied.Changes = append(applied.Changes, change)
 			if err = e.moveFlows(ctx, order[i+1:], d, moved[d.Name()]); err != nil {
-				changed = slices.Concat(changed, order[i+1:]) // who gives flows has stopped to open any
+				changed = slices.Concat(changed, order[i+1:]) // the datapaths that hand over flows have stopped opening new ones
 			}
 		}
 		if err != nil {
@@ -57,15 +57,15 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 	if change := e.holdAddresses(cfg, plan); change != nil && !change.Empty() {
 		applied.Changes = append(applied.Changes, change)
 	}
-	e.tellStates(e.inForce, next)
-	e.noteComing(next, applied.At)
+	e.recordStates(e.inForce, next)
+	e.noteStarting(next, applied.At)
 	e.config, e.plan, e.inForce, e.prior = cfg, plan, next, nil
 	e.lastApply = applied
 	e.opt.Applied()
 	return applied, nil
 }
 
-// report logs what a requested apply changed, and each new warning once.
+// report logs the changes of a requested apply, and each new warning once.
 func (e *Engine) report(a Applied) {
 	for _, c := range a.Changes {
 		if c.Empty() {
@@ -87,10 +87,10 @@ func (e *Engine) report(a Applied) {
 	e.warned = warnings
 }
 
-// planAll is called before the first apply. It reports whether an earlier daemon left rules in the
-// kernel. These carry traffic, and this process could not restore them after a failed apply. So every
-// datapath plans its snapshot first, and nftables, which applies everything or nothing, is applied
-// before eBPF.
+// planAll reports whether an earlier daemon left rules in the kernel. It is called before the first
+// apply. Such rules carry traffic, and this process could not restore them after a failed apply.
+// Every datapath therefore plans its snapshot first. nftables, which applies everything or nothing,
+// is applied before eBPF.
 func (e *Engine) planAll(ctx context.Context, next map[string]*datapath.Snapshot) (any bool, err error) {
 	e.left = map[string]bool{}
 	for _, d := range e.opt.Datapaths {
@@ -116,9 +116,9 @@ func (e *Engine) planAll(ctx context.Context, next map[string]*datapath.Snapshot
 	return true, nil
 }
 
-// restore applies the snapshots in force again, on the datapaths that already had the newer ones and
-// on the one that failed: it may have failed after its transaction, or may have created tables. It
-// runs even when the caller's context has ended.
+// restore applies the snapshots in force again, on the datapaths that accepted the newer ones and
+// on the datapath that failed, which may have failed after its transaction or after creating
+// tables. It runs even if the caller's context has ended.
 func (e *Engine) restore(taken []datapath.Datapath, failed datapath.Datapath) error {
 	var errs []error
 	for _, d := range append(slices.Clone(taken), failed) {

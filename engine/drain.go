@@ -14,7 +14,7 @@ import (
 // Backend names a backend of a service.
 type Backend struct{ Service, Name string }
 
-// Draining returns the backends in force that take no new connections and keep those they have.
+// Draining returns the backends in force that accept no new connections but keep existing ones.
 func (e *Engine) Draining() (list []Backend) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -30,11 +30,11 @@ func (e *Engine) Draining() (list []Backend) {
 	return list
 }
 
-// ended are states of TCP connections that carry nothing any more.
+// ended are the states of TCP connections that carry no more data.
 var ended = []string{"TIME_WAIT", "CLOSE", "LAST_ACK"}
 
-// CountConnections counts the live connections of backends. Of those that have none, and whose service may
-// keep none by its mode, the count is -1: nobody knows.
+// CountConnections counts the live connections of backends. The count is -1, unknown, for a backend
+// without flows if its service may keep none in its mode.
 func (e *Engine) CountConnections(ctx context.Context, of []Backend) (map[Backend]int, error) {
 	counts := make(map[Backend]int, len(of))
 	for _, b := range of {

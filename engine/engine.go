@@ -21,62 +21,62 @@ import (
 	"github.com/sluice-lb/sluice/event"
 )
 
-// Health tells which backends work.
+// Health reports the health of backends.
 type Health interface {
-	// Configure replaces what is checked. Backends that stay keep their state.
+	// Configure replaces the set of checked backends. Backends in both sets keep their state.
 	Configure(*config.Config)
 	// Healthy returns the state of a backend; known is false until its first
 	// probe has ended.
 	Healthy(service, backend string) (healthy, known bool)
-	// Why says in words why the backend is in its state.
+	// Why describes the reason for the backend's state.
 	Why(service, backend string) string
 }
 
 // Options of an engine.
 type Options struct {
-	// Datapaths in the order in which a packet meets them: eBPF, then nftables. The engine
-	// prefers the first that can carry a service or rule.
+	// Datapaths in the order in which they process a packet: eBPF, then nftables. The engine
+	// prefers the first that supports a service or rule.
 	Datapaths []datapath.Datapath
 	Health    Health       // nil: every backend is up
 	Log       *slog.Logger // nil: slog.Default()
 	Verbose   bool         // log every change of every object
 	// Addresses holds the addresses of services and pools; nil: they are not held.
 	Addresses Addresses
-	// Coming is the file that keeps since when backends come by slow-start, over restarts of the daemon;
-	// "": it is not kept.
+	// Coming is the path of the file that stores the backends in slow start across restarts of the
+	// daemon; "" disables it.
 	Coming string
-	// Settle is how long the first Apply waits for the first probes, so that a restarted daemon
-	// does not declare working backends down; 0 means 5 s.
+	// Settle is the maximum time that the first Apply waits for the first probes, so that a
+	// restarted daemon does not declare working backends down. 0 means 5 s.
 	Settle time.Duration
-	// Applied is called after the datapaths applied a snapshot: also when it was undone again, and also
-	// when a change of the network was the cause. It may be nil. It must not call the engine.
+	// Applied is called after the datapaths applied a snapshot, including snapshots that were
+	// reverted and those after a change of the network. It may be nil. It must not call the engine.
 	Applied func()
-	// Events is told of backends that change their state, and of rules that were put back; nil for nobody.
+	// Events receives state changes of backends and repairs of rules; may be nil.
 	Events *event.Log
 }
 
-// Engine holds what is in force.
+// Engine holds the configuration and the snapshots in force.
 type Engine struct {
 	opt            Options
 	backendChanged chan struct{} // has one element when a backend changed
 	networkChanged chan struct{} // has one element when the network changed
 
 	mu        sync.Mutex                  // serialises every Apply; protects all below
-	given     *config.Config              // as it was given to Apply
-	found     map[string][]config.Backend // by service: joins given
-	config    *config.Config              // both together
+	given     *config.Config              // the configuration passed to Apply
+	found     map[string][]config.Backend // discovered backends by service
+	config    *config.Config              // given together with found
 	plan      placement
 	inForce   map[string]*datapath.Snapshot // by datapath
-	override  map[backendKey]Override       // by the operator, until cleared; of no backend: of the whole gateway
+	override  map[backendKey]Override       // set by the operator until cleared; an entry without a backend covers the whole gateway
 	prior     map[backendKey]priorState     // backends of inForce; nil until needed
-	since     map[backendKey]time.Time      // backends that come by slow-start, and since when
-	earlier   []coming                      // those that an earlier daemon saw come; nil after the first apply
-	kept      []coming                      // what the file of them says
-	left      map[string]bool               // datapaths that held an earlier daemon's rules before the first apply
+	since     map[backendKey]time.Time      // start of each backend in slow start
+	earlier   []starting                    // backends in slow start under the previous daemon; nil after the first apply
+	kept      []starting                    // current content of the slow-start file
+	left      map[string]bool               // datapaths with rules of an earlier daemon before the first apply
 	revision  uint64
 	lastApply Applied
-	refused   error    // why the last configuration is not in force; nil when it is
-	warned    []string // what the last report warned of
+	refused   error    // error of the last refused configuration; nil if it is in force
+	warned    []string // warnings of the last report
 	stopped   bool
 }
 
@@ -88,10 +88,10 @@ type Applied struct {
 	At       time.Time
 	Changes  []*datapath.Change
 	Err      error
-	// Given is the configuration that is in force since then, as it was given to Apply; nil after an error.
+	// Given is the configuration in force as passed to Apply; nil after an error.
 	Given *config.Config
 
-	config   *config.Config // with what was found
+	config   *config.Config // including discovered backends
 	plan     placement
 	warnings []string
 }
@@ -114,15 +114,15 @@ func New(opt Options) *Engine {
 		inForce:        map[string]*datapath.Snapshot{},
 		override:       map[backendKey]Override{},
 	}
-	e.readComing()
+	e.readStarting()
 	return e
 }
 
-// Kick tells the engine that the health of a backend changed. It never blocks.
+// Kick notifies the engine of a change in a backend's health. It never blocks.
 func (e *Engine) Kick() { signal(e.backendChanged) }
 
-// NetworkChanged tells the engine that an interface, address or route came, went
-// or changed. It never blocks.
+// NetworkChanged notifies the engine of a change of an interface, address or route. It never
+// blocks.
 func (e *Engine) NetworkChanged() { signal(e.networkChanged) }
 
 func signal(c chan<- struct{}) {
@@ -132,35 +132,35 @@ func signal(c chan<- struct{}) {
 	}
 }
 
-// Apply puts a validated configuration in force on all datapaths, or none: when
-// one refuses, those that had accepted go back to what they had.
+// Apply puts a validated configuration in force on all datapaths, or on none: if one refuses, those
+// that accepted are restored.
 func (e *Engine) Apply(ctx context.Context, cfg *config.Config) (Applied, error) {
 	return e.ApplyIf(ctx, cfg, nil)
 }
 
-// ErrChanged is what ApplyIf returns when it must not apply.
+// ErrChanged is returned by ApplyIf if another configuration is in force.
 var ErrChanged = errors.New("another configuration is in force")
 
 // ErrStopped is returned by every change after Stop.
 var ErrStopped = errors.New("the daemon is ending")
 
-// Refuse records why a configuration was refused before Apply.
+// Refuse records the error of a configuration that was refused before Apply.
 func (e *Engine) Refuse(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.refused = err
 }
 
-// ApplyIf is Apply on the condition that the configuration in force, nil for none, is
-// still the one that is expected; nil expects any.
+// ApplyIf is Apply if expected accepts the configuration in force, which is nil before the first
+// Apply. A nil expected accepts any.
 func (e *Engine) ApplyIf(ctx context.Context, cfg *config.Config, expected func(*config.Config) bool) (Applied, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.applyIf(ctx, cfg, expected)
 }
 
-// Override is the state that the operator gave a backend, or without a name the whole gateway: no
-// backend is in a better one.
+// Override is a state set by the operator, for a backend or, without a name, for the whole gateway.
+// It is an upper limit: a backend is never in a better state.
 type Override struct {
 	Service, Backend string
 	State            datapath.State
@@ -174,8 +174,8 @@ func (e *Engine) Config() *config.Config {
 	return e.given
 }
 
-// ApplyStates is Apply of a configuration together with all states that the operator gives to
-// backends; others have none from then on. Of the configuration in force it changes only the states.
+// ApplyStates is Apply of a configuration together with the complete list of operator states. Other
+// backends lose theirs. If the configuration is already in force, only the states change.
 func (e *Engine) ApplyStates(ctx context.Context, cfg *config.Config, states []Override) (Applied, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -196,7 +196,7 @@ func (e *Engine) ApplyStates(ctx context.Context, cfg *config.Config, states []O
 	return e.view(applied), nil
 }
 
-// view notes in the outcome of an Apply what is in force, and the last warnings.
+// view stores the configuration in force and the last warnings in the outcome of an Apply.
 func (e *Engine) view(a Applied) Applied {
 	if a.Given, a.config, a.plan = e.given, e.config, e.plan; a.warnings == nil {
 		a.warnings = e.warned
@@ -204,7 +204,7 @@ func (e *Engine) view(a Applied) Applied {
 	return a
 }
 
-// applyStates has the datapaths follow the operator's states.
+// applyStates updates the datapaths after a change of the operator's states.
 func (e *Engine) applyStates(ctx context.Context) (Applied, error) {
 	if !e.stale() {
 		return Applied{Revision: e.lastApply.Revision, At: e.lastApply.At, warnings: e.warnings()}, nil
@@ -244,7 +244,7 @@ func (e *Engine) apply(ctx context.Context, given *config.Config) (Applied, erro
 	return applied, nil
 }
 
-// check hands the configuration to the health monitor; nil stops all probes.
+// check passes the configuration to the health monitor; nil stops all probes.
 func (e *Engine) check(cfg *config.Config) {
 	if e.opt.Health == nil {
 		return
@@ -255,7 +255,7 @@ func (e *Engine) check(cfg *config.Config) {
 	e.opt.Health.Configure(cfg)
 }
 
-// settle waits until every backend with a check was probed once.
+// settle waits until every backend with a check has been probed once.
 func (e *Engine) settle(ctx context.Context, cfg *config.Config) {
 	if e.opt.Health == nil {
 		return
@@ -288,9 +288,9 @@ func (e *Engine) allKnown(cfg *config.Config) bool {
 	return true
 }
 
-// Changes of the network come in groups, for example a link with its addresses and routes, or a whole
-// routing table. The engine collects them for settleDelay and applies at most once every
-// followInterval. Every repairInterval it asks the datapaths whether another program changed their
+// Changes of the network arrive in groups, for example a link with its addresses and routes, or a
+// whole routing table. The engine collects them for settleDelay and applies at most once every
+// followInterval. Every repairInterval it checks whether another program changed the datapaths'
 // rules, for example by "nft flush ruleset".
 const (
 	settleDelay    = 100 * time.Millisecond
@@ -299,11 +299,11 @@ const (
 	repairInterval = 2 * time.Second
 )
 
-// Run follows the health of the backends and the network, and repairs what other
-// programs do to the rules, until the context ends.
+// Run updates the datapaths after changes of backend health and of the network, and repairs rules
+// that other programs changed, until the context ends.
 func (e *Engine) Run(ctx context.Context) {
 	var again, network <-chan time.Time
-	var followed time.Time // when the datapaths last followed the network
+	var followed time.Time // time of the last update after a network change
 	followError := ""      // last one logged
 	repairError := ""      // last one logged
 	go e.slowStarts(ctx)
@@ -316,7 +316,8 @@ func (e *Engine) Run(ctx context.Context) {
 		case <-repairs.C:
 			text, start := "", time.Now()
 			err := e.repair(ctx)
-			// A program that changes rules all the time must not make this one read them all the time: at most 5 %.
+			// If a program changes rules continuously, reading them may use at most 5 % of the
+			// time.
 			repairs.Reset(max(repairInterval, 20*time.Since(start)))
 			if errors.Is(err, ErrStopped) {
 				return
@@ -364,8 +365,8 @@ func (e *Engine) Run(ctx context.Context) {
 	}
 }
 
-// state of one backend. The operator's override comes first, then the health check, then "drain" of
-// the configuration. While the whole gateway drains, none is up.
+// state returns the state of one backend. The operator's override has precedence, then the health
+// check, then "drain" of the configuration. While the whole gateway drains, no backend is up.
 func (e *Engine) state(s *config.Service, i int) datapath.State {
 	return max(e.ownState(s, i), e.override[backendKey{}].State)
 }
@@ -391,16 +392,17 @@ func (e *Engine) ownState(s *config.Service, i int) datapath.State {
 	return datapath.Up
 }
 
-// priorState is a backend as the snapshots in force have it.
+// priorState is the state of a backend in the snapshots in force.
 type priorState struct {
 	address netip.Addr
 	port    uint16
 	state   datapath.State
 }
 
-// unprobed is the state of a backend that was not probed yet. A backend that is already in force keeps its state,
-// because a new or changed check must not end the connections of every backend. A new backend has the state that the
-// check's "initial" gives; it may have connections from before it left a moment ago, which do not end for that.
+// unprobed returns the state of a backend that has not been probed. A backend in force keeps its
+// state, because a new or changed check must not end the connections of every backend. A new
+// backend gets the "initial" state of its check. It may have connections from before a recent
+// removal, which do not end because of that.
 func (e *Engine) unprobed(s *config.Service, b *config.Backend) datapath.State {
 	if e.prior == nil {
 		e.prior = map[backendKey]priorState{}
@@ -428,7 +430,7 @@ func (e *Engine) SetState(ctx context.Context, service, backend string, state da
 	return e.changeOverride(ctx, service, backend, state.String(), func(k backendKey) { e.override[k] = Override{State: state} })
 }
 
-// ClearState gives a backend back to its configuration and its check.
+// ClearState removes the override of a backend.
 func (e *Engine) ClearState(ctx context.Context, service, backend string) error {
 	return e.changeOverride(ctx, service, backend, "auto", func(k backendKey) { delete(e.override, k) })
 }
@@ -454,7 +456,7 @@ func (e *Engine) changeOverride(ctx context.Context, service, backend, to string
 // ErrNotFound is wrapped by errors about objects that do not exist.
 var ErrNotFound = errors.New("not found")
 
-// MustHave returns why a backend is not one of the configuration's, which may be nil.
+// MustHave returns an error if the backend is not in the configuration, which may be nil.
 func MustHave(cfg *config.Config, service, backend string) error {
 	if cfg != nil {
 		for i := range cfg.Services {
@@ -467,12 +469,12 @@ func MustHave(cfg *config.Config, service, backend string) error {
 	return fmt.Errorf("service %s has no backend %s: %w in force; 'sluice show backends' lists those that are", service, backend, ErrNotFound)
 }
 
-// Stop ends the engine. With keep the rules stay in the kernel and traffic goes
-// on; otherwise everything of Sluice's is removed.
+// Stop ends the engine. With keep the rules stay in the kernel and traffic continues. Otherwise all
+// of Sluice's objects are removed.
 func (e *Engine) Stop(ctx context.Context, keep bool) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.stopped = true // a change that waits for the lock must not put back what is removed
+	e.stopped = true // a change that waits for the lock must not restore them
 	var errs []error
 	if e.opt.Addresses != nil { // first, so that clients are not sent to a host that no longer serves them
 		errs = append(errs, e.opt.Addresses.Release(keep))

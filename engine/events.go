@@ -12,13 +12,13 @@ import (
 	"github.com/sluice-lb/sluice/event"
 )
 
-// tellStates tells of the backends that are in another state than before. Of those that have come or
-// gone the change of the configuration tells.
-func (e *Engine) tellStates(before, next map[string]*datapath.Snapshot) {
+// recordStates records an event for each change of a backend's state. Added and removed backends
+// are part of the event for the changed configuration.
+func (e *Engine) recordStates(before, next map[string]*datapath.Snapshot) {
 	if e.opt.Events == nil || e.config == nil {
 		return
 	}
-	var byName map[string]datapath.Service // made when a service is not where it was
+	var byName map[string]datapath.Service // built if the order of services changed
 	for datapathName, s := range next {
 		old := before[datapathName]
 		for i, sv := range s.Services {
@@ -65,7 +65,7 @@ func (e *Engine) tellStatesOf(old, now datapath.Service) {
 	}
 }
 
-// Reading tells how full the tables of the datapaths are, what these drop, and the warnings.
+// Reading returns the fill level of the datapaths' tables, their drops, and the warnings.
 func (e *Engine) Reading(ctx context.Context) (r event.Reading) {
 	for _, d := range e.opt.Datapaths {
 		g, ok := d.(datapath.Gauger)
@@ -74,7 +74,7 @@ func (e *Engine) Reading(ctx context.Context) (r event.Reading) {
 		}
 		c, err := g.Gauges(ctx)
 		if err != nil {
-			continue // the next request for its counters says why
+			continue // the next request for its counters returns the error
 		}
 		for _, t := range c.Tables {
 			kind := event.Table

@@ -14,11 +14,11 @@ import (
 	"github.com/sluice-lb/sluice/event"
 )
 
-// What the engine does when the host or a backend changed since the last apply.
+// The reactions of the engine to changes of the host and of backends since the last apply.
 
-// reapply applies the snapshots in force again, because their result depends on the host's interfaces,
-// addresses and routes. A rule that waited for an interface moves to another datapath if its own cannot
-// carry that interface.
+// reapply applies the snapshots in force again, because their result depends on the host's
+// interfaces, addresses and routes. A rule that waited for an interface moves to another datapath
+// if its own does not support that interface.
 func (e *Engine) reapply(ctx context.Context) error {
 	if e.opt.Addresses != nil {
 		e.opt.Addresses.Kick()
@@ -30,8 +30,8 @@ func (e *Engine) reapply(ctx context.Context) error {
 	return errors.Join(err, e.again(ctx, slog.LevelInfo, "the network changed", func(datapath.Datapath) (bool, error) { return true, nil }))
 }
 
-// move places the configuration in force again when a datapath can no longer carry one of its services
-// or rules. If there is no other place, nothing changes.
+// move repeats the placement if a datapath no longer supports one of its services or rules. Without
+// an alternative, nothing changes.
 func (e *Engine) move(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -50,7 +50,8 @@ func (e *Engine) move(ctx context.Context) error {
 	return err
 }
 
-// misplaced reports whether a datapath can no longer carry a service or rule that it has, or should not.
+// misplaced reports whether a datapath no longer supports, or should no longer carry, a service or
+// rule.
 func (e *Engine) misplaced() bool {
 	for _, d := range e.opt.Datapaths {
 		s := e.inForce[d.Name()]
@@ -71,7 +72,7 @@ func (e *Engine) misplaced() bool {
 	return false
 }
 
-// repair restores what other programs removed or changed, on datapaths whose objects they can change.
+// repair restores objects that other programs removed or changed.
 func (e *Engine) repair(ctx context.Context) error {
 	return e.again(ctx, slog.LevelWarn, "another program changed the rules: they are put back", func(d datapath.Datapath) (bool, error) {
 		t, ok := d.(datapath.ChangeDetector)
@@ -82,8 +83,8 @@ func (e *Engine) repair(ctx context.Context) error {
 	})
 }
 
-// again applies the snapshots in force again to the datapaths that need it, and logs the reason when
-// that changed something.
+// again applies the snapshots in force to the datapaths that need it, and logs the reason if that
+// changed something.
 func (e *Engine) again(ctx context.Context, level slog.Level, why string, needs func(datapath.Datapath) (bool, error)) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -116,8 +117,7 @@ func (e *Engine) again(ctx context.Context, level slog.Level, why string, needs 
 	return errors.Join(errs...)
 }
 
-// refresh applies the configuration in force again when a backend's state is not
-// what the datapaths have.
+// refresh applies the configuration in force if a backend's state differs from the snapshots.
 func (e *Engine) refresh(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

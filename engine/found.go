@@ -11,12 +11,12 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// Backends that were found while the gateway runs join the configuration here, and nowhere before:
-// Config returns it without them, so that they are neither written nor kept as a change.
+// Discovered backends are added to the configuration here and nowhere else. Config returns the
+// configuration without them, so that they are neither written to the file nor stored as a change.
 
-// SetFound puts backends in force that were found for services, in the place of those that were found
-// before. Services that are not named keep theirs. When the datapaths refuse them, nothing changes.
-// Before the first Apply they wait for it.
+// SetFound replaces the discovered backends of the named services and applies the result. Other
+// services keep theirs. If the datapaths refuse, nothing changes. Before the first Apply the
+// backends wait for that.
 func (e *Engine) SetFound(ctx context.Context, by map[string][]config.Backend) (Applied, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -53,7 +53,7 @@ func valid(cfg *config.Config, s config.Service) error {
 	return alone.Validate()
 }
 
-// Found returns the backends in force that were found, by service.
+// Found returns the discovered backends in force, by service.
 func (e *Engine) Found() map[string][]config.Backend {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -69,8 +69,8 @@ func (e *Engine) Found() map[string][]config.Backend {
 	return in
 }
 
-// withFound returns the configuration with what was found for its services; itself when that is
-// nothing.
+// withFound returns the configuration with the discovered backends; without any, the configuration
+// itself.
 func (e *Engine) withFound(given *config.Config) *config.Config {
 	whole := given
 	for i := range given.Services {
@@ -88,7 +88,7 @@ func (e *Engine) withFound(given *config.Config) *config.Config {
 	return whole
 }
 
-// joined returns the service with the backends that were found and that it does not have already.
+// joined returns the service with its discovered backends, except duplicates of configured ones.
 func (e *Engine) joined(s *config.Service) config.Service {
 	names, places := map[string]bool{}, map[netip.AddrPort]bool{}
 	for _, b := range s.Backends {
@@ -105,7 +105,7 @@ func (e *Engine) joined(s *config.Service) config.Service {
 	return joined
 }
 
-// Has reports whether a service has a backend, be it in the configuration or found.
+// Has reports whether a service has a backend, configured or discovered.
 func (e *Engine) Has(service, backend string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -12,13 +12,14 @@ import (
 	"github.com/sluice-lb/sluice/event"
 )
 
-// moves names services and NAT rules, as datapath.Listener does, that go to one datapath, by the
-// datapath that they come from.
+// moves are the services and NAT rules that move to one datapath, by source datapath. They are
+// named as in datapath.Listener.
 type moves map[string]map[string]bool
 
-// moved returns what goes to each datapath when a configuration takes the place of the one in force, and the
-// order in which the datapaths are applied: who takes something comes before who has it, because in between
-// nobody would. Where each gives the other something, what comes to the first of them is not among it.
+// moved returns the moves to each datapath if a configuration replaces the one in force, and the
+// order of applying the datapaths. The receiver of a service is applied before its present owner,
+// because in between no datapath would carry it. If two datapaths exchange services, the moves to
+// the first one are omitted.
 func (e *Engine) moved(cfg *config.Config, plan placement) (map[string]moves, []datapath.Datapath) {
 	if e.config == nil || samePlaces(e.config, e.plan, cfg, plan) {
 		return nil, e.opt.Datapaths
@@ -72,7 +73,7 @@ func samePlaces(a *config.Config, at placement, b *config.Config, bt placement) 
 	return true
 }
 
-// places calls yield for each service and NAT rule with the datapath that carries it.
+// places calls yield for each service and NAT rule with its datapath.
 func places(cfg *config.Config, plan placement, yield func(name, at string)) {
 	for i, p := range plan.services {
 		if len(p.Datapaths) > 0 {
@@ -86,7 +87,7 @@ func places(cfg *config.Config, plan placement, yield func(name, at string)) {
 	}
 }
 
-// noteMoves tells each datapath what comes to it from another one, and what goes.
+// noteMoves adds the moved services and rules to the snapshots of sender and receiver.
 func noteMoves(next map[string]*datapath.Snapshot, moved map[string]moves) {
 	for to, by := range moved {
 		if len(by) > 0 {
@@ -104,7 +105,7 @@ func noteMoves(next map[string]*datapath.Snapshot, moved map[string]moves) {
 	}
 }
 
-// settle takes that out of snapshots that are in force.
+// settle removes the moves from snapshots that are in force.
 func settle(next map[string]*datapath.Snapshot) {
 	for name, s := range next {
 		if s.Arriving != nil || s.Gone != nil {
@@ -115,7 +116,7 @@ func settle(next map[string]*datapath.Snapshot) {
 	}
 }
 
-// moveFlows moves flows to a datapath that was applied from those that are still to be.
+// moveFlows transfers flows to an applied datapath from datapaths that are applied later.
 func (e *Engine) moveFlows(ctx context.Context, givers []datapath.Datapath, to datapath.Datapath, by moves) error {
 	taker, ok := to.(datapath.Mover)
 	if !ok {

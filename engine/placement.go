@@ -15,21 +15,21 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// placement says which datapath carries each object of a configuration. The keys
-// are indices into the configuration's lists.
+// placement assigns each object of a configuration to a datapath. The keys are indexes into the
+// configuration's lists.
 type placement struct {
 	services []Place
 	nat      []Place
 	rules    []Place
-	warnings []string // rules that affect traffic of a later datapath, because no other datapath can carry them
+	warnings []string // rules that affect traffic of a later datapath, because no other datapath supports them
 }
 
-// Place is where one object was put, and why not on the others.
+// Place is the datapath of one object, and the reasons against the others.
 type Place struct {
-	// Datapaths that carry the object; a service or NAT rule has one, a firewall
-	// rule may stand on several.
+	// Datapaths that carry the object. A service or NAT rule has one; a firewall rule may have
+	// several.
 	Datapaths []string
-	// Why says, by datapath, why a preferred one does not carry it.
+	// Why is the reason, by datapath, that a preferred one does not carry it.
 	Why map[string]string
 }
 
@@ -42,11 +42,11 @@ func (p Place) on(name string) bool {
 	return false
 }
 
-// place decides which datapath carries what. A service goes to the first
-// datapath that can carry all of it. NAT rules stay together if one datapath can carry them all,
-// because helpers, hairpinning and exceptions depend on other rules. They are not placed where they
-// would translate the answers of a service on a later datapath as new connections. Traffic that a
-// firewall rule must see goes to a datapath that can carry the rule.
+// place assigns objects to datapaths. A service is placed on the first datapath that supports all
+// of it. NAT rules stay together if one datapath supports them all, because helpers, hairpinning
+// and exceptions depend on other rules. They are not placed where they would translate the replies
+// of a service on a later datapath as new connections. If a firewall rule must see traffic, that
+// traffic is placed on a datapath that supports the rule.
 func (e *Engine) place(cfg *config.Config) (placement, error) {
 	var p placement
 	var errs []error
@@ -85,8 +85,8 @@ func choice(own, global config.DatapathChoice) config.DatapathChoice {
 	return global
 }
 
-// excluded returns why a datapath must carry no traffic: it cannot carry a firewall rule that another
-// datapath can.
+// excluded returns the reason why a datapath must carry no traffic: it does not support a firewall
+// rule that another datapath supports.
 func (e *Engine) excluded(cfg *config.Config) map[string]string {
 	excluded := map[string]string{}
 	for i := range cfg.Firewall.Rules {
@@ -112,8 +112,8 @@ func (e *Engine) excluded(cfg *config.Config) map[string]string {
 	return excluded
 }
 
-// asked are the questions to a datapath about an object: why it cannot carry it, and what packets of the
-// object would bypass there.
+// asked are the questions to a datapath about an object: whether it supports the object, and which
+// rules the packets would bypass there.
 type asked struct{ carries, bypasses func(datapath.Datapath) error }
 
 func forService(s *config.Service) asked {
@@ -130,7 +130,7 @@ func forNAT(n *config.NATRule) asked {
 	}
 }
 
-// bypasser asks a datapath that may be one; others bypass nothing.
+// bypasser applies ask to datapaths that implement Bypasser. Other datapaths bypass nothing.
 func bypasser(ask func(datapath.Bypasser) error) func(datapath.Datapath) error {
 	return func(d datapath.Datapath) error {
 		if b, ok := d.(datapath.Bypasser); ok {
@@ -140,11 +140,11 @@ func bypasser(ask func(datapath.Bypasser) error) func(datapath.Datapath) error {
 	}
 }
 
-// declines reports whether the object would be elsewhere if it can be.
+// declines reports whether another datapath is preferable for the object.
 func (a asked) declines(d datapath.Datapath) bool { return a.carries(d) != nil || a.bypasses(d) != nil }
 
-// choose returns the first datapath that carries an object. Where the choice is free, one on which its packets
-// bypass something is taken only if there is no other.
+// choose returns the first datapath that supports an object. If the choice is free, a datapath on
+// which its packets bypass something is the last resort.
 func (e *Engine) choose(want config.DatapathChoice, excluded map[string]string, of asked) (Place, error) {
 	var place Place
 	decline := func(d datapath.Datapath, why string) {
@@ -224,8 +224,8 @@ func (e *Engine) placeNAT(cfg *config.Config, excluded map[string]string, servic
 	return alone, nil
 }
 
-// interference says why a NAT rule must not be on its datapath: it would translate packets of a service
-// or rule on a later datapath. "" if it would not.
+// interference returns the reason why a NAT rule must not be on its datapath: it would translate
+// packets of a service or rule on a later datapath. It returns "" if it would not.
 func (e *Engine) interference(cfg *config.Config, rule int, services, nat []Place) string {
 	n := &cfg.NAT[rule]
 	for i := range cfg.Services {
@@ -257,8 +257,8 @@ func (e *Engine) interference(cfg *config.Config, rule int, services, nat []Plac
 	return ""
 }
 
-// answersTaken warns of stateless services whose datapath would take the answers of another service or port-forward for
-// theirs, because it is met first and one server's port answers for both.
+// answersTaken returns warnings about stateless services that would also match the replies of
+// another service or port-forward on a later datapath, because one server port replies for both.
 func (e *Engine) answersTaken(cfg *config.Config, services, nat []Place) (out []string) {
 	for i := range cfg.Services {
 		s := &cfg.Services[i]
@@ -293,7 +293,7 @@ func (e *Engine) answersTaken(cfg *config.Config, services, nat []Place) (out []
 	return out
 }
 
-// answerPorts are the ports that a server answers from; none: all of them.
+// answerPorts returns the source ports of a server's replies; none means all ports.
 func answerPorts(port uint16, listen []config.Listen) (ports []flow.Ports) {
 	if port != 0 {
 		return []flow.Ports{{First: port, Last: port}}
@@ -321,7 +321,7 @@ func holds(n *config.NATRule, a netip.Addr) bool {
 	return n.External.Contains(a) || slices.ContainsFunc(n.To.Addresses, within) || slices.ContainsFunc(n.Pool, within)
 }
 
-// before reports whether packets meet the datapath of one object before that of another.
+// before reports whether the first object's datapath processes packets before the second's.
 func (e *Engine) before(one, other Place) bool {
 	for _, d := range e.opt.Datapaths {
 		if one.on(d.Name()) || other.on(d.Name()) {
@@ -343,7 +343,7 @@ func translatesSource(n *config.NATRule, a netip.Addr) bool {
 	return false
 }
 
-// allNATOn places every NAT rule on d, if d can carry them all.
+// allNATOn places every NAT rule on d if d supports them all.
 func (e *Engine) allNATOn(cfg *config.Config, d datapath.Datapath, excluded map[string]string, alone []Place) ([]Place, bool) {
 	if excluded[d.Name()] != "" {
 		return nil, false
@@ -364,8 +364,8 @@ func (e *Engine) allNATOn(cfg *config.Config, d datapath.Datapath, excluded map[
 	return places, true
 }
 
-// placeRules puts every firewall rule on each datapath that carries traffic, so
-// that every packet meets it; without traffic, on the first that can carry it.
+// placeRules places every firewall rule on each datapath that carries traffic, so that the rule
+// sees every packet. Without traffic, on the first datapath that supports it.
 func (e *Engine) placeRules(cfg *config.Config, p placement) ([]Place, error) {
 	busy := map[string]bool{}
 	for _, place := range append(append([]Place{}, p.services...), p.nat...) {
@@ -403,7 +403,7 @@ func ruleName(r *config.FirewallRule, i int) string {
 	return fmt.Sprintf("%d (%s)", i+1, r.Action)
 }
 
-// snapshots builds what each datapath is asked to be.
+// snapshots builds the snapshot of each datapath.
 func (e *Engine) snapshots(cfg *config.Config, p placement, now time.Time) map[string]*datapath.Snapshot {
 	all := map[string]*datapath.Snapshot{}
 	inForce := e.finder()

@@ -13,27 +13,26 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// slowTick is how often the weights of backends that come are looked at: so often are they applied at
-// most, however many come.
+// slowTick is the interval of weight updates, whatever the number of backends in slow start.
 const slowTick = time.Second
 
-// weights returns those of a service's backends while some of them come, else nil: those of the
-// configuration. was is the service in force, nil for none: all backends of a new service begin alike,
-// but for those that an earlier daemon saw come.
+// weights returns the weights of a service's backends while any is in slow start, else nil. was is
+// the service in force, or nil. All backends of a new service start together, except those that a
+// previous daemon recorded.
 func (e *Engine) weights(s *config.Service, state []datapath.State, was *datapath.Service, now time.Time) []int {
 	if s.SlowStart == 0 || was == nil && e.earlier == nil {
 		return nil
 	}
-	coming := false
+	starting := false
 	steps := make([]int, len(s.Backends))
 	for i := range s.Backends {
-		since, ok := e.came(s, i, state[i], was, now)
+		since, ok := e.startOf(s, i, state[i], was, now)
 		if steps[i] = datapath.SlowSteps; ok {
 			steps[i] = datapath.SlowStep(now.Sub(since), s)
 		}
-		coming = coming || steps[i] < datapath.SlowSteps
+		starting = starting || steps[i] < datapath.SlowSteps
 	}
-	if !coming {
+	if !starting {
 		return nil
 	}
 	scale := datapath.SlowScale(s)
@@ -44,8 +43,7 @@ func (e *Engine) weights(s *config.Service, state []datapath.State, was *datapat
 	return weights
 }
 
-// finder returns what finds services in force by their names, nil for none. It makes its index when it is
-// asked first.
+// finder returns a function that finds services in force by name. It builds its index on first use.
 func (e *Engine) finder() func(name string) *datapath.Service {
 	var index map[string]datapath.Service
 	return func(name string) *datapath.Service {
@@ -59,14 +57,14 @@ func (e *Engine) finder() func(name string) *datapath.Service {
 	}
 }
 
-// came returns since when a backend has taken new flows, if that was while its service was in force.
-func (e *Engine) came(s *config.Service, i int, state datapath.State, was *datapath.Service, now time.Time) (time.Time, bool) {
+// startOf returns when a backend began to accept new flows, if its service was in force then.
+func (e *Engine) startOf(s *config.Service, i int, state datapath.State, was *datapath.Service, now time.Time) (time.Time, bool) {
 	b := &s.Backends[i]
 	if state != datapath.Up {
 		return time.Time{}, false
 	}
 	if was == nil {
-		return e.cameBefore(s.Name, b)
+		return e.earlierStart(s.Name, b)
 	}
 	for j := range was.Backends {
 		if o := &was.Backends[j]; o.Name == b.Name && o.Address == b.Address && o.Port == b.Port && was.State[j] == datapath.Up {
@@ -77,10 +75,10 @@ func (e *Engine) came(s *config.Service, i int, state datapath.State, was *datap
 	return now, true
 }
 
-// noteComing remembers since when backends take new flows: those of snapshots that come in force.
-func (e *Engine) noteComing(next map[string]*datapath.Snapshot, now time.Time) {
+// noteStarting records when the backends of new snapshots began to accept new flows.
+func (e *Engine) noteStarting(next map[string]*datapath.Snapshot, now time.Time) {
 	since := map[backendKey]time.Time{}
-	var keep []coming
+	var keep []starting
 	before := e.finder()
 	for _, snapshot := range next {
 		for k := range snapshot.Services {
@@ -90,19 +88,19 @@ func (e *Engine) noteComing(next map[string]*datapath.Snapshot, now time.Time) {
 			}
 			was := before(s.Name)
 			for i := range s.Backends {
-				if at, ok := e.came(s.Service, i, s.State[i], was, now); ok && datapath.SlowStep(now.Sub(at), s.Service) < datapath.SlowSteps {
+				if at, ok := e.startOf(s.Service, i, s.State[i], was, now); ok && datapath.SlowStep(now.Sub(at), s.Service) < datapath.SlowSteps {
 					b := &s.Backends[i]
 					since[backendKey{s.Name, b.Name}] = at
-					keep = append(keep, coming{s.Name, b.Name, netip.AddrPortFrom(b.Address, b.Port), at.UTC().Truncate(time.Millisecond)})
+					keep = append(keep, starting{s.Name, b.Name, netip.AddrPortFrom(b.Address, b.Port), at.UTC().Truncate(time.Millisecond)})
 				}
 			}
 		}
 	}
 	e.since, e.earlier = since, nil
-	e.keepComing(keep)
+	e.saveStarting(keep)
 }
 
-// slowStarts gives backends that come more and more of their weight, until the context ends.
+// slowStarts raises the weights of backends in slow start until the context ends.
 func (e *Engine) slowStarts(ctx context.Context) {
 	tick := time.NewTicker(slowTick)
 	defer tick.Stop()
@@ -123,7 +121,7 @@ func (e *Engine) slowStarts(ctx context.Context) {
 	}
 }
 
-// step applies the weights that backends have now, when they are others than in force.
+// step applies the present weights if they differ from those in force.
 func (e *Engine) step(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -134,7 +132,7 @@ func (e *Engine) step(ctx context.Context) error {
 	return err
 }
 
-// slowWhy tells how much of its weight a backend has, "" for all of it.
+// slowWhy describes the share of its weight that a backend has; "" for all.
 func slowWhy(s *datapath.Service, i int) string {
 	full := max(s.Backends[i].Weight, 1) * datapath.SlowScale(s.Service)
 	if s.Weights == nil || s.State[i] != datapath.Up || s.Weights[i] == full {

@@ -92,7 +92,7 @@ func TestSlowStart(t *testing.T) {
 	})
 }
 
-// TestSlowStartOverRestart: a backend that was coming when the daemon ended goes on from there; one that had
+// TestSlowStartOverRestart: a backend that was starting when the daemon ended goes on from there; one that had
 // all of its weight, or is another server by now, has it at once.
 func TestSlowStartOverRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -16,22 +16,22 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// View is what is in force, for those who show it.
+// View is a copy of the state in force for display.
 type View struct {
 	Config   *config.Config // nil before the first Apply
-	Applied  Applied        // Err also tells why a configuration that came later is not in force
+	Applied  Applied        // Err is also set by a later configuration that was refused
 	Services []ServiceView
 	NAT      []Place // parallel to Config.NAT
 	Rules    []Place // parallel to Config.Firewall.Rules
-	// Warnings are things on this host that keep the rules from working.
+	// Warnings are conditions of this host that prevent rules from working.
 	Warnings []string
-	// Addresses are those of services and pools, and who answers for them.
+	// Addresses are the addresses of services and pools, and the hosts that answer for them.
 	Addresses []announce.Status
-	// Attachments are where datapaths meet the packets of the host's interfaces.
+	// Attachments are the hooks of the datapaths on the host's interfaces.
 	Attachments []datapath.Attachment
 }
 
-// ServiceView is one service with its place and its backends' states.
+// ServiceView is one service with its datapath and its backends' states.
 type ServiceView struct {
 	datapath.Service
 	Place Place
@@ -39,7 +39,7 @@ type ServiceView struct {
 	Why []string
 }
 
-// View returns what is in force.
+// View returns the state in force.
 func (e *Engine) View() View {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -58,8 +58,8 @@ func (e *Engine) View() View {
 	if e.config == nil {
 		return v
 	}
-	// The states that the datapaths have: what the checks have found since is not in force
-	// before the next Apply has returned.
+	// The states of the snapshots. Later results of checks are not in force before the next Apply
+	// returns.
 	inForce := servicesOf(e.inForce)
 	v.Services = make([]ServiceView, 0, len(e.config.Services))
 	for i := range e.config.Services {
@@ -76,9 +76,9 @@ func (e *Engine) View() View {
 	return v
 }
 
-// ViewOf is the part of View, as it was when this was applied, about some services, with the places of the
-// firewall rules: of thousands of services that did not change nobody asks after a change. It does not
-// wait for an apply that follows.
+// ViewOf returns the part of View about some services, as of this apply, with the places of the
+// firewall rules. It avoids the cost of viewing thousands of unchanged services, and does not wait
+// for a following apply.
 func (a *Applied) ViewOf(services map[string]bool) View {
 	v := View{Applied: *a, Warnings: slices.Clone(a.warnings)}
 	if a.config == nil {
@@ -94,7 +94,7 @@ func (a *Applied) ViewOf(services map[string]bool) View {
 	return v
 }
 
-// warnings say why, on this host, rules may not work.
+// warnings returns the conditions of this host that prevent rules from working.
 func (e *Engine) warnings() []string {
 	list := slices.Clone(e.plan.warnings)
 	for _, d := range e.opt.Datapaths {
@@ -105,7 +105,7 @@ func (e *Engine) warnings() []string {
 	return append(list, e.addressWarnings()...)
 }
 
-// joined joins two texts, of which each may be empty.
+// joined joins two texts; each may be empty.
 func joined(a, b string) string {
 	if a == "" || b == "" {
 		return a + b
@@ -132,7 +132,7 @@ func (e *Engine) why(s *config.Service, i int) string {
 	return ""
 }
 
-// Counters reads the counters of every datapath, by its name.
+// Counters returns the counters of every datapath, by name.
 func (e *Engine) Counters(ctx context.Context) (map[string]*datapath.Counters, error) {
 	all := map[string]*datapath.Counters{}
 	for _, d := range e.opt.Datapaths {
@@ -145,8 +145,8 @@ func (e *Engine) Counters(ctx context.Context) (map[string]*datapath.Counters, e
 	return all, nil
 }
 
-// Flows calls yield for every flow of the named datapath, "" for every one's,
-// until it returns false.
+// Flows calls yield for every flow of the named datapath, or of all for "", until yield returns
+// false.
 func (e *Engine) Flows(ctx context.Context, name string, yield func(flow.Flow) bool) error {
 	more := true
 	for _, d := range e.opt.Datapaths {
@@ -167,10 +167,11 @@ func (e *Engine) Flows(ctx context.Context, name string, yield func(flow.Flow) b
 	return nil
 }
 
-// Explain asks the datapaths, in the order in which a packet meets them, what they
-// would do with it: eBPF stands before nftables, which sees what eBPF leaves alone.
+// Explain asks the datapaths for their treatment of a packet, in processing order: eBPF precedes
+// nftables, which receives the packets that eBPF passes.
 //
-// Of a packet that none wants it names the service or rule that came nearest.
+// For a packet that no datapath handles, the result names the service or rule that came closest to
+// matching.
 func (e *Engine) Explain(ctx context.Context, q datapath.Question) (*datapath.Explanation, error) {
 	answer, err := e.explain(ctx, q)
 	if err != nil {
@@ -223,17 +224,17 @@ func (e *Engine) explain(ctx context.Context, q datapath.Question) (*datapath.Ex
 	return answer, nil
 }
 
-// Forecast is what an Apply would do.
+// Forecast is the predicted effect of an Apply.
 type Forecast struct {
 	Changes []*datapath.Change
-	// Flows is how many live flows the change ends.
+	// Flows is the number of live flows that the change ends.
 	Flows int
-	// FlowsTotal is how many live flows were looked at.
+	// FlowsTotal is the number of checked live flows.
 	FlowsTotal int
 	Places     View // placement of the new configuration
 }
 
-// Forecast returns what Apply(cfg) would change, and changes nothing.
+// Forecast returns the changes that Apply(cfg) would make, without applying.
 func (e *Engine) Forecast(ctx context.Context, cfg *config.Config) (*Forecast, error) {
 	e.mu.Lock()
 	cfg = e.withFound(cfg)

@@ -17,17 +17,18 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// coming is a backend that comes by slow-start, as it is kept over restarts of the daemon.
-type coming struct {
+// starting is a backend in slow start, in the form of the file that survives restarts of the
+// daemon.
+type starting struct {
 	Service string         `json:"service"`
 	Backend string         `json:"backend"`
 	To      netip.AddrPort `json:"to"`
-	Since   time.Time      `json:"since"` // it takes new flows
+	Since   time.Time      `json:"since"` // start of the new flows
 }
 
-// readComing reads which backends came when an earlier daemon ended. Without the file they have all of
-// their weights.
-func (e *Engine) readComing() {
+// readStarting reads the backends in slow start under the previous daemon. Without the file they
+// have their full weight.
+func (e *Engine) readStarting() {
 	if e.opt.Coming == "" {
 		return
 	}
@@ -36,14 +37,14 @@ func (e *Engine) readComing() {
 		err = json.Unmarshal(raw, &e.kept)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		e.opt.Log.Warn("backends that were coming by slow-start have all of their weights", "error", fmt.Errorf("%s: %w", e.opt.Coming, err))
+		e.opt.Log.Warn("backends in slow start get their full weight", "error", fmt.Errorf("%s: %w", e.opt.Coming, err))
 	}
 	e.earlier = e.kept
 }
 
-// cameBefore returns since when a backend has taken new flows, if an earlier daemon saw it come.
-func (e *Engine) cameBefore(service string, b *config.Backend) (time.Time, bool) {
-	i := slices.IndexFunc(e.earlier, func(c coming) bool {
+// earlierStart returns when a backend began its slow start under a previous daemon.
+func (e *Engine) earlierStart(service string, b *config.Backend) (time.Time, bool) {
+	i := slices.IndexFunc(e.earlier, func(c starting) bool {
 		return c.Service == service && c.Backend == b.Name && c.To == netip.AddrPortFrom(b.Address, b.Port)
 	})
 	if i < 0 {
@@ -52,9 +53,9 @@ func (e *Engine) cameBefore(service string, b *config.Backend) (time.Time, bool)
 	return e.earlier[i].Since, true
 }
 
-// keepComing writes which backends come, where that is not what the file says.
-func (e *Engine) keepComing(list []coming) {
-	slices.SortFunc(list, func(a, b coming) int {
+// saveStarting writes the backends in slow start, unless the file is current.
+func (e *Engine) saveStarting(list []starting) {
+	slices.SortFunc(list, func(a, b starting) int {
 		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Backend, b.Backend))
 	})
 	if e.opt.Coming == "" || slices.Equal(list, e.kept) {
