@@ -250,6 +250,7 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 	p = &w->packet;
 	plan = &w->plan;
 	init(p, plan, ifindex, drop, v6);
+	w->vacated.index = NO_ENTRY;
 	reason = xdp ? xdp_parse(ctx, p, v6) : tc_parse(ctx, p, v6);
 	if (reason != REASON_NONE)
 		p->flags &= ~PACKET_FIRST_FRAGMENT; // it must not decide for later fragments
@@ -269,6 +270,8 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 		reason = xdp ? xdp_miss(ctx, p, plan) : tc_miss(ctx, p, plan);
 		if (reason == REASON_NONE)
 			reason = decide_miss(p, plan);
+		if (vacant(w) && !dry_run)
+			give_up(&w->vacated, p->now);
 		if (reason == REASON_FLOW)
 			reason = decide_again(p, plan, v6);
 	}

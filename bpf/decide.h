@@ -235,6 +235,16 @@ __noinline int search_flow6(const struct packet *p, struct plan *plan)
 	return p && plan ? search_flow(p, plan, true) : REASON_INTERNAL;
 }
 
+// Notes the flow that a SYN would end.
+static __noinline void foresee_vacated(__u32 index, bool v6)
+{
+	struct entry_meta *m = meta_at(index, v6);
+	struct work *w = the_work();
+
+	if (m && w)
+		vacate(&w->vacated, m, index, 0, v6);
+}
+
 // The same, and sweeps a flow that is over. Each step has a frame of its own: what the
 // search spills is gone when a flow is swept, or a miss goes deeper.
 static __always_inline int decide_flow(const struct packet *p, struct plan *plan, bool v6)
@@ -245,7 +255,9 @@ static __always_inline int decide_flow(const struct packet *p, struct plan *plan
 	if (reason != FLOW_OVER)
 		return reason;
 	plan->entry = NO_ENTRY;
-	if (!dry_run)
+	if (dry_run)
+		foresee_vacated(index, v6);
+	else
 		v6 ? sweep_one6(index, p->now, SWEEP_OPENS) : sweep_one4(index, p->now, SWEEP_OPENS);
 	return REASON_NONE;
 }

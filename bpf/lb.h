@@ -155,11 +155,13 @@ __noinline int service_keep(const struct packet *p, struct plan *plan)
 		}
 	}
 	if (sourced) {
-		reason = service_source(p, plan, &w->request);
+		ref = vacant(w) ? port_again(plan, &w->vacated) : 0;
+		reason = ref ? REASON_NONE : service_source(p, plan, &w->request);
 		if (reason != REASON_NONE)
 			goto refused;
 		flags |= ENTRY_PORT;
-		ref = w->request.map << 16 | w->request.port;
+		if (!ref)
+			ref = w->request.map << 16 | w->request.port;
 	}
 	if (dry_run)
 		return REASON_NEW_FLOW;
@@ -167,7 +169,7 @@ __noinline int service_keep(const struct packet *p, struct plan *plan)
 	if (reason == REASON_NEW_FLOW)
 		return reason;
 	if (flags & ENTRY_PORT)
-		give_port(w->request.map, w->request.port);
+		give_port(ref >> 16, ref & 0xffff);
 	if (flags & ENTRY_BOUND)
 		binding_put(ref, p->family == FAMILY_6, p->now);
 refused:
@@ -258,6 +260,7 @@ static __always_inline int syn_passes(const struct packet *p, __u32 backend)
 __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
+	struct work *w = the_work();
 	bool syn, stateless;
 	enum reason reason;
 	struct backend *b;
@@ -304,7 +307,8 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		count_stateless(backend, p->l3_len);
 		return REASON_STATELESS;
 	}
-	if (syn && s->flags & SERVICE_SYN_STATELESS && !answers_directly(p, b))
+	// A flow that takes the place of another needs no room.
+	if (syn && s->flags & SERVICE_SYN_STATELESS && !answers_directly(p, b) && !(w && goes_there(plan, &w->vacated)))
 		return syn_passes(p, backend);
 	return KEEPS_FLOW;
 }

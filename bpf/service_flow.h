@@ -7,6 +7,7 @@
 #include "hairpin.h"
 #include "listener.h"
 #include "syn.h"
+#include "vacate.h"
 
 // Whether a packet is for a port-forward that inside hosts may use; then plan->gateway
 // is its server.
@@ -100,6 +101,7 @@ __noinline int service_made(const struct packet *p, struct plan *plan)
 {
 	struct load *l, *bl;
 	struct work *w = the_work();
+	struct entry_meta *m;
 	struct service *s;
 	__u32 id, backend;
 
@@ -119,6 +121,11 @@ __noinline int service_made(const struct packet *p, struct plan *plan)
 	if (s->log_ns)
 		log_connection(p, id);
 	plan->entry = w->new_flow.index;
+	m = meta_at(plan->entry, p->family == FAMILY_6);
+	if (m && m->hop) { // of the flow that it replaces
+		plan->hop = m->hop;
+		plan->hop_gen = m->hop_gen;
+	}
 	plan->record = w->new_flow.index | (p->family == FAMILY_6 ? ADJUST_6 : 0);
 	if (s->flags & SERVICE_TOA)
 		plan->edits |= EDIT_TOA;
@@ -136,7 +143,9 @@ static __always_inline int service_flow(const struct packet *p, struct plan *pla
 
 	if (reason != REASON_NONE)
 		return reason;
-	reason = make_flow(&w->new_flow);
+	reason = vacant(w) ? take_place(&w->new_flow, &w->vacated) : REASON_NONE;
+	if (reason == REASON_NONE)
+		reason = make_flow(&w->new_flow);
 	if (reason == REASON_NEW_FLOW)
 		return service_made(p, plan);
 	if (w->new_flow.flags & ENTRY_CLIENT)

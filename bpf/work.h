@@ -161,6 +161,20 @@ struct new_flow {
 	__u32 index; // out: entry of key's direction
 };
 
+// A flow of a service that the SYN of the packet has ended. Its entries, their slots in the index and
+// its port belong to this CPU until the packet is decided: the connection that the SYN opens takes
+// them over where it gets the same keys and rewrites, else they are given up. The primary entry is
+// dead, as of now; the reply entry still is live.
+struct vacated {
+	__u32 index; // primary entry, in the packet's family; NO_ENTRY: none
+	__u32 twin;  // reply entry; NO_ENTRY: of one direction
+	__u32 port;  // map << 16 | port; 0: none, or taken over
+	__u16 owner;
+	__u16 backend;
+	__u32 twin_family;
+};
+ASSERT_SIZE(struct vacated, 20);
+
 // What port is wanted, and which came out. Host order.
 struct port_request {
 	__u32 map;   // element of port_maps
@@ -264,6 +278,7 @@ struct work {
 	struct plan plan;
 	struct hop hop; // of a plan whose hop is 0
 	struct new_flow new_flow;
+	struct vacated vacated;
 	struct bind bound;
 	struct bind source; // hairpin: of the sender
 	struct port_request request;

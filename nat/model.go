@@ -42,6 +42,7 @@ type Model struct {
 	everyone            map[string]*service // by name, also those that were in force before
 	everyRule           map[string]*rule
 	sessions            map[flow.Tuple]*half
+	vacated             *session                // that the SYN at hand has ended, as it opens another connection in its tuple; or nil
 	ended               map[flow.Tuple]*session // by what either side still sends: cut off when their backend went down
 	syns                int                     // that left without a session
 	synsSent            map[flow.Tuple]int      // as they left, and in which place of these
@@ -230,6 +231,7 @@ func (m *Model) decideWhole(in Arrival, v *view) plan {
 	if v.kind == icmpError {
 		return m.icmpError(in, v)
 	}
+	m.vacated = nil
 	m.confirmInbound(v)
 	m.confirmAnswer(v)
 	if h := m.session(v); h != nil && !m.deserted(v, h) {

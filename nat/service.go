@@ -192,7 +192,7 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 	if reason != "" {
 		return refuse(reason)
 	}
-	if stateless || s.statelessSYN(m) && opens && !s.turns(m, v, b.Address) {
+	if stateless || s.statelessSYN(m) && opens && !s.turns(m, v, b.Address) && !m.takesPlace(v, s, b) {
 		reason := ReasonStateless
 		if opens && !stateless {
 			reason = ReasonSYN

@@ -314,7 +314,16 @@ func (m *Model) deserted(v *view, h *half) bool {
 		return false
 	}
 	m.removeSession(h.session)
+	m.vacated = h.session
 	return true
+}
+
+// takesPlace reports whether a connection of the service to an endpoint of the backend has the
+// tuples of the one that its SYN has ended. Then it needs no room, and always has a session.
+func (m *Model) takesPlace(v *view, s *service, b *backend) bool {
+	was := m.vacated
+	return was != nil && was.service == s && was.backend == b &&
+		was.tuple[1] == flow.Tuple{Protocol: v.protocol, Source: s.endpoint(b, v.dst.Port()), Dest: v.src}
 }
 
 func reopens(s *session, d flow.Direction, v *view) bool {

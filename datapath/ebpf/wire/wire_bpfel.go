@@ -670,6 +670,16 @@ type Work struct {
 		Index      uint32
 		_          [4]byte
 	}
+	Vacated struct {
+		_          structs.HostLayout
+		Index      uint32
+		Twin       uint32
+		Port       uint32
+		Owner      uint16
+		Backend    uint16
+		TwinFamily uint32
+	}
+	_     [4]byte
 	Bound struct {
 		_             structs.HostLayout
 		Inside        Tuple

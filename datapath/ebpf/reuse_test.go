@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+
+	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/packet"
+)
+
+// reused is a service of which clients use their tuples again.
+type reused struct {
+	name, service string
+	vip           string
+	backend       string
+	crosses       bool // into the other family
+	replies       bool // pass the gateway
+}
+
+var reusedServices = []reused{
+	{"dnat", "mode: dnat, scheduler: rr, backends: [{name: a, address: 10.0.2.2, port: 8080}]", "192.0.2.10", "10.0.2.2", false, true},
+	{"dnat without state", "mode: dnat, scheduler: maglev, backends: [{name: a, address: 10.0.2.2, port: 8080}]", "192.0.2.10", "10.0.2.2", false, true},
+	{"dnat6", `mode: dnat, scheduler: maglev, backends: [{name: a, address: "fd00:2::2", port: 8080}]`, "2001:db8::10", "fd00:2::2", false, true},
+	{"fullnat", "mode: fullnat, scheduler: rr, source-pool: [10.0.2.100-10.0.2.103], backends: [{name: a, address: 10.0.2.2, port: 8080}]", "192.0.2.10", "10.0.2.2", false, true},
+	{"fullnat6", `mode: fullnat, scheduler: maglev, source-pool: ["fd00:2::100-fd00:2::103"], backends: [{name: a, address: "fd00:2::2", port: 8080}]`, "2001:db8::10", "fd00:2::2", false, true},
+	{"client option", "mode: fullnat, scheduler: rr, client-address: toa, source-pool: [10.0.2.100], backends: [{name: a, address: 10.0.2.2, port: 8080}]", "192.0.2.10", "10.0.2.2", false, true},
+	{"fnat46", `mode: fullnat, scheduler: rr, source-pool: ["fd00:2::100-fd00:2::103"], backends: [{name: a, address: "fd00:2::2", port: 8080}]`, "192.0.2.10", "fd00:2::2", true, true},
+	{"fnat64", `mode: fullnat, scheduler: maglev, source-pool: [10.0.2.100-10.0.2.103], backends: [{name: a, address: 10.0.2.2, port: 8080}]`, "2001:db8::10", "10.0.2.2", true, true},
+	{"dsr", "mode: dsr, scheduler: rr, backends: [{name: a, address: 10.0.2.2}]", "192.0.2.10", "10.0.2.2", false, false},
+}
+
+func (r reused) yaml() string {
+	return fmt.Sprintf("services:\n  - {name: web, listen: [{address: \"%s\", ports: [80]}], protocol: tcp, %s}\n", r.vip, r.service)
+}
+
+// segment is a packet of the client with that source port; its source address has the family of the service.
+func (r reused) segment(port int, flags string) string {
+	if netip.MustParseAddr(r.vip).Is6() {
+		return fmt.Sprintf("ip6(src=2001:db8:5::5,dst=%s)/tcp(sport=%d,dport=80,flags=%s,seq=100,ack=901)", r.vip, port, flags)
+	}
+	return fmt.Sprintf("ip4(src=203.0.113.5,dst=%s,df)/tcp(sport=%d,dport=80,flags=%s,seq=100,ack=901)", r.vip, port, flags)
+}
+
+// answer is a packet of the backend to where its client seems to be.
+func (r reused) answer(to netip.AddrPort, flags string) string {
+	head := fmt.Sprintf("ip4(src=%s,dst=%s,df)", r.backend, to.Addr())
+	if to.Addr().Is6() {
+		head = fmt.Sprintf("ip6(src=%s,dst=%s)", r.backend, to.Addr())
+	}
+	return fmt.Sprintf("%s/tcp(sport=8080,dport=%d,flags=%s,seq=900,ack=101)", head, to.Port(), flags)
+}
+
+// source is the source endpoint of the TCP segment that a packet left as.
+func source(t *testing.T, out nat.Outcome) netip.AddrPort {
+	t.Helper()
+	if len(out.Out) != 1 {
+		t.Fatalf("%s %s: %d packets were sent", out.Action, out.Reason, len(out.Out))
+	}
+	p := packet.Parse(out.Out[0].Frame)
+	tcp, _ := packet.Find[*packet.TCP](p)
+	if ip, ok := packet.Find[*packet.IPv6](p); ok {
+		return netip.AddrPortFrom(ip.Src, tcp.SrcPort)
+	}
+	ip, _ := packet.Find[*packet.IPv4](p)
+	return netip.AddrPortFrom(ip.Src, tcp.SrcPort)
+}
+
+// connect opens a connection and closes it, and returns the source that the backend saw.
+func (r reused) connect(t *testing.T, s *subject, port int) netip.AddrPort {
+	t.Helper()
+	from := source(t, send(t, s, "wan0", r.segment(port, "S")))
+	pass := func(iface, text string) {
+		t.Helper()
+		if out := send(t, s, iface, text); out.Action != nat.Forward {
+			t.Fatalf("port %d: %s: %s %s", port, text, out.Action, out.Reason)
+		}
+	}
+	if r.replies {
+		pass("lan0", r.answer(from, "SA"))
+	}
+	pass("wan0", r.segment(port, "A"))
+	if r.replies {
+		pass("lan0", r.answer(from, "FA"))
+	}
+	pass("wan0", r.segment(port, "FA"))
+	return from
+}
+
+// free is how many entries of both tables can be taken.
+func free(s *subject) (n [2]int) {
+	n[0] = int(s.d.t.Stock4.Values[0].Room - min(s.d.t.Stock4.Values[0].Fresh, s.d.t.Stock4.Values[0].Room))
+	n[1] = int(s.d.t.Stock6.Values[0].Room - min(s.d.t.Stock6.Values[0].Fresh, s.d.t.Stock6.Values[0].Room))
+	return n
+}
+
+// TestTuplesAgain opens and closes connections in tables that have room for few more, and uses their
+// tuples again at once: that takes no entry, no port and no other source, however often.
+func TestTuplesAgain(t *testing.T) {
+	const tuples, spare, rounds = 20, 4, 5
+	for _, hook := range []string{"xdp", "tc", "pair"} {
+		for _, r := range reusedServices {
+			t.Run(hook+" "+r.name, func(t *testing.T) {
+				s := changingAt(t, hook, r.yaml())
+				sources := map[int]netip.AddrPort{}
+				for i := range tuples {
+					sources[i] = r.connect(t, s, 4000+i)
+				}
+				held := ports(s)
+				shrink(t, s, spare)
+				before := free(s)
+				for round := range rounds {
+					for i := range tuples {
+						if from := r.connect(t, s, 4000+i); from != sources[i] {
+							t.Fatalf("round %d: the connection from port %d leaves by %s, the one before it by %s", round, 4000+i, from, sources[i])
+						}
+					}
+				}
+				if after := free(s); after != before {
+					t.Errorf("entries that were never used: %d before tuples were used again, %d after it", before, after)
+				}
+				if now := ports(s); now != held {
+					t.Errorf("%d ports are taken, %d before tuples were used again", now, held)
+				}
+				l := s.d.t.ServiceLoads.Values[s.d.t.IDs.Known[ids.KeyOf(ids.Service, "web")]]
+				if want := uint64(tuples * (rounds + 1)); l.Flows != want || l.Active != 0 {
+					t.Errorf("%d connections counted, %d of them open; want %d, and none", l.Flows, l.Active, want)
+				}
+			})
+		}
+	}
+}
+
+// shrink leaves so many entries in each table that no flow has, until the test ends.
+func shrink(t *testing.T, s *subject, spare uint32) {
+	for _, stock := range []*wire.Stock{&s.d.t.Stock4.Values[0], &s.d.t.Stock6.Values[0]} {
+		room := stock.Room
+		t.Cleanup(func() { stock.Room = room })
+		stock.Room = min(room, stock.Fresh+spare)
+	}
+}
