@@ -2,20 +2,18 @@
 
 package datapath
 
-// Attachment is how a datapath meets the packets that arrive by an interface.
+// Attachment describes how a datapath receives the packets of an interface.
 type Attachment struct {
 	Interface string
 	Kind      string // the driver's kind of a virtual link, "device" for hardware
-	// Hooks in the order in which a packet meets them: xdp, xdp-generic, tc. None: what
-	// arrives is left to the kernel.
+	// Hooks in packet order: xdp, xdp-generic, tc. Empty: the kernel alone handles the packets.
 	Hooks []string
-	// Why it is not native XDP alone, in words; "" when it is, or when the configuration
-	// asks for the hook.
+	// Why explains why it is not native XDP alone; "" if it is, or if the configuration selects the hook.
 	Why string
 }
 
-// Attacher is a Datapath that is attached to interfaces.
+// Attacher is a Datapath with programs on interfaces.
 type Attacher interface {
-	// Attachments lists the interfaces that are up, loopbacks excepted.
+	// Attachments returns the interfaces that are up, except loopbacks.
 	Attachments() []Attachment
 }

@@ -16,84 +16,81 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Datapath turns snapshots into kernel state.
+// Datapath applies snapshots to the kernel.
 //
-// A Datapath is bound to the network namespace of the thread that opened it. Its
-// methods are safe for use by several goroutines.
+// A Datapath is bound to the network namespace of the thread that opened it. Its methods are safe for concurrent use.
 type Datapath interface {
 	// Name returns "nftables" or "ebpf".
 	Name() string
 
 	Carrier
 
-	// Plan returns what Apply would change, and changes nothing.
+	// Plan returns the changes that Apply would make, and changes nothing.
 	Plan(context.Context, *Snapshot) (*Change, error)
-	// Apply makes the kernel's state equal to the snapshot in one transaction and
-	// returns after reading it back. On error the previous state is in force and
-	// has been read back; the error names the rule and the kernel's error.
-	// State found from an earlier process is adopted, not flushed.
+	// Apply makes the kernel's state equal to the snapshot in one transaction and returns after reading it back. On
+	// error the previous state is in force and has been read back. The error names the rule and the kernel's error.
+	// State of an earlier process is adopted, not flushed.
 	Apply(context.Context, *Snapshot) (*Change, error)
 
 	// Flows calls yield for each flow until it returns false.
 	Flows(ctx context.Context, yield func(flow.Flow) bool) error
-	// Counters reads what was counted since the objects were made.
+	// Counters returns the counts since the creation of the objects.
 	Counters(context.Context) (*Counters, error)
 
-	// Remove takes everything of Sluice's out of the kernel and leaves the host as
-	// it was found.
+	// Remove removes all of Sluice's state from the kernel and restores the host.
 	Remove(context.Context) error
 	// Close closes the kernel objects without removing them: traffic continues.
 	Close() error
 }
 
-// Carrier says what a datapath can carry. Each method returns nil when it can carry all of the
-// object on this host, otherwise the reason why not, for the operator ("persistence by MAC address
-// is not available at XDP").
+// Carrier reports the capabilities of a datapath. Each method returns nil if the datapath supports the whole object
+// on this host. Otherwise it returns the reason for the operator ("persistence by MAC address is not available at
+// XDP").
 type Carrier interface {
 	CarriesService(*config.Service) error
 	CarriesNAT(*config.NATRule) error
 	CarriesRule(*config.FirewallRule) error
 }
 
-// Gauger is a Datapath that tells at little cost how full its tables are and what it drops.
+// Gauger is a Datapath that reports the fill of its tables and its drops at low cost.
 type Gauger interface {
-	// Gauges returns counters of reasons and tables alone.
+	// Gauges returns only the counters of reasons and tables.
 	Gauges(context.Context) (*Counters, error)
 }
 
-// Snapshot is the complete desired state at one instant of one datapath: only
-// the services and rules that the engine gave to it. It is never modified after
-// it was handed out.
+// Snapshot is the complete desired state of one datapath at one instant. It contains only the services and rules that
+// the engine assigned to the datapath. It is immutable after its creation.
 type Snapshot struct {
-	// Revision grows by one with every snapshot of a process.
+	// Revision is incremented with every snapshot of a process.
 	Revision uint64
-	// Config is the validated configuration with defaults filled in, whole: for
-	// interfaces, timeouts, table sizes and sets.
+	// Config is the complete validated configuration with defaults filled in. Datapaths use it for interfaces,
+	// timeouts, table sizes and sets.
 	Config *config.Config
-	// Services, NAT and Rules are what this datapath carries.
+	// Services, NAT and Rules are assigned to this datapath.
 	Services []Service
 	NAT      []*config.NATRule
 	Rules    []*config.FirewallRule
-	// Arriving names the services and port-forwards, as Listener.Name does, that another datapath had
-	// until now. It has their flows until Take has made them here: what belongs to no flow here and
-	// opens none goes to the kernel. Gone names those that another datapath has taken with their flows.
+	// Arriving names the services and port-forwards, like Listener.Name, that move here from another datapath. That
+	// datapath has their flows until Take has created them here. Until then, packets that match no flow and open none
+	// pass to the kernel.
+	//
+	// Gone names the services and port-forwards that another datapath has taken with their flows.
 	Arriving, Gone map[string]bool
 }
 
-// Moves reports whether a flow goes to another datapath, with the service or port-forward that it belongs to,
-// named as Listener.Name does. SCTP's do not: connection tracking would have to know the tags of both ends,
-// which only the handshake tells.
+// Moves reports whether a flow moves to another datapath with its service or port-forward, named like Listener.Name.
+// SCTP flows do not move: connection tracking would need the tags of both ends, which only the handshake contains.
 func (s *Snapshot) Moves(listener string, p flow.Protocol) bool {
 	return s.Gone[listener] && (p == flow.TCP || p == flow.UDP)
 }
 
-// Service is a configured service with the present state of its backends.
+// Service is a configured service with the current state of its backends.
 type Service struct {
 	*config.Service
 	// State of each of Service.Backends, by index.
 	State []State
-	// Weights of the backends while some of them come (slow-start), by index; nil: those of the
-	// configuration. Beside each other they count, not beside those of the configuration.
+	// Weights of the backends during slow-start, by index; nil means the weights of the configuration. Only their
+	// ratios matter.
 	Weights []int
 }
 
@@ -102,13 +99,13 @@ type State uint8
 
 // States.
 const (
-	Up       State = iota // takes new flows
-	Drain                 // keeps its flows, takes no new ones
-	Unprobed              // the same, until its first check is over: it may have left with flows a moment ago
+	Up       State = iota // accepts new flows
+	Drain                 // keeps its flows, accepts no new ones
+	Unprobed              // like Drain until the first check: it may have had flows before a restart
 	Down                  // its flows end
 )
 
-// To an operator a backend is down that was not probed yet.
+// Operators see an unprobed backend as down.
 var stateNames = [...]string{"up", "drain", "down", "down"}
 
 // String returns "up", "drain" or "down".
@@ -117,8 +114,8 @@ func (s State) String() string { return stateNames[s] }
 // MarshalText implements encoding.TextMarshaler.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// Active returns the indices of the backends that take new flows: those that
-// are up in the best priority class that has one.
+// Active returns the indices of the backends that accept new flows: the backends that are up in the best priority
+// class with such a backend.
 func (s Service) Active() []int {
 	best := 0
 	for i, b := range s.Backends {
@@ -135,24 +132,23 @@ func (s Service) Active() []int {
 	return active
 }
 
-// Change is what an Apply did, or would do.
+// Change describes the effect of an Apply.
 type Change struct {
 	Datapath string `json:"datapath"`
-	// Objects are tables, chains, sets, maps, programs and links; Rules are rules
-	// in chains; Elements are entries of sets, maps and tables.
+	// Objects counts tables, chains, sets, maps, programs and links. Rules counts rules in chains. Elements counts
+	// entries of sets, maps and tables.
 	Objects  Count `json:"objects"`
 	Rules    Count `json:"rules"`
 	Elements Count `json:"elements"`
-	// Lines describes the change for people, one object a line, in the datapath's
-	// own words ("add element dnat4 { 192.0.2.10 . tcp . 80 : goto svc-web }"),
-	// at most a few hundred; Truncated counts the rest.
+	// Lines describes the change for people, one object per line, in the datapath's own syntax ("add element dnat4 {
+	// 192.0.2.10 . tcp . 80 : goto svc-web }"), at most a few hundred. Truncated counts the rest.
 	Lines     []string `json:"lines,omitempty"`
 	Truncated int      `json:"truncated,omitempty"`
-	// Slots is how many scheduler slots change their backend, of SlotsTotal.
+	// Slots is the number of scheduler slots that change their backend, of SlotsTotal.
 	Slots      int `json:"slots"`
 	SlotsTotal int `json:"slots_total"`
-	// Ended is how many live flows it ends because the new configuration treats them differently. For
-	// a plan it is counted from the flows of that moment.
+	// Ended is the number of live flows that end because the new configuration treats them differently. For a plan it
+	// is computed from the current flows.
 	Ended int `json:"ended"`
 	// Duration of the kernel transaction with its read-back; 0 for a plan.
 	Duration time.Duration `json:"duration,omitempty"`
@@ -165,7 +161,7 @@ type Count struct {
 	Changed int `json:"changed"`
 }
 
-// String is what people read, in the log too: added, removed and changed.
+// String returns added, removed and changed for people and the log.
 func (c Count) String() string { return fmt.Sprintf("+%d -%d ~%d", c.Added, c.Removed, c.Changed) }
 
 // Empty reports whether nothing changes.
@@ -178,23 +174,22 @@ type Counters struct {
 	Services []ServiceCounters `json:"services,omitempty"`
 	NAT      []RuleCounters    `json:"nat,omitempty"`
 	Rules    []RuleCounters    `json:"rules,omitempty"`
-	// Reasons counts packets by why the datapath did what it did with them.
+	// Reasons counts packets by the datapath's reason for their treatment.
 	Reasons []ReasonCounter `json:"reasons,omitempty"`
-	// Tables tells how full the datapath's own tables are.
+	// Tables is the fill of the datapath's own tables.
 	Tables []TableUse `json:"tables,omitempty"`
-	// Missed counts packets and events that the kernel passed to the daemon and that the daemon could
-	// not handle, since it started.
+	// Missed counts packets and events that the kernel passed to the daemon and that the daemon could not handle,
+	// since its start.
 	Missed uint64 `json:"missed,omitempty"`
 }
 
-// ServiceCounters counts one service. Connections counts new flows; Active are
-// flows alive now, -1 when unknown.
+// ServiceCounters counts one service. Connections counts new flows. Active counts live flows, -1 if unknown.
 type ServiceCounters struct {
 	Name        string            `json:"name"`
 	Connections uint64            `json:"connections"`
 	Packets     uint64            `json:"packets"`
 	Bytes       uint64            `json:"bytes"`
-	Refused     uint64            `json:"refused"` // by a limit, a set, or because no backend is usable
+	Refused     uint64            `json:"refused"` // by a limit, a set, or for lack of a usable backend
 	Active      int               `json:"active"`
 	Backends    []BackendCounters `json:"backends"`
 }
@@ -229,7 +224,7 @@ type TableUse struct {
 	Name  string `json:"name"`
 	Used  int    `json:"used"`
 	Size  int    `json:"size"`
-	Bytes uint64 `json:"bytes"` // memory that the table takes now
+	Bytes uint64 `json:"bytes"` // current memory of the table
 }
 
 // Slots returns the scheduling table of some active backends: the index into Backends of each slot. A hash of

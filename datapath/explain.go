@@ -13,27 +13,26 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// Explainer is a Datapath that can tell what it would do with a packet without
-// sending it.
+// Explainer is a Datapath that explains its treatment of a packet without sending the packet.
 type Explainer interface {
 	Explain(context.Context, Question) (*Explanation, error)
 }
 
-// Question is a packet to be explained.
+// Question is the packet to explain.
 type Question struct {
 	Tuple     flow.Tuple
-	Interface string // where it arrives; empty: the one by which the source would be answered
-	Size      int    // bytes of the network packet; 0: 60
+	Interface string // input interface; empty: the interface of the route to the source
+	Size      int    // bytes of the network packet; 0 means 60
 }
 
-// ErrIdle says that a datapath has nothing that it could explain.
+// ErrIdle reports that a datapath has no services or rules.
 var ErrIdle = errors.New("carries nothing")
 
-// initChunk is an SCTP INIT with the least that RFC 9260 section 3.3.2 wants.
+// initChunk is a minimal SCTP INIT chunk (RFC 9260 section 3.3.2).
 var initChunk = []byte{1, 0, 0, 20, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1}
 
-// Packet builds the packet from its IP header on. Of TCP it has the flags, of SCTP
-// it is an INIT, of ICMP an echo request whose identifier is the source port.
+// Packet builds the packet from its IP header on. A TCP packet has the given flags. An SCTP packet contains an INIT.
+// An ICMP packet is an echo request with the source port as identifier.
 func (q Question) Packet(flags packet.TCPFlags) (packet.Packet, error) {
 	t := q.Tuple
 	if !t.IsValid() {
@@ -75,7 +74,7 @@ func (q Question) Packet(flags packet.TCPFlags) (packet.Packet, error) {
 // Portless reports whether packets of a protocol have neither ports nor an identifier.
 func Portless(p flow.Protocol) bool { return !p.HasPorts() && p != flow.ICMP && p != flow.ICMPv6 }
 
-// other gives a packet another protocol, and if that is UDP-Lite its header (RFC 3828).
+// other replaces a packet's protocol and, for UDP-Lite, its header (RFC 3828).
 func (q Question) other(p packet.Packet) packet.Packet {
 	switch ip := p[0].(type) {
 	case *packet.IPv4:
@@ -92,7 +91,7 @@ func (q Question) other(p packet.Packet) packet.Packet {
 	return append(p, &packet.Data{Bytes: head})
 }
 
-// Met is a rule that the packet met.
+// Met is a rule that matched the packet.
 type Met struct {
 	Chain   string `json:"chain"` // "ip prerouting"
 	Rule    string `json:"rule"`
@@ -102,23 +101,23 @@ type Met struct {
 
 // Explanation is the datapath's decision about one packet.
 type Explanation struct {
-	// Path lists the datapaths that the packet meets, in order; Datapath decides.
+	// Path lists the datapaths on the packet's path in order; Datapath decides.
 	Path      []string   `json:"path,omitempty"`
 	Datapath  string     `json:"datapath"`
 	Interface string     `json:"interface"`
 	Owner     string     `json:"owner,omitempty"`   // service or NAT rule
 	Backend   string     `json:"backend,omitempty"` // of the service
 	Before    flow.Tuple `json:"before"`
-	// After is the packet as it leaves; an unspecified address or port 0 is chosen
-	// from a pool when a packet is really sent.
+	// After is the outgoing packet. An unspecified address or port 0 means that a pool selects the value for a real
+	// packet.
 	After    flow.Tuple `json:"after"`
-	Out      string     `json:"out,omitempty"` // interface the packet leaves by
+	Out      string     `json:"out,omitempty"` // output interface
 	NextHop  netip.Addr `json:"next_hop,omitzero"`
 	Action   string     `json:"action"` // forward, drop, pass
 	Reason   string     `json:"reason"`
 	Existing bool       `json:"existing"`        // an existing flow decided
 	Rules    []Met      `json:"rules,omitempty"` // of nftables
 	Steps    []string   `json:"steps,omitempty"`
-	// Notes say what of the answer may be otherwise for a packet that is really sent.
+	// Notes describes how a real packet may be treated differently.
 	Notes []string `json:"notes,omitempty"`
 }

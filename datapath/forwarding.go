@@ -2,7 +2,7 @@
 
 package datapath
 
-// Forwards reports of which families the kernel must forward packets for a snapshot to work.
+// Forwards reports the families that the kernel must forward for a snapshot.
 func (s *Snapshot) Forwards() (v4, v6 bool) {
 	note := func(is4 bool) { v4, v6 = v4 || is4, v6 || !is4 }
 	for _, svc := range s.Services {

@@ -12,15 +12,15 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Listener is what takes packets to an endpoint: a service, or a port-forward rule.
+// Listener is the receiver of packets to an endpoint: a service, or a port-forward rule.
 type Listener struct {
 	Service *Service
 	Forward *config.NATRule
-	// Bound says that it listens on one interface only.
+	// Bound reports that it listens on one interface only.
 	Bound bool
 }
 
-// Name tells listeners apart.
+// Name identifies a listener.
 func (l Listener) Name() string {
 	if l.Service != nil {
 		return "service " + l.Service.Name
@@ -28,7 +28,7 @@ func (l Listener) Name() string {
 	return "nat " + l.Forward.Name
 }
 
-// in reports whether its name is among some; unlike Name it makes no text of most names.
+// in reports whether names contains the listener's name. Unlike Name it rarely allocates a string.
 func (l Listener) in(names map[string]bool) bool {
 	if l.Service != nil {
 		return names["service "+l.Service.Name]
@@ -87,9 +87,8 @@ func (l *Listeners) add(protocol flow.Protocol, at config.Listen, what Listener)
 	}
 }
 
-// Find returns what may take a packet of the protocol to the endpoint: those that listen on one
-// interface, and before any other the first that listens everywhere, where one that names the port
-// goes before one that takes a range.
+// Find returns the candidates for a packet of the protocol to the endpoint: all listeners bound to an interface, and
+// the first unbound listener. A listener on the exact port precedes listeners on port ranges.
 func (l *Listeners) Find(protocol flow.Protocol, to netip.AddrPort) (found []Listener) {
 	everywhere := false
 	note := func(at Listener) {
@@ -109,7 +108,7 @@ func (l *Listeners) Find(protocol flow.Protocol, to netip.AddrPort) (found []Lis
 	return found
 }
 
-// Addresses calls yield for the addresses of the listeners that are named.
+// Addresses calls yield for the addresses of the named listeners.
 func (l *Listeners) Addresses(named map[string]bool) iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		for at, what := range l.exact {
@@ -127,9 +126,9 @@ func (l *Listeners) Addresses(named map[string]bool) iter.Seq[netip.Addr] {
 	}
 }
 
-// Differing returns the names, as of Listener, of services and NAT rules that are in one of two
-// snapshots only, or treat open connections otherwise. The states of backends count, and their weights
-// do not. before may be nil.
+// Differing returns the names, like Listener.Name, of services and NAT rules that exist in only one of two snapshots
+// or treat open connections differently. It compares the states of backends, but not their weights. before may be
+// nil.
 func Differing(before, after *Snapshot) map[string]bool {
 	differ := map[string]bool{}
 	if before == nil {
@@ -146,7 +145,7 @@ func Differing(before, after *Snapshot) map[string]bool {
 	return differ
 }
 
-// Alike reports whether two services, the states and the weights of their backends are.
+// Alike reports whether two services and the states and weights of their backends are equal.
 func (s *Service) Alike(o *Service) bool {
 	return slices.Equal(s.Weights, o.Weights) && s.sameStates(o)
 }
@@ -168,8 +167,8 @@ func (s *Service) treatsAlike(o *Service) bool {
 	return reflect.DeepEqual(x, y)
 }
 
-// differing notes the names of what is in one of two lists only, or not alike in both. Most lists have
-// the same objects in the same places.
+// differing records the names of objects that exist in only one list, or are not alike in both. Most lists have the
+// same objects at the same positions.
 func differing[T any](differ map[string]bool, before, after []T, name func(*T) string, same, alike func(a, b *T) bool) {
 	for len(before) > 0 && len(after) > 0 && same(&before[0], &after[0]) {
 		if !alike(&before[0], &after[0]) {
@@ -191,8 +190,7 @@ func differing[T any](differ map[string]bool, before, after []T, name func(*T) s
 	}
 }
 
-// Keeps reports whether a connection of the protocol that is open outlives a change by which
-// it would be treated otherwise.
+// Keeps reports whether an open connection of the protocol survives a change that would treat it differently.
 func (s *Snapshot) Keeps(protocol flow.Protocol) bool {
 	return (protocol == flow.TCP || protocol == flow.SCTP) && s.Config.Established != config.EstablishedEnd
 }

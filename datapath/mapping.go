@@ -11,43 +11,42 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Mapper is a datapath that maps outside ports to inside endpoints at the request of
-// inside hosts (PCP, RFC 6887). Mappings survive the process; those whose rule or
-// outside address an Apply takes away end with it.
+// Mapper is a datapath that maps outside ports to inside endpoints at the request of inside hosts (PCP, RFC 6887).
+// Mappings survive the process. An Apply that removes the rule or the outside address ends the mapping.
 type Mapper interface {
-	// MappingRules lists the rules in force that allow mappings.
+	// MappingRules returns the active rules that allow mappings.
 	MappingRules() []MappingRule
-	// Mappings lists the mappings.
+	// Mappings returns the mappings.
 	Mappings() ([]Mapping, error)
-	// Map makes a mapping. Outside is the suggested endpoint; its address and port may be zero. The
-	// result has the assigned one. exact: fail rather than assign another one.
+	// Map creates a mapping. Outside is the suggested endpoint; its address and port may be zero. The result contains
+	// the assigned one. With exact, Map fails if it cannot assign the suggested one.
 	Map(m Mapping, exact bool) (Mapping, error)
-	// Renew sets the time at which a mapping expires; fs.ErrNotExist when there is none.
+	// Renew sets the expiry of a mapping; fs.ErrNotExist if there is none.
 	Renew(Mapping) error
-	// Unmap ends a mapping. Its flows live on.
+	// Unmap ends a mapping. Its flows remain.
 	Unmap(Mapping) error
-	// Epoch is since when no mapping was lost, as kernel.SinceBoot counts.
+	// Epoch is the time since which no mapping was lost, on the clock of kernel.SinceBoot.
 	Epoch() time.Duration
 }
 
-// Why a mapping is not made.
+// Reasons why a mapping is not created.
 var (
 	ErrQuota  = errors.New("the client's quota of ports is used up")
 	ErrNoPort = errors.New("no such outside port is free")
 )
 
-// Mapping lets everybody outside reach an inside endpoint by an outside one.
+// Mapping lets every outside host reach an inside endpoint through an outside one.
 type Mapping struct {
 	Rule     string
 	Protocol flow.Protocol // TCP or UDP
 	Inside   netip.AddrPort
 	Outside  netip.AddrPort
-	Nonce    [12]byte // by which the client proves that the mapping is its own
-	// Expires is when the mapping ends, as kernel.SinceBoot counts.
+	Nonce    [12]byte // proves that the mapping belongs to the client
+	// Expires is the expiry time on the clock of kernel.SinceBoot.
 	Expires time.Duration
 }
 
-// MappingRule is a rule in force that allows mappings, with its outside addresses.
+// MappingRule is an active rule that allows mappings, with its outside addresses.
 type MappingRule struct {
 	*config.NATRule
 	Outside []netip.Addr

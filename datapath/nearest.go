@@ -11,9 +11,9 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Nearest is for a packet that matches no service or NAT rule. It returns the one that matches most of
-// the packet, and the first condition that the packet does not meet; "" if none has its address. in is
-// the interface by which the packet arrives, out the one by which it would leave, "" if unknown.
+// Nearest describes the closest object for a packet that matches no service or NAT rule. It returns the object with
+// the most satisfied conditions and its first unsatisfied condition; "" if no object has the packet's address. in and
+// out are the packet's input and output interface, "" if unknown.
 func Nearest(c *config.Config, t flow.Tuple, in, out string) string {
 	n := nearest{t: t, in: in, out: out}
 	for i := range c.Services {
@@ -27,8 +27,8 @@ func Nearest(c *config.Config, t flow.Tuple, in, out string) string {
 	return n.text
 }
 
-// nearest keeps the best candidate: of those that have the packet's address the one with
-// most conditions met, and of these the first.
+// nearest holds the best candidate: among the candidates with the packet's address, the first with the most satisfied
+// conditions.
 type nearest struct {
 	t       flow.Tuple
 	in, out string
@@ -39,11 +39,11 @@ type nearest struct {
 // condition is one condition of a rule.
 type condition struct {
 	met bool
-	why string // it is not
+	why string // why it is unsatisfied
 }
 
-// consider compares a candidate by its conditions, in the order in which they are given. The first is
-// its address: without a match of that it is no candidate.
+// consider evaluates a candidate's conditions in order. The first is its address: without a match there, it is not a
+// candidate.
 func (n *nearest) consider(who string, list ...condition) {
 	met := 0
 	for _, c := range list {
@@ -89,7 +89,7 @@ func (n *nearest) rule(r *config.NATRule) {
 		any := len(r.Source) == 0 && source.Is4() == (r.Type != config.NATNAT64)
 		list := []condition{{any || within(r.Source, source), ""}}
 		if r.Type == config.NATNAT64 {
-			list = append(list, condition{r.Prefix.Contains(dest), fmt.Sprintf("it translates what is sent to %s, not to %s", r.Prefix, dest)})
+			list = append(list, condition{r.Prefix.Contains(dest), fmt.Sprintf("it translates packets to %s, not to %s", r.Prefix, dest)})
 		}
 		n.consider(who, append(list, in, out, except)...)
 	case config.NATStatic, config.NATNPT66:
@@ -103,8 +103,8 @@ func (n *nearest) rule(r *config.NATRule) {
 	}
 }
 
-// OneNetwork returns the network that both addresses are on, of those that the host is
-// connected to: hosts there reach each other without it.
+// OneNetwork returns the connected network of the host that contains both addresses. Hosts in it reach each other
+// without this host.
 func OneNetwork(networks []netip.Prefix, a, b netip.Addr) (netip.Prefix, bool) {
 	for _, p := range networks {
 		if !p.IsSingleIP() && p.Contains(a) && p.Contains(b) {
@@ -114,8 +114,8 @@ func OneNetwork(networks []netip.Prefix, a, b netip.Addr) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
-// Connected returns the longest of the networks that a host is connected to that an address is
-// on; of an address on none the address alone.
+// Connected returns the longest connected network of a host that contains an address, or the address alone if there
+// is none.
 func Connected(networks []netip.Prefix, a netip.Addr) (best netip.Prefix, ok bool) {
 	for _, p := range networks {
 		if p.Contains(a) && (!ok || p.Bits() > best.Bits()) {
@@ -128,14 +128,14 @@ func Connected(networks []netip.Prefix, a netip.Addr) (best netip.Prefix, ok boo
 	return best, ok
 }
 
-// Turns reports whether clients on the network of a service's backend get an address of the
-// gateway as their source, so that the backend answers by the gateway.
+// Turns reports whether clients on the network of a service's backend get an address of the gateway as source, so
+// that the backend answers through the gateway.
 func Turns(s *config.Service) bool {
 	return s.Mode == config.ModeDNAT && s.Hairpin != config.SwitchOff
 }
 
-// AnswersBypass says in a note of explain that a server would answer its client directly,
-// without the gateway, under its own address, which the client refuses. "" where it does not.
+// Turns reports whether the gateway translates the source of clients on the network of the service's backends. The
+// backend then answers through the gateway.
 func AnswersBypass(s *Snapshot, networks []netip.Prefix, e *Explanation) string {
 	server, remedy := directServer(s, e.Owner)
 	client, to := e.Before.Source.Addr(), e.After.Dest.Addr()
@@ -152,7 +152,7 @@ func AnswersBypass(s *Snapshot, networks []netip.Prefix, e *Explanation) string 
 	return fmt.Sprintf("the %s is on the client's own network %s and answers it directly, under its own address: the connection does not open; use %s", server, p, remedy)
 }
 
-// directServer says in words who may answer clients of a service or port-forward directly, and what prevents it.
+// directServer describes the server that may answer clients of a service or port-forward directly, and the remedy.
 func directServer(s *Snapshot, owner string) (server, remedy string) {
 	if at := slices.IndexFunc(s.Services, func(svc Service) bool { return svc.Name == owner }); at >= 0 {
 		if svc := s.Services[at]; svc.Mode == config.ModeDNAT || svc.Mode == config.ModeStateless {
@@ -167,8 +167,8 @@ func directServer(s *Snapshot, owner string) (server, remedy string) {
 	return "", ""
 }
 
-// Unhelped says in a note of explain that a connection opens others, which a rule without the
-// protocol's helper does not translate. "" where there is nothing to say.
+// Unhelped returns a note if a connection opens others, which a rule without the protocol's helper does not
+// translate; "" otherwise.
 func Unhelped(c *config.Config, e *Explanation) string {
 	at := slices.IndexFunc(c.NAT, func(n config.NATRule) bool { return n.Name == e.Owner })
 	h := config.HelperFor(e.Before.Protocol, e.Before.Dest.Port())
@@ -178,17 +178,17 @@ func Unhelped(c *config.Config, e *Explanation) string {
 	switch n := &c.NAT[at]; n.Type {
 	case config.NATMasquerade, config.NATSNAT:
 		if h == "tftp" && e.Datapath == "ebpf" && n.Filtering != config.AddressAndPortDependent {
-			return "" // the answers come from another port, which may send to the host
+			return "" // the answers have another source port, which may send to the host
 		}
 	case config.NATPortForward:
 	default:
 		return ""
 	}
 	return fmt.Sprintf("%s opens other connections, and those that the other side opens (as in active FTP) are not translated: "+
-		"write helper: %s in nat rule %s, which goes to nftables then", h, h, e.Owner)
+		"write helper: %s in nat rule %s, which nftables then carries", h, h, e.Owner)
 }
 
-// turning is what makes backends answer their neighbours by the gateway.
+// turning returns the setting that makes backends answer their neighbours through the gateway.
 func turning(s *config.Service) string {
 	if s.Mode == config.ModeDNAT && !Turns(s) {
 		return "hairpin: auto, or mode fullnat,"
@@ -196,8 +196,8 @@ func turning(s *config.Service) string {
 	return "mode fullnat"
 }
 
-// Bypassed warns of services whose backends are on the network of an address that they
-// listen on: clients on that network get no answer by the gateway.
+// Bypassed warns about services with backends on the network of a listening address: clients on that network get no
+// answer through the gateway.
 func Bypassed(s *Snapshot, networks []netip.Prefix) (out []string) {
 	for _, svc := range s.Services {
 		if svc.Mode != config.ModeDNAT && svc.Mode != config.ModeStateless || Turns(svc.Service) {

@@ -35,7 +35,7 @@ func TestNearest(t *testing.T) {
 		{"tcp", "10.0.2.3:4000", "198.18.0.1:80", "lan0", "wan1", "nat rule office is nearest: it takes packets that leave by wan0, and this one leaves by wan1"},
 		{"tcp", "10.0.2.3:4000", "10.9.0.1:80", "lan0", "wan0", "nat rule office is nearest: 10.9.0.1 is among its exceptions"},
 		{"tcp", "203.0.113.5:4000", "192.0.2.12:23", "wan0", "", "nat rule published is nearest: on 192.0.2.12 it takes ports [22], not 23"},
-		{"tcp", "[fd00:2::5]:4000", "[2001:db8::1]:23", "lan0", "", "nat rule six is nearest: it translates what is sent to 64:ff9b::/96, not to 2001:db8::1"},
+		{"tcp", "[fd00:2::5]:4000", "[2001:db8::1]:23", "lan0", "", "nat rule six is nearest: it translates packets to 64:ff9b::/96, not to 2001:db8::1"},
 		{"tcp", "203.0.113.5:4000", "198.18.0.1:80", "wan0", "", ""},
 	} {
 		p, err := flow.ParseProtocol(x.protocol)

@@ -9,44 +9,44 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// A datapath may implement these interfaces too, and Attacher, Explainer and Mapper. The engine
-// asks for each by a type assertion.
+// A datapath may also implement these interfaces, and Attacher, Explainer and Mapper. The engine tests each by a type
+// assertion.
 
-// Warner is a Datapath that knows why, on this host, the snapshot in force may not work.
+// Warner is a Datapath that detects problems of the active snapshot on this host.
 type Warner interface {
-	// Warnings returns one sentence for each cause, with the remedy.
+	// Warnings returns one sentence per problem, with the remedy.
 	Warnings() []string
 }
 
-// Adopter is a Datapath that can take over what an earlier process left in the kernel.
+// Adopter is a Datapath that can adopt the kernel state of an earlier process.
 type Adopter interface {
-	// Left reports whether an earlier process left anything of Sluice's in the kernel.
+	// Left reports whether an earlier process left kernel state.
 	Left() (bool, error)
 }
 
-// ChangeDetector is a Datapath whose kernel objects other programs can change.
+// ChangeDetector is a Datapath with kernel objects that other programs can change.
 type ChangeDetector interface {
 	// Touched reports whether another program changed or removed them since the last Apply.
 	Touched() (bool, error)
 }
 
-// Bypasser is a Datapath whose packets bypass something of the host that would not let them leave as they
-// are. What another datapath can carry goes there.
+// Bypasser is a Datapath with packets that bypass a function of the host, such as IPsec, which would change or drop
+// them. The engine assigns such objects to another datapath if possible.
 type Bypasser interface {
-	// BypassesService returns what packets of the service would bypass, in a sentence; nil for nothing.
+	// BypassesService describes the function that packets of the service would bypass; nil if there is none.
 	BypassesService(*config.Service) error
 	// BypassesNAT does the same for a NAT rule.
 	BypassesNAT(*config.NATRule) error
 }
 
-// Mover is a Datapath that gives and takes the flows of services and port-forwards that move from one
-// datapath to another. The one that takes is applied first, with Snapshot.Arriving, then the other one gives,
-// then the first one takes, then the other one is applied, with Snapshot.Gone.
+// Mover is a Datapath that transfers the flows of services and port-forwards that move between datapaths. The order
+// is: Apply of the taker with Snapshot.Arriving, Give of the giver, Take of the taker, Apply of the giver with
+// Snapshot.Gone.
 type Mover interface {
-	// Give returns the flows of what is named, as Listener.Name does. From then on nothing opens here any
-	// more where that can be prevented; what is open goes on.
+	// Give returns the flows of the named services and port-forwards, named like Listener.Name. Afterwards this
+	// datapath opens no new flow for them if that can be prevented. Open flows continue.
 	Give(ctx context.Context, names map[string]bool) ([]flow.Flow, error)
-	// Take makes flows that another datapath has given, and ends the state of Snapshot.Arriving. It returns
-	// how many it made: one that is there already, or whose backend is not there any more, is left out.
+	// Take creates flows given by another datapath, and ends the state of Snapshot.Arriving. It returns the number of
+	// created flows. It skips existing flows and flows of missing backends.
 	Take(ctx context.Context, flows []flow.Flow) (int, error)
 }

@@ -10,25 +10,23 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// Owned is a virtual address of the gateway. A packet to one of its ports without a listener is refused
-// or dropped, and not routed. Otherwise it would follow the default route back to the router that sent
-// it here, in a loop until its TTL is 0.
+// Owned is a virtual address of the gateway. A packet to one of its ports without a listener is refused or dropped,
+// and not routed. Otherwise it would follow the default route back to its router, in a loop until its TTL is 0.
 type Owned struct {
 	Address netip.Addr
-	// Answer is the most informative when-down setting of the services on the address; for a
-	// port-forward it is reset.
+	// Answer is the most informative when-down setting of the services on the address; for a port-forward it is
+	// reset.
 	Answer config.WhenDown
-	// Bound says that every listener is bound to an interface: elsewhere the address may be
-	// another host's. Only what would leave by the interface that it came by is refused.
+	// Bound reports that every listener is bound to an interface: elsewhere the address may belong to another host.
+	// Then only packets that would leave by their input interface are refused.
 	Bound bool
-	// Shared says that another datapath has listeners on the address too.
+	// Shared reports that another datapath also has listeners on the address.
 	Shared bool
 }
 
-// OwnedAddresses returns the addresses that services and port-forwards of a snapshot listen
-// on, in order, but those that near knows: hosts on the gateway's own networks are reached
-// without a router, and one of them may have the address. The address that an interface has is the
-// host's own, and so are its ports that nothing listens on.
+// OwnedAddresses returns, in order, the addresses that services and port-forwards of a snapshot listen on. It omits
+// addresses for which near returns true: hosts on the gateway's own networks are reached without a router, and one
+// may have the address. It also omits addresses of interfaces, because their other ports belong to the host.
 func OwnedAddresses(s *Snapshot, near func(netip.Addr) bool) []Owned {
 	o := owners{mine: map[string]bool{}, of: map[netip.Addr]*Owned{}, here: map[netip.Addr]bool{}}
 	for _, svc := range s.Services {
@@ -58,18 +56,18 @@ func OwnedAddresses(s *Snapshot, near func(netip.Addr) bool) []Owned {
 	return list
 }
 
-// owners gathers the listeners of a configuration by their addresses.
+// owners collects the listeners of a configuration by address.
 type owners struct {
 	mine map[string]bool // services and NAT rules of the snapshot
 	of   map[netip.Addr]*Owned
 	here map[netip.Addr]bool // addresses of mine
 }
 
-// telling lists the answers from the least to the most informative.
+// telling lists the answers in order of their information.
 var telling = []config.WhenDown{config.WhenDownDrop, config.WhenDownReject, config.WhenDownReset}
 
 func (o *owners) add(a netip.Addr, answer config.WhenDown, bound, mine bool) {
-	if !a.IsValid() { // of an interface
+	if !a.IsValid() { // listens on the address of an interface
 		return
 	}
 	was := o.of[a]
@@ -88,8 +86,7 @@ func (o *owners) add(a netip.Addr, answer config.WhenDown, bound, mine bool) {
 	}
 }
 
-// OwnedPools returns the outside addresses of source translation. Packets to them that match no mapping
-// are dropped.
+// OwnedPools returns the outside addresses of source translation. Packets to them that match no mapping are dropped.
 func OwnedPools(s *Snapshot) (pools []config.AddressRange) {
 	for _, svc := range s.Services {
 		pools = append(pools, svc.SourcePool...)

@@ -10,11 +10,12 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Resolve returns a snapshot whose listeners all have an address: those that name an interface alone
-// get the first global address of the interface of each family of the service's backends, or of the
-// port-forward's target, and are taken from every interface. address returns such an address. What
-// has none yet listens nowhere: a service without listeners, a port-forward that is left out. The
-// same goes for ports of the address that others listen on by its name.
+// Resolve returns a snapshot in which all listeners have an address. A listener that names only an interface gets the
+// interface's first global address per family. The families are the ones of the service's backends or of the
+// port-forward's target. It then accepts packets from every interface. address returns such an address.
+//
+// Without an address there is no listener: a service has none, a port-forward is omitted. The same applies to ports
+// of the address that other listeners name explicitly.
 func Resolve(s *Snapshot, address func(iface string, v6 bool) (netip.Addr, bool)) *Snapshot {
 	forwards := func(n *config.NATRule) bool { return n.Listen != nil && n.Listen.Follows() }
 	if !slices.ContainsFunc(s.Services, func(svc Service) bool { return slices.ContainsFunc(svc.Listen, config.Listen.Follows) }) &&
@@ -44,19 +45,19 @@ func Resolve(s *Snapshot, address func(iface string, v6 bool) (netip.Addr, bool)
 	return &out
 }
 
-// resolver gives listeners the address of their interface.
+// resolver assigns addresses of interfaces to listeners.
 type resolver struct {
 	address func(iface string, v6 bool) (netip.Addr, bool)
 	taken   []endpoint
 }
 
-// endpoint is what a listener with an address takes.
+// endpoint is a listener with an address.
 type endpoint struct {
 	config.Listen
 	protocol flow.Protocol
 }
 
-// fixed lists the listeners of a configuration that name an address.
+// fixed returns the listeners of a configuration that name an address.
 func fixed(c *config.Config) (list []endpoint) {
 	for i := range c.Services {
 		for _, l := range c.Services[i].Listen {
@@ -91,7 +92,7 @@ func (r *resolver) listeners(s *config.Service) (list []config.Listen) {
 	return list
 }
 
-// follow returns a listener on the address that its interface has now.
+// follow returns a listener on the current address of its interface.
 func (r *resolver) follow(l config.Listen, protocol flow.Protocol, v6 bool) (at config.Listen, ok bool) {
 	a, ok := r.address(l.Interface, v6)
 	if !ok {

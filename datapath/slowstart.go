@@ -10,12 +10,11 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// SlowSteps is in how many steps a backend that comes gets its full weight.
+// SlowSteps is the number of steps of slow-start until the full weight.
 const SlowSteps = 10
 
-// SlowScale is what the weights of a service with slow-start are multiplied by while one of its backends
-// comes, so that a weight of 1 has steps too. Of many heavy backends it is less, for the sake of wrr,
-// whose table has a slot for each unit of weight.
+// SlowScale is the factor of a service's weights during slow-start, so that a weight of 1 has steps too. It is
+// smaller for many heavy backends, because the table of wrr has a slot per unit of weight.
 func SlowScale(s *config.Service) int {
 	least, sum := 0, 0
 	for _, b := range s.Backends {
@@ -31,7 +30,7 @@ func SlowScale(s *config.Service) int {
 	return max(1, min((SlowSteps+least-1)/least, balance.MaxTable/sum))
 }
 
-// SlowStep is how many of the steps of its weight a backend has, by how long it has been there.
+// SlowStep returns the number of steps of its weight that a backend has after the given time.
 func SlowStep(there time.Duration, s *config.Service) int {
 	if s.SlowStart <= 0 || there >= s.SlowStart.D() {
 		return SlowSteps
@@ -39,7 +38,7 @@ func SlowStep(there time.Duration, s *config.Service) int {
 	return 1 + int(SlowSteps*max(0, there)/s.SlowStart.D())
 }
 
-// Weight returns that of a backend now.
+// Weight returns the current weight of a backend.
 func (s *Service) Weight(i int) int {
 	if s.Weights != nil {
 		return s.Weights[i]
@@ -47,7 +46,7 @@ func (s *Service) Weight(i int) int {
 	return max(s.Backends[i].Weight, 1)
 }
 
-// sameStates is Alike without weights: no flow is treated otherwise for another weight.
+// sameStates is Alike without weights: a different weight does not affect existing flows.
 func (s *Service) sameStates(o *Service) bool {
 	return slices.Equal(s.State, o.State) && (s.Service == o.Service || s.Service.Equal(o.Service))
 }

@@ -8,15 +8,15 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// Waiting returns a warning for each interface that rules of a snapshot name and that does not exist, or
-// that has no address that a listener or masquerade rule needs. Such a rule is accepted and takes effect
-// when the interface comes, because PPP links, VLANs and containers come and go. there reports whether
-// an interface exists; a name may end in *. addressed reports whether it has an address of a family.
+// Waiting returns warnings about interfaces in rules of a snapshot. It warns about a missing interface, and about an
+// interface without an address that a listener or masquerade rule needs. Such a rule is accepted and takes effect
+// when the interface appears, because PPP links, VLANs and containers change at run time. there reports whether an
+// interface exists; a name may end in *. addressed reports whether it has an address of a family.
 func Waiting(s *Snapshot, there func(name string) bool, addressed func(name string, v6 bool) bool) (out []string) {
 	told := map[string]bool{"": true, "lo": true}
 	note := func(name, kind, owner string) {
 		if !told[name] && !there(name) {
-			out = append(out, fmt.Sprintf("%s %s: there is no interface %s: no packet matches it until one comes; \"ip link\" shows those that are there", kind, owner, name))
+			out = append(out, fmt.Sprintf("%s %s: there is no interface %s: no packet matches it until one appears; \"ip link\" shows the existing ones", kind, owner, name))
 			told[name] = true
 		}
 	}
@@ -53,7 +53,7 @@ func Waiting(s *Snapshot, there func(name string) bool, addressed func(name stri
 				continue
 			}
 			if lacks := lacking(n, name, addressed); lacks != "" {
-				out = append(out, fmt.Sprintf("nat %s: interface %s has no %s: what it is to translate is dropped (no-address) until there is one; to take an address of another interface, write type: snat with it in to", n.Name, name, lacks))
+				out = append(out, fmt.Sprintf("nat %s: interface %s has no %s: packets for translation are dropped (no-address) until there is one; to use an address of another interface, write type: snat with it in to", n.Name, name, lacks))
 				told[name] = true
 			}
 		}
@@ -65,9 +65,9 @@ func Waiting(s *Snapshot, there func(name string) bool, addressed func(name stri
 	return out
 }
 
-// lacking returns which addresses an interface lacks for a masquerade rule, "" if none.
+// lacking returns the addresses that an interface lacks for a masquerade rule, "" if none.
 func lacking(n *config.NATRule, name string, addressed func(name string, v6 bool) bool) string {
-	four, six := len(n.Source) == 0, false // without a source a rule means IPv4 only
+	four, six := len(n.Source) == 0, false // without a source a rule applies to IPv4 only
 	for _, p := range n.Source {
 		four, six = four || p.Addr().Is4(), six || p.Addr().Is6()
 	}

@@ -28,20 +28,20 @@ type directory struct {
 	files map[string]*file // by name
 }
 
-// file is one of them, as it was last good.
+// file is the last valid content of a file.
 type file struct {
 	state    os.FileInfo
 	backends []config.Backend
 	err      error
 }
 
-// changed implements source: look is cheap where nothing changed.
+// changed implements source. It only waits, because look is cheap if nothing changed.
 func (d *directory) changed(ctx context.Context) { <-ctx.Done() }
 
 func (d *directory) look(context.Context) (found []config.Backend, again time.Duration, err error) {
 	names, err := filepath.Glob(filepath.Join(escaped(d.path), "*.yaml"))
 	if err == nil {
-		_, err = os.ReadDir(d.path) // which Glob takes for empty when it cannot be read
+		_, err = os.ReadDir(d.path) // Glob returns nothing for an unreadable directory
 	}
 	if err != nil {
 		return nil, 0, err
@@ -53,7 +53,7 @@ func (d *directory) look(context.Context) (found []config.Backend, again time.Du
 	var broken []error
 	for _, name := range names { // in order
 		if strings.HasPrefix(filepath.Base(name), ".") {
-			continue // an editor's, or of somebody who renames it when it is whole
+			continue // an editor's temporary file, or a file before its final rename
 		}
 		there[name] = true
 		f := d.read(name)
@@ -73,12 +73,12 @@ func (d *directory) look(context.Context) (found []config.Backend, again time.Du
 	return found, pollEvery, nil
 }
 
-// escaped takes the meaning of patterns from a path.
+// escaped escapes the pattern characters of a path.
 func escaped(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
 
-// read returns a file, from the disk when it changed.
+// read returns a file's content, from the disk if it changed.
 func (d *directory) read(name string) *file {
 	state, err := os.Stat(name)
 	f := d.files[name]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package discovery finds backends while the gateway runs: by the DNS, among Docker containers and in
-// directories of files. What is found last stays while a source does not answer, also over a restart.
+// Package discovery finds backends at run time: in the DNS, among Docker containers and in directories of files. If a
+// source does not answer, the last result remains in force, even after a restart.
 package discovery
 
 import (
@@ -19,19 +19,19 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// Bounds of how often sources are asked, and the configuration changes.
+// Bounds of the frequency of queries and of configuration changes.
 const (
 	rate     = time.Second // between two changes of one service
-	firstTry = time.Second // after a failure; doubled with each one
+	firstTry = time.Second // after a failure; doubled each time
 	lastTry  = 30 * time.Second
-	most     = 4096 // backends of one service
+	most     = 4096 // backends per service
 )
 
 // Options of a finder.
 type Options struct {
-	// Put puts the backends of services in force.
+	// Put applies the backends of services.
 	Put func(ctx context.Context, found map[string][]config.Backend) error
-	// Path of the file that keeps what was found over restarts; "" keeps nothing.
+	// Path is the file that stores the results across restarts; "" disables it.
 	Path string
 	Log  *slog.Logger
 }
@@ -39,16 +39,16 @@ type Options struct {
 // Finder follows the sources of all services.
 type Finder struct {
 	opt    Options
-	wanted chan *config.Config // has the last configuration that was not looked at yet
+	wanted chan *config.Config // the latest unprocessed configuration
 
 	waiting queue
 
-	mu      sync.Mutex // protects all below
+	mu      sync.Mutex // protects the following fields
 	last    map[string]saved
 	watches map[string]*watch // by service
 }
 
-// New returns a finder, and what was found before a restart.
+// New returns a finder with the stored results of the previous run.
 func New(opt Options) (*Finder, error) {
 	f := &Finder{opt: opt, wanted: make(chan *config.Config, 1), watches: map[string]*watch{}}
 	var err error
@@ -56,7 +56,7 @@ func New(opt Options) (*Finder, error) {
 	return f, err
 }
 
-// Last returns what was found before a restart.
+// Last returns the stored results of the previous run.
 func (f *Finder) Last() map[string][]config.Backend {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -67,14 +67,13 @@ func (f *Finder) Last() map[string][]config.Backend {
 	return found
 }
 
-// Follow has the finder follow the sources of a configuration, in place of those before. It never
-// blocks.
+// Follow replaces the followed sources by the sources of a configuration. It never blocks.
 func (f *Finder) Follow(cfg *config.Config) {
 	for {
 		select {
 		case f.wanted <- cfg:
 			return
-		case <-f.wanted: // which nobody has to look at any more
+		case <-f.wanted: // superseded
 		}
 	}
 }
@@ -93,11 +92,11 @@ func (f *Finder) Run(ctx context.Context) {
 	}
 }
 
-// spec is what a watch depends on.
+// spec is the input of a watch.
 type spec struct {
 	service string
 	from    config.BackendsFrom
-	v4, v6  bool // families that the service can use
+	v4, v6  bool // families usable by the service
 }
 
 func specOf(s *config.Service) spec {
@@ -110,7 +109,7 @@ func specOf(s *config.Service) spec {
 		}
 	}
 	if s.Mode.OneWay() {
-		w.from.Port = 0 // these do not change it
+		w.from.Port = 0 // these do not change the port
 	}
 	return w
 }
@@ -136,7 +135,7 @@ func (f *Finder) configure(ctx context.Context, running *sync.WaitGroup, cfg *co
 		}
 	}
 	if len(ended) > 0 {
-		_ = f.opt.Put(ctx, ended) // no service has them any more
+		_ = f.opt.Put(ctx, ended) // no service uses them any more
 		f.save()
 	}
 	for name, spec := range wanted {
@@ -154,16 +153,15 @@ func (f *Finder) configure(ctx context.Context, running *sync.WaitGroup, cfg *co
 	}
 }
 
-// source is where backends are found.
+// source is a source of backends.
 type source interface {
-	// look returns all of them, and when to look again at the latest.
+	// look returns all backends, and the maximum time until the next look.
 	look(ctx context.Context) (found []config.Backend, again time.Duration, err error)
-	// changed returns when there may be something new; it may return early, and at the end of the
-	// context.
+	// changed returns when there may be new results. It may return early, and returns at the end of the context.
 	changed(ctx context.Context)
 }
 
-// partlyError is returned with what is found all the same.
+// partlyError accompanies an incomplete result.
 type partlyError struct{ error }
 
 func sourceOf(s spec) source {
@@ -181,12 +179,12 @@ type watch struct {
 	spec   spec
 	finder *Finder
 	source source
-	before []config.Backend // of an earlier run
+	before []config.Backend // results of an earlier run
 	end    context.CancelFunc
 
-	mu      sync.Mutex // protects all below
-	trouble string     // why what is in force may be old; "" for nothing
-	since   time.Time  // of the last change
+	mu      sync.Mutex // protects the following fields
+	trouble string     // why the backends in force may be outdated; "" if they are not
+	since   time.Time  // time of the last change
 }
 
 func (w *watch) run(ctx context.Context) {
@@ -217,7 +215,7 @@ func (w *watch) run(ctx context.Context) {
 		if err != nil {
 			again = min(firstTry<<min(failures, 8), lastTry)
 			failures++
-			w.tell(fmt.Sprintf("%v: what was found last stays", err))
+			w.setTrouble(fmt.Sprintf("%v: the last result remains in force", err))
 		} else {
 			failures = 0
 			list, kept, next = k.update(w.usable(found), time.Now())
@@ -225,7 +223,7 @@ func (w *watch) run(ctx context.Context) {
 			if partly != nil {
 				trouble = partly.Error()
 			}
-			w.tell(trouble)
+			w.setTrouble(trouble)
 		}
 		if !slices.Equal(list, inForce) || first && err == nil {
 			if w.put(ctx, list) {
@@ -256,7 +254,7 @@ func keptText(kept, all int) string {
 	return fmt.Sprintf("%d of %d backends are not found any more, and stay because of least", kept, all)
 }
 
-// sleep waits, and tells whether the context has not ended.
+// sleep waits for d and reports whether the context is still active.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -266,7 +264,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// usable leaves out what the service cannot use, and gives the rest what is open.
+// usable removes backends that the service cannot use, and sets defaults in the others.
 func (w *watch) usable(found []config.Backend) []config.Backend {
 	var list []config.Backend
 	names := map[string]bool{}
@@ -292,7 +290,7 @@ func (w *watch) usable(found []config.Backend) []config.Backend {
 	return list
 }
 
-// put tells whether the backends are in force.
+// put reports whether the backends are in force.
 func (w *watch) put(ctx context.Context, list []config.Backend) bool {
 	f, name := w.finder, w.spec.service
 	if list == nil {
@@ -300,7 +298,7 @@ func (w *watch) put(ctx context.Context, list []config.Backend) bool {
 	}
 	if err := f.put(ctx, name, list); err != nil {
 		if ctx.Err() == nil {
-			w.tell(fmt.Sprintf("%v: what was found last stays", err))
+			w.setTrouble(fmt.Sprintf("%v: the last result remains in force", err))
 		}
 		return false
 	}
@@ -318,8 +316,8 @@ func (w *watch) put(ctx context.Context, list []config.Backend) bool {
 	return true
 }
 
-// tell notes why what is in force may be old, and logs it once.
-func (w *watch) tell(trouble string) {
+// tell records the reason why the backends in force may be outdated, and logs it once.
+func (w *watch) setTrouble(trouble string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if trouble != "" && trouble != w.trouble {
@@ -328,15 +326,15 @@ func (w *watch) tell(trouble string) {
 	w.trouble = trouble
 }
 
-// Status is what was found for a service.
+// Status is the result of discovery for a service.
 type Status struct {
 	Service string
 	Origin  string
-	Trouble string    // why it may be old; "" for nothing
+	Trouble string    // setTrouble records the reason why the backends in force may be outdated, and logs it once.
 	Since   time.Time // of the last change; zero: before the start
 }
 
-// Statuses returns one for each service with a source, by name.
+// Statuses returns the status of each service with a source, sorted by name.
 func (f *Finder) Statuses() []Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -350,7 +348,7 @@ func (f *Finder) Statuses() []Status {
 	return list
 }
 
-// Warnings say which sources do not answer, and what stays for that.
+// Warnings describes the sources that do not answer and the backends that remain in force.
 func (f *Finder) Warnings() []string {
 	var list []string
 	for _, s := range f.Statuses() {
@@ -361,9 +359,9 @@ func (f *Finder) Warnings() []string {
 	return list
 }
 
-// save keeps what was found; the caller holds the lock.
+// save stores the results. The caller must hold the lock.
 func (f *Finder) save() {
 	if err := store(f.opt.Path, f.last); err != nil {
-		f.opt.Log.Warn("what was found will not be known after a restart", "error", err)
+		f.opt.Log.Warn("discovered backends cannot be stored for the next start", "error", err)
 	}
 }

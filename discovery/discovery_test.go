@@ -197,7 +197,7 @@ func TestDirectory(t *testing.T) {
 	if last := g.Last()["web"]; len(last) != 1 || last[0].Address.String() != "10.0.0.2" {
 		t.Errorf("after a restart: %+v", last)
 	}
-	labtest.Eventually(t, 10*time.Second, "a warning", warned(g, "no such file or directory: what was found last stays"))
+	labtest.Eventually(t, 10*time.Second, "a warning", warned(g, "no such file or directory: the last result remains in force"))
 	if again.puts != 0 {
 		t.Error("a source that does not answer changed the backends")
 	}

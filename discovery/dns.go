@@ -21,7 +21,7 @@ import (
 const (
 	leastTTL   = time.Second
 	mostTTL    = 5 * time.Minute
-	unknownTTL = 5 * time.Second // of an answer that says nothing of it
+	unknownTTL = 5 * time.Second // of an answer without a TTL
 	dnsTimeout = 2 * time.Second
 	resolvConf = "/etc/resolv.conf"
 	mostWeight = 256
@@ -31,7 +31,7 @@ const (
 // resolver finds backends by a name.
 type resolver struct {
 	name    string
-	servers []string // ADDRESS:PORT; empty: those of resolv.conf
+	servers []string // ADDRESS:PORT; empty means the servers in resolv.conf
 	v4, v6  bool
 }
 
@@ -45,7 +45,7 @@ func newDNS(s spec) *resolver {
 	return r
 }
 
-// changed implements source: the DNS tells nobody.
+// changed implements source. The DNS sends no notifications.
 func (r *resolver) changed(ctx context.Context) { <-ctx.Done() }
 
 func (r *resolver) look(ctx context.Context) (found []config.Backend, again time.Duration, err error) {
@@ -59,7 +59,7 @@ func (r *resolver) look(ctx context.Context) (found []config.Backend, again time
 	return found, ttl, err
 }
 
-// addresses returns those of a name in the families of the service.
+// addresses returns the addresses of a name in the families of the service.
 func (r *resolver) addresses(ctx context.Context, name string) (list []netip.Addr, ttl time.Duration, err error) {
 	ttl = mostTTL
 	for _, q := range []struct {
@@ -92,11 +92,11 @@ func addressesOf(records []dns.RR) (list []netip.Addr) {
 			list = append(list, a)
 		}
 	}
-	slices.SortFunc(list, netip.Addr.Compare) // servers rotate them
+	slices.SortFunc(list, netip.Addr.Compare) // servers rotate the order
 	return list
 }
 
-// services returns what the SRV records of the name lead to (RFC 2782).
+// services returns the targets of the name's SRV records (RFC 2782).
 func (r *resolver) services(ctx context.Context) (found []config.Backend, ttl time.Duration, err error) {
 	answer, err := r.ask(ctx, r.name, dns.TypeSRV)
 	if err != nil {
@@ -107,7 +107,7 @@ func (r *resolver) services(ctx context.Context) (found []config.Backend, ttl ti
 	heaviest := uint16(1)
 	var priorities []uint16
 	for _, rr := range answer.Answer {
-		if srv, ok := rr.(*dns.SRV); ok && srv.Target != "." { // which says that there is no such service
+		if srv, ok := rr.(*dns.SRV); ok && srv.Target != "." { // "." means that the service does not exist
 			records = append(records, srv)
 			heaviest = max(heaviest, srv.Weight)
 			priorities = append(priorities, srv.Priority)
@@ -141,7 +141,7 @@ func (r *resolver) services(ctx context.Context) (found []config.Backend, ttl ti
 	return found, ttl, nil
 }
 
-// named makes a name of a backend of one of the DNS.
+// named converts a DNS name to a backend name.
 func named(target string) string {
 	name := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.:", r) {
@@ -152,7 +152,7 @@ func named(target string) string {
 	return name[:min(len(name), 50)]
 }
 
-// timeToLive returns how long an answer counts, also one without records (RFC 2308 §5).
+// timeToLive returns the validity of an answer, also of one without records (RFC 2308 §5).
 func timeToLive(m *dns.Msg) time.Duration {
 	ttl := mostTTL
 	for _, rr := range m.Answer {
@@ -169,8 +169,8 @@ func timeToLive(m *dns.Msg) time.Duration {
 	return max(ttl, leastTTL)
 }
 
-// ask asks one server after the other, and returns the first answer that is one: with records, or
-// that there are none.
+// ask queries one server after the other. It returns the first usable answer: with records, or the statement that
+// none exist.
 func (r *resolver) ask(ctx context.Context, name string, kind uint16) (*dns.Msg, error) {
 	servers := r.servers
 	if len(servers) == 0 {

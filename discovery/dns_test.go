@@ -81,7 +81,7 @@ func TestDNS(t *testing.T) {
 	f, s := following(t, "", `{dns: app.test, servers: ["127.0.0.1:1", "`+server+`"], port: 8080, hold: 1s}`)
 	s.eventually(t, "10.0.0.1:8080", "10.0.0.2:8080") // the first server does not answer; IPv6 is of no use
 	z.set(dns.RcodeServerFailure)
-	labtest.Eventually(t, 10*time.Second, "a warning", warned(f, "it answers SERVFAIL: what was found last stays"))
+	labtest.Eventually(t, 10*time.Second, "a warning", warned(f, "it answers SERVFAIL: the last result remains in force"))
 	if err := s.has("10.0.0.1:8080", "10.0.0.2:8080"); err != nil {
 		t.Error(err)
 	}
@@ -187,7 +187,7 @@ func TestDnsmasq(t *testing.T) {
 	if err := first.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	labtest.Eventually(t, 20*time.Second, "a warning", warned(f, "what was found last stays"))
+	labtest.Eventually(t, 20*time.Second, "a warning", warned(f, "the last result remains in force"))
 	if err := s.has("10.0.0.2", "10.0.0.3"); err != nil {
 		t.Error(err)
 	}

@@ -23,18 +23,18 @@ import (
 
 // Bounds of the Docker engine.
 const (
-	dockerEvery   = 30 * time.Second // looks, beside those that events ask for
+	dockerEvery   = 30 * time.Second // polling interval in addition to events
 	dockerTimeout = 5 * time.Second
 	mostOfDocker  = 64 << 20 // bytes of an answer
 )
 
-// docker finds containers that have a label.
+// docker finds containers with a label.
 type docker struct {
 	label   string
 	network string
 	v4, v6  bool
 	client  *http.Client
-	since   string // events are asked for from then on; only changed uses it
+	since   string // start time of the next request for events; only changed uses it
 }
 
 func newDocker(s spec) *docker {
@@ -46,7 +46,7 @@ func newDocker(s spec) *docker {
 	}}}
 }
 
-// container is what the engine says of one.
+// container is the engine's description of a container.
 type container struct {
 	ID       string            `json:"Id"`
 	Names    []string          `json:"Names"`
@@ -80,7 +80,7 @@ func (d *docker) look(ctx context.Context) (found []config.Backend, again time.D
 		}
 		b := config.Backend{Name: c.name(), Address: d.address(c)}
 		if !b.Address.IsValid() {
-			continue // it has the network of the host, or of another container
+			continue // it uses the network of the host, or of another container
 		}
 		if port, err := strconv.ParseUint(c.Labels["sluice.port"], 10, 16); err == nil {
 			b.Port = uint16(port)
@@ -93,7 +93,7 @@ func (d *docker) look(ctx context.Context) (found []config.Backend, again time.D
 	return found, dockerEvery, nil
 }
 
-// good tells whether the container runs, and its check, if it has one, is good.
+// good reports whether the container runs and its check, if any, is good.
 func (c container) good() bool {
 	return c.State == "running" && !strings.Contains(c.Status, "(unhealthy)") && !strings.Contains(c.Status, "(health: starting)")
 }
@@ -105,7 +105,7 @@ func (c container) name() string {
 	return named(strings.TrimPrefix(c.Names[0], "/"))
 }
 
-// address returns that of the network that is asked for, or of the first by name.
+// address returns the container's address in the requested network, or in the first network by name.
 func (d *docker) address(c container) netip.Addr {
 	networks := slices.Sorted(maps.Keys(c.Settings.Networks))
 	if d.network != "" {
@@ -138,11 +138,11 @@ func (d *docker) changed(ctx context.Context) {
 		sleep(ctx, firstTry)
 		return
 	}
-	next := event.At + 1 // none is lost until the next call
+	next := event.At + 1 // so that no event is lost until the next call
 	d.since = fmt.Sprintf("%d.%09d", next/int64(time.Second), next%int64(time.Second))
 }
 
-// get asks the engine.
+// get sends a request to the engine.
 func (d *docker) get(ctx context.Context, path string, filters map[string][]string, since string) (io.ReadCloser, error) {
 	text, err := json.Marshal(filters)
 	if err != nil {

@@ -88,7 +88,7 @@ func TestDockerEngine(t *testing.T) {
 	}
 	e.mu.Unlock()
 	_ = server.Close()
-	labtest.Eventually(t, 40*time.Second, "a warning", warned(f, "what was found last stays"))
+	labtest.Eventually(t, 40*time.Second, "a warning", warned(f, "the last result remains in force"))
 	if err := s.has("web-2=10.0.0.2:8080"); err != nil {
 		t.Error(err)
 	}

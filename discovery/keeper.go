@@ -11,15 +11,15 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// keeper decides which backends stay that are not found any more.
+// keeper decides how long missing backends remain in force.
 type keeper struct {
 	hold  time.Duration
 	least int
 	known map[netip.AddrPort]*held
-	order int // of the next one
+	order int // of the next backend
 }
 
-// held is a backend with when it was last found.
+// held is a backend with the time of its last discovery.
 type held struct {
 	backend config.Backend
 	seen    time.Time
@@ -30,9 +30,9 @@ func newKeeper(hold time.Duration, least int) *keeper {
 	return &keeper{hold: hold, least: least, known: map[netip.AddrPort]*held{}}
 }
 
-// update takes what is found now, and returns what is to be in force, in the order in which it was
-// first found; how many of them are in force only because else fewer than the least would be left;
-// and when the next one is to go, zero for never.
+// update takes the current result and returns the backends to apply, in the order of their first discovery. kept is
+// the number of backends that remain only because of the minimum number. next is the time when the next missing
+// backend expires, or zero.
 func (k *keeper) update(found []config.Backend, now time.Time) (list []config.Backend, kept int, next time.Time) {
 	for _, b := range found {
 		at := netip.AddrPortFrom(b.Address, b.Port)
@@ -42,7 +42,7 @@ func (k *keeper) update(found []config.Backend, now time.Time) (list []config.Ba
 		}
 		k.known[at].backend, k.known[at].seen = b, now
 	}
-	var gone []netip.AddrPort // over time, those that were found last come last
+	var gone []netip.AddrPort // expired, sorted by the time of the last discovery
 	for at, h := range k.known {
 		switch end := h.seen.Add(k.hold); {
 		case h.seen.Equal(now):

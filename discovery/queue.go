@@ -9,18 +9,18 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// request is what was found for a service, and waits to be put in force.
+// request is a result for a service that waits for its application.
 type request struct {
 	service string
 	list    []config.Backend
-	done    bool // err holds
+	done    bool // err is valid
 	err     error
 }
 
-// queue holds what waits while something else is put in force: that of many services, as at the
-// start, takes a few changes.
+// queue holds the waiting requests during an application. So the results of many services, as at the start, need few
+// changes.
 type queue struct {
-	working sync.Mutex // held by the one who puts
+	working sync.Mutex // locked by the applying goroutine
 
 	mu   sync.Mutex // protects list
 	list []*request
@@ -40,13 +40,13 @@ func (q *queue) take() []*request {
 	return list
 }
 
-// put puts what was found for a service in force, together with all that waits then.
+// put applies the result for a service, together with all waiting requests.
 func (f *Finder) put(ctx context.Context, service string, list []config.Backend) error {
 	r := &request{service: service, list: list}
 	f.waiting.add(r)
 	f.waiting.working.Lock()
 	defer f.waiting.working.Unlock()
-	if r.done { // by one who waited too
+	if r.done { // applied by another waiting goroutine
 		return r.err
 	}
 	all := f.waiting.take()
@@ -56,7 +56,7 @@ func (f *Finder) put(ctx context.Context, service string, list []config.Backend)
 	}
 	err := f.opt.Put(ctx, found)
 	for _, of := range all {
-		if of.err = err; err != nil && len(all) > 1 { // each is refused for itself
+		if of.err = err; err != nil && len(all) > 1 { // retry each alone, so that each gets its own error
 			of.err = f.opt.Put(ctx, map[string][]config.Backend{of.service: of.list})
 		}
 		of.done = true

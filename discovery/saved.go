@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// saved is what was found for a service.
+// saved is the stored result for a service.
 type saved struct {
 	Origin   string           `json:"origin"`
 	Backends []config.Backend `json:"backends"`
@@ -37,8 +37,7 @@ func load(path string) (map[string]saved, error) {
 	return last, nil
 }
 
-// store replaces the file as a whole. It is a memory that a new look replaces: a crash of the machine
-// may lose it.
+// store replaces the file as a whole. The next query renews the data, so a crash of the machine may lose it.
 func store(path string, last map[string]saved) error {
 	if path == "" {
 		return nil

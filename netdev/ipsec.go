@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// IPsecPolicy is one of "ip xfrm policy" by which packets that the kernel forwards do not leave as they are.
+// IPsecPolicy is an entry of "ip xfrm policy" that encrypts or drops forwarded packets.
 type IPsecPolicy struct {
 	Source, Dest         netip.Prefix
 	Protocol             flow.Protocol // flow.Any: all
@@ -23,7 +23,7 @@ type IPsecPolicy struct {
 	Blocks               bool          // the packets are dropped; otherwise they leave encrypted
 }
 
-// String returns the policy as an operator would look for it.
+// String returns the policy in the notation of operators.
 func (p IPsecPolicy) String() string {
 	does := "encrypts"
 	if p.Blocks {
@@ -32,8 +32,8 @@ func (p IPsecPolicy) String() string {
 	return fmt.Sprintf("%s to %s: %s", p.Source, p.Dest, does)
 }
 
-// IPsecPolicies lists those of the calling thread's network namespace. Policies of XFRM interfaces and of marks
-// are left out: packets meet them by the interface that they are routed to, or by a mark of netfilter's.
+// IPsecPolicies returns the policies of the calling thread's network namespace. It omits policies of XFRM interfaces
+// and policies with a mark, because the routed interface or a netfilter mark selects them.
 func IPsecPolicies() ([]IPsecPolicy, error) {
 	return Whole(func() (list []IPsecPolicy, err error) {
 		req := nl.NewNetlinkRequest(nl.XFRM_MSG_GETPOLICY, unix.NLM_F_DUMP)
@@ -54,10 +54,11 @@ func IPsecPolicies() ([]IPsecPolicy, error) {
 	})
 }
 
-// withoutIPsec reports whether an error says that the kernel has no IPsec (CONFIG_XFRM_USER).
+// withoutIPsec reports whether an error means that the kernel has no IPsec (CONFIG_XFRM_USER).
 func withoutIPsec(err error) bool { return errors.Is(err, unix.EPROTONOSUPPORT) }
 
-// ipsecPolicy decodes struct xfrm_userpolicy_info with its attributes; false for one that forwarded packets do not meet.
+// ipsecPolicy decodes struct xfrm_userpolicy_info with its attributes; false if the policy does not apply to
+// forwarded packets.
 func ipsecPolicy(message []byte) (p IPsecPolicy, ok bool) {
 	if len(message) < nl.SizeofXfrmUserpolicyInfo {
 		return p, false

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EnterNamespace moves the calling thread, which is to be locked, into a network namespace. A
-// thread that is there already stays: setns asks for CAP_SYS_ADMIN even then, which containers lack.
+// EnterNamespace moves the calling thread, which must be locked, into a network namespace. It does nothing if the
+// thread is already there: setns requires CAP_SYS_ADMIN even then, which containers lack.
 func EnterNamespace(ns netns.NsHandle) error {
 	if here, err := netns.Get(); err == nil {
 		defer here.Close()
@@ -25,7 +25,7 @@ func EnterNamespace(ns netns.NsHandle) error {
 	return nil
 }
 
-// Within calls f on a thread in a network namespace, and returns when f has.
+// Within calls f on a thread in a network namespace and waits for its return.
 func Within(ns netns.NsHandle, f func()) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -38,7 +38,7 @@ func Within(ns netns.NsHandle, f func()) error {
 	}
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread exits with the goroutine
 		err := EnterNamespace(ns)
 		if err == nil {
 			f()

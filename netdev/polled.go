@@ -10,18 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Polled tells whether anything was changed about the interfaces, addresses, routes, routing rules and IPsec policies of
-// a network namespace, so that whoever has read them need not do so again. The kernel queues its messages
-// before the request for a change is answered: what was changed before a call of Changed, that call tells.
+// Polled detects changes of the interfaces, addresses, routes, routing rules and IPsec policies of a network
+// namespace. Without a change, a caller can reuse earlier readings. The kernel queues its messages before it answers
+// the request for a change. So Changed reports every change that was complete before the call.
 type Polled struct{ sockets []int }
 
-// polledGroups are those of what an interface, an address or an answer to RTM_GETROUTE depends on.
+// polledGroups are the multicast groups for interfaces, addresses and answers to RTM_GETROUTE.
 var polledGroups = []int{
 	unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
 	unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_NEXTHOP,
 }
 
-// OpenPolled opens one for the network namespace of the calling thread.
+// OpenPolled opens a Polled for the network namespace of the calling thread.
 func OpenPolled() (*Polled, error) {
 	p := &Polled{}
 	err := p.open(unix.NETLINK_ROUTE, polledGroups...)
@@ -52,7 +52,7 @@ func (p *Polled) open(protocol int, groups ...int) error {
 	return nil
 }
 
-// Changed reports whether there was a change since the last call, or since it was opened. It does not wait.
+// Changed reports whether there was a change since the last call, or since OpenPolled. It does not wait.
 func (p *Polled) Changed() (changed bool) {
 	for _, fd := range p.sockets {
 		changed = drained(fd) || changed
@@ -60,9 +60,9 @@ func (p *Polled) Changed() (changed bool) {
 	return changed
 }
 
-// drained empties a socket and reports whether there was anything in it.
+// drained empties a socket and reports whether it contained a message.
 func drained(socket int) bool {
-	changed, beginning := false, make([]byte, unix.SizeofNlMsghdr) // of a message, whose rest is dropped
+	changed, beginning := false, make([]byte, unix.SizeofNlMsghdr) // of a message; the rest is discarded
 	for {
 		_, _, err := unix.Recvfrom(socket, beginning, unix.MSG_DONTWAIT)
 		switch {
@@ -71,7 +71,7 @@ func drained(socket int) bool {
 		case errors.Is(err, unix.EINTR):
 		case errors.Is(err, unix.EAGAIN):
 			return changed
-		case errors.Is(err, unix.ENOBUFS): // more messages than fitted
+		case errors.Is(err, unix.ENOBUFS): // the socket buffer overflowed
 			changed = true
 		default:
 			return true
@@ -79,7 +79,7 @@ func drained(socket int) bool {
 	}
 }
 
-// Close closes it.
+// Close closes the sockets.
 func (p *Polled) Close() (err error) {
 	for _, fd := range p.sockets {
 		err = errors.Join(err, unix.Close(fd))

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Interface is a network interface, with the properties that Sluice needs.
+// Interface is a network interface with the properties that Sluice needs.
 type Interface struct {
 	Index    int
 	Name     string
@@ -27,21 +27,20 @@ type Interface struct {
 	// Kind is the driver's kind of a virtual link ("veth", "bridge", "vlan", ...);
 	// "device" for hardware.
 	Kind string
-	// Master is the index of the bridge, bond or VRF that the link is a port of, 0
-	// for none.
+	// Master is the index of the link's bridge, bond or VRF; 0 for none.
 	Master int
-	// Parent is the index of the link that a VLAN, a macvlan and the like stand on, in this
-	// namespace or another one; of a veth it is the other end's. 0 for none.
+	// Parent is the index of the lower link of a VLAN, a macvlan and similar links, in this namespace or another one.
+	// For a veth it is the other end; 0 for none.
 	Parent int
-	// Lower is Parent where that is in this namespace and not a veth's other end, else 0.
+	// Lower is Parent if that link is in this namespace and not a veth's other end, else 0.
 	Lower int
 }
 
-// joins are the kinds of links that take their ports' packets as their own. A
-// VRF's ports keep their addresses and routes.
+// joins are the kinds of links that receive their ports' packets as their own. A VRF's ports keep their addresses and
+// routes.
 var joins = map[string]bool{"bridge": true, "bond": true, "team": true, "openvswitch": true}
 
-// PortOf returns the bridge or bond among all that takes the link's packets.
+// PortOf returns the bridge or bond in all that receives the link's packets.
 func (i Interface) PortOf(all []Interface) (Interface, bool) {
 	for _, m := range all {
 		if i.Master != 0 && m.Index == i.Master && joins[m.Kind] {
@@ -51,26 +50,24 @@ func (i Interface) PortOf(all []Interface) (Interface, bool) {
 	return Interface{}, false
 }
 
-// Virtual reports whether the link has a local stack or another link behind it
-// instead of hardware, so that packets on it may lack their checksum
-// (CHECKSUM_PARTIAL) and may be larger than its MTU (GSO).
+// Virtual reports whether the link has a local stack or another link below it instead of hardware. Its packets may
+// lack their checksum (CHECKSUM_PARTIAL) and may exceed its MTU (GSO).
 func (i Interface) Virtual() bool { return i.Kind != "device" }
 
-// Ethernet reports whether what goes over the link has Ethernet headers: tunnels of IP
-// packets (tun, WireGuard) and PPP have none.
+// Ethernet reports whether frames of the link have Ethernet headers. Tunnels of IP packets (tun, WireGuard) and PPP
+// have none.
 func (i Interface) Ethernet() bool { return len(i.MAC) == 6 }
 
-// bare are the kinds of links whose packets begin with their IP headers. Those of a tun have no
-// MAC, those of a tap do.
+// bare are the kinds of links with packets that begin with the IP header. A tun has no MAC, a tap has one.
 var bare = map[string]bool{"tuntap": true, "wireguard": true, "ppp": true}
 
-// Bare reports whether what comes in by the link begins with an IP header. Other tunnels of IP
-// packets may show programs the outer header that was taken off.
+// Bare reports whether received packets of the link begin with an IP header. Other tunnels of IP packets may present
+// the removed outer header to programs.
 func (i Interface) Bare() bool { return !i.Ethernet() && bare[i.Kind] }
 
-// Whole reads a list from the kernel, and reads it again while the kernel reports that it changed during
-// the dump (NLM_F_DUMP_INTR), because entries may be missing then. On a host whose containers start and
-// stop this is every tenth dump.
+// Whole reads a list from the kernel. It repeats the dump if the kernel reports a change during the dump
+// (NLM_F_DUMP_INTR), because entries may be missing. On a host with frequent container changes this affects every
+// tenth dump.
 func Whole[T any](read func() ([]T, error)) (list []T, err error) {
 	for range 100 {
 		if list, err = read(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -80,8 +77,7 @@ func Whole[T any](read func() ([]T, error)) (list []T, err error) {
 	return list, err
 }
 
-// Network is the network that an address of an interface is on: of a link between two
-// hosts it is that of the other end.
+// Network returns the network of an interface's address. On a point-to-point link it is the network of the peer.
 func Network(a netlink.Addr) (netip.Prefix, bool) {
 	n := a.IPNet
 	if a.Peer != nil {
@@ -95,8 +91,8 @@ func Network(a netlink.Addr) (netip.Prefix, bool) {
 	return netip.PrefixFrom(ip.Unmap(), bits).Masked(), true
 }
 
-// Global returns the global address of an interface for a family: the first one that is neither
-// link-local, held by Sluice nor deprecated, and, if there are others, neither secondary nor temporary.
+// Global returns the global address of an interface for a family. It is the first address that is neither link-local,
+// held by Sluice nor deprecated. Secondary and temporary addresses are used only if there are no others.
 func Global(list []netlink.Addr, v6 bool) (first netip.Addr, ok bool) {
 	least := 4
 	for _, a := range list {
@@ -123,7 +119,7 @@ func Global(list []netlink.Addr, v6 bool) (first netip.Addr, ok bool) {
 	return first, ok
 }
 
-// Interfaces lists those of the calling thread's network namespace.
+// Interfaces returns the interfaces of the calling thread's network namespace.
 func Interfaces() ([]Interface, error) {
 	links, err := Whole(netlink.LinkList)
 	if err != nil {
@@ -136,7 +132,7 @@ func Interfaces() ([]Interface, error) {
 	return out, nil
 }
 
-// ByName looks for one of the calling thread's network namespace; false if there is none.
+// ByName returns an interface of the calling thread's network namespace by name; false if there is none.
 func ByName(name string) (Interface, bool) {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
@@ -147,14 +143,14 @@ func ByName(name string) (Interface, bool) {
 
 func interfaceOf(l netlink.Link) Interface {
 	a, lower := l.Attrs(), 0
-	if a.NetNsID < 0 && l.Type() != "veth" { // IFLA_LINK_NETNSID is there where the link is in another namespace
+	if a.NetNsID < 0 && l.Type() != "veth" { // IFLA_LINK_NETNSID is present if the lower link is in another namespace
 		lower = a.ParentIndex
 	}
 	return Interface{Index: a.Index, Name: a.Name, MAC: a.HardwareAddr, MTU: a.MTU,
 		Up: a.Flags&net.FlagUp != 0, Loopback: a.Flags&net.FlagLoopback != 0, Kind: l.Type(), Master: a.MasterIndex, Parent: a.ParentIndex, Lower: lower}
 }
 
-// ErrNoNextHop is wrapped by NextHop when nothing would have to be resolved.
+// ErrNoNextHop is wrapped by NextHop if no neighbour needs to be resolved.
 var ErrNoNextHop = errors.New("no next hop on a link")
 
 // Hop is a host on a link.
@@ -163,12 +159,12 @@ type Hop struct {
 	Addr    netip.Addr
 }
 
-// Resolve makes the kernel find out the MAC of a neighbour, and keep it fresh until
-// Forget (NTF_EXT_MANAGED, Linux 5.16). It returns without waiting for the answer.
-// Of a permanent entry it would take what makes it one.
+// Resolve makes the kernel resolve the MAC of a neighbour and keep it fresh until Forget (NTF_EXT_MANAGED, Linux
+// 5.16). It does not wait for the answer. It must not be used on a permanent entry, because it would make that entry
+// age.
 func Resolve(n Hop) error { return manage(n, netlink.NTF_EXT_MANAGED) }
 
-// Forget ends what Resolve began; the kernel lets the entry age as any other.
+// Forget ends the effect of Resolve; the entry then ages normally.
 func Forget(n Hop) error { return manage(n, 0) }
 
 func manage(n Hop, extended int) error {
@@ -182,7 +178,7 @@ func manage(n Hop, extended int) error {
 	return nil
 }
 
-// HardwareAddr returns the MAC of a neighbour; nil while the kernel does not know it.
+// HardwareAddr returns the MAC of a neighbour; nil if the kernel does not know it.
 func HardwareAddr(n Hop) (net.HardwareAddr, error) {
 	family := netlink.FAMILY_V4
 	if n.Addr.Is6() {
@@ -193,7 +189,7 @@ func HardwareAddr(n Hop) (net.HardwareAddr, error) {
 	request.AddData(nl.NewRtAttr(netlink.NDA_DST, n.Addr.AsSlice()))
 	answers, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
 	if errors.Is(err, unix.ENOENT) {
-		return nil, nil // nobody has asked for it yet
+		return nil, nil // the kernel has no entry yet
 	}
 	if err != nil {
 		return nil, fmt.Errorf("neighbour %s on interface %d: %w", n.Addr, n.Ifindex, err)
@@ -206,8 +202,7 @@ func HardwareAddr(n Hop) (net.HardwareAddr, error) {
 	return nil, nil
 }
 
-// Kept lists the neighbours that do not age: those that the kernel keeps fresh (true), and
-// those that somebody has set for good (false).
+// Kept returns the neighbours that do not age: those kept fresh by the kernel (true), and permanent ones (false).
 func Kept() (map[Hop]bool, error) {
 	all, err := Whole(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -223,8 +218,8 @@ func Kept() (map[Hop]bool, error) {
 	return kept, nil
 }
 
-// NextHop returns the interface by which packets to an address leave, and the neighbour that they are
-// sent to: the router's, or the address itself when it is on the link.
+// NextHop returns the output interface and the neighbour for packets to an address: the router, or the address itself
+// if it is on the link.
 func NextHop(to netip.Addr) (ifindex int, hop netip.Addr, err error) {
 	routes, err := netlink.RouteGet(to.AsSlice())
 	if err != nil {
@@ -244,9 +239,9 @@ func NextHop(to netip.Addr) (ifindex int, hop netip.Addr, err error) {
 	return routes[0].LinkIndex, hop, nil
 }
 
-// Routed returns what NextHop does for a packet that arrives by an interface and is forwarded as it
-// stands in t: rules of "ip rule" choose by its source, protocol and ports too. EINVAL and EXDEV are
-// of the reverse path filter and of sources that no packet that arrives may have. Marks are not known.
+// Routed is like NextHop for a forwarded packet with tuple t from an interface: rules of "ip rule" may match its
+// source, protocol and ports. EINVAL and EXDEV result from the reverse path filter and from invalid source addresses.
+// It ignores marks.
 func Routed(in int, t flow.Tuple) (ifindex int, hop netip.Addr, err error) {
 	src, dst := t.Source.Addr(), t.Dest.Addr()
 	family, bits := unix.AF_INET6, uint8(128)
@@ -260,7 +255,7 @@ func Routed(in int, t flow.Tuple) (ifindex int, hop netip.Addr, err error) {
 	request.AddData(nl.NewRtAttr(unix.RTA_DST, dst.AsSlice()))
 	request.AddData(nl.NewRtAttr(unix.RTA_SRC, src.AsSlice()))
 	request.AddData(nl.NewRtAttr(unix.RTA_IIF, nl.Uint32Attr(uint32(in))))
-	if t.Protocol == flow.TCP || t.Protocol == flow.UDP { // the kernel takes no others here
+	if t.Protocol == flow.TCP || t.Protocol == flow.UDP { // the kernel accepts only these here
 		request.AddData(nl.NewRtAttr(unix.RTA_IP_PROTO, []byte{uint8(t.Protocol)}))
 		request.AddData(nl.NewRtAttr(unix.RTA_SPORT, binary.BigEndian.AppendUint16(nil, t.Source.Port())))
 		request.AddData(nl.NewRtAttr(unix.RTA_DPORT, binary.BigEndian.AppendUint16(nil, t.Dest.Port())))
@@ -287,7 +282,7 @@ func Routed(in int, t flow.Tuple) (ifindex int, hop netip.Addr, err error) {
 			if gw, ok := netip.AddrFromSlice(a.Value); ok {
 				hop = gw
 			}
-		case unix.RTA_VIA: // its family stands before the address
+		case unix.RTA_VIA: // the family precedes the address
 			if len(a.Value) > 2 {
 				if gw, ok := netip.AddrFromSlice(a.Value[2:]); ok {
 					hop = gw

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Destination is where the routing table leads.
+// Destination is a destination of the routing table.
 type Destination struct {
 	Prefix netip.Prefix
 	Here   bool // an address of this host
 }
 
-// Destinations lists what the main table leads to and the addresses of this host. It reads
-// no more of a route than that: a full table has a million.
+// Destinations returns the destinations in the main table and the addresses of this host. It reads only this part of
+// a route, because a full table has a million routes.
 func Destinations(v6 bool) ([]Destination, error) {
 	family := unix.AF_INET
 	if v6 {
@@ -42,8 +42,8 @@ func Destinations(v6 bool) ([]Destination, error) {
 	})
 }
 
-// Local lists the prefixes that packets are delivered here for: the addresses of this host, and what
-// local routes add to them. The kernel is asked for the local table alone.
+// Local returns the prefixes with local delivery: the addresses of this host and additional local routes. It requests
+// only the local table from the kernel.
 func Local() (list []netip.Prefix, err error) {
 	s, err := nl.Subscribe(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -65,7 +65,7 @@ func Local() (list []netip.Prefix, err error) {
 				return true
 			})
 			if errors.Is(err, unix.ENOENT) {
-				return nil, nil // the first address makes the table
+				return nil, nil // the first address creates the table
 			}
 			return some, err
 		})

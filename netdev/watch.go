@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netdev reads the interfaces, routes, neighbours and IPsec policies of a network namespace, and
-// reports changes that affect where packets are sent.
+// Package netdev reads the interfaces, routes, neighbours and IPsec policies of a network namespace, and reports
+// changes that affect forwarding.
 package netdev
 
 import (
@@ -34,7 +34,7 @@ var kindNames = [...]string{"link", "address", "route", "neighbour", "policy", "
 // String returns the kind in lower case.
 func (k Kind) String() string { return kindNames[k] }
 
-// Event is one change. Ifindex and Address are set where the kind has them.
+// Event is one change. Ifindex and Address are set if they apply to the kind.
 type Event struct {
 	Kind    Kind
 	Ifindex int
@@ -52,7 +52,7 @@ var groups = []uint{
 // that is replaced at once overflows any buffer, which Lost reports.
 const receiveBuffer = 8 << 20
 
-// Watcher follows the changes of the namespace in which it was opened.
+// Watcher receives the changes of the namespace in which it was opened.
 type Watcher struct {
 	socket   *nl.NetlinkSocket
 	policies *nl.NetlinkSocket    // nil on a kernel without IPsec
@@ -67,10 +67,9 @@ type neighbour struct {
 	address netip.Addr
 }
 
-// Open begins to watch the network namespace of the calling thread. Every change
-// after it returned is reported.
+// Open starts watching the network namespace of the calling thread. It reports every change after its return.
 func Open() (*Watcher, error) {
-	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, groups...) // SubscribeAt asks for CAP_SYS_ADMIN, for this namespace too
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, groups...) // SubscribeAt requires CAP_SYS_ADMIN, even for this namespace
 	if err != nil {
 		return nil, fmt.Errorf("route netlink socket: %w", err)
 	}
@@ -98,8 +97,8 @@ func (w *Watcher) close() {
 	}
 }
 
-// Run calls changed for every change until the context ends, one call at a time. It must be called
-// once; it closes the watcher.
+// Run calls changed for every change until the context ends, one call at a time. It must be called once; it closes
+// the watcher.
 func (w *Watcher) Run(ctx context.Context, changed func(Event)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -117,7 +116,7 @@ func (w *Watcher) Run(ctx context.Context, changed func(Event)) error {
 		running++
 		go func() { ended <- w.receive(ctx, w.policies, serially) }()
 	}
-	err := <-ended // by itself only with an error
+	err := <-ended // it ends by itself only with an error
 	cancel()
 	for range running - 1 {
 		err = errors.Join(err, <-ended)

@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What an interface can do with XDP: bits of linux/netdev.h.
+// XDP features of an interface: bits of linux/netdev.h.
 const (
-	XDPBasic    = 1 << 0 // it runs programs (NETDEV_XDP_ACT_BASIC)
-	XDPTransmit = 1 << 2 // frames can be redirected to it (NETDEV_XDP_ACT_NDO_XMIT)
+	XDPBasic    = 1 << 0 // runs programs (NETDEV_XDP_ACT_BASIC)
+	XDPTransmit = 1 << 2 // accepts redirected frames (NETDEV_XDP_ACT_NDO_XMIT)
 )
 
 // Generic netlink's family "netdev" (linux/netdev.h, since 6.3).
@@ -23,9 +23,9 @@ const (
 	netdevXDPFeatures = 3 // NETDEV_A_DEV_XDP_FEATURES
 )
 
-// XDPFeatures reads what interfaces of the calling thread's network namespace can do with XDP,
-// by index; nil before Linux 6.3, which does not report it. They are asked one by one: the parts of
-// a list are not marked as such (NLM_F_MULTI), so that its end is not seen.
+// XDPFeatures returns the XDP features of interfaces in the calling thread's network namespace, by index; nil before
+// Linux 6.3, which does not report them. It requests them one by one, because the kernel does not mark the parts of a
+// list (NLM_F_MULTI), so its end cannot be detected.
 func XDPFeatures(interfaces []int) map[int]uint64 {
 	family, err := netlink.GenlFamilyGet("netdev")
 	if err != nil {
@@ -38,12 +38,12 @@ func XDPFeatures(interfaces []int) map[int]uint64 {
 	defer socket.Close()
 	all := map[int]uint64{}
 	for _, index := range interfaces {
-		ask := nl.NewNetlinkRequest(int(family.ID), 0) // nl.Genlmsg is two bytes too short, and the kernel looks at these
+		ask := nl.NewNetlinkRequest(int(family.ID), 0) // nl.Genlmsg is two bytes too short, and the kernel checks the length
 		ask.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_GENERIC: {Socket: socket}}
 		ask.AddRawData(append([]byte{netdevGet, 1, 0, 0}, nl.NewRtAttr(netdevIfindex, nl.Uint32Attr(uint32(index))).Serialize()...))
 		answer, err := ask.Execute(unix.NETLINK_GENERIC, 0)
 		if err != nil || len(answer) == 0 || len(answer[0]) < nl.SizeofGenlmsg {
-			continue // it is gone
+			continue // the interface was removed
 		}
 		attributes, err := nl.ParseRouteAttr(answer[0][nl.SizeofGenlmsg:])
 		if err != nil {

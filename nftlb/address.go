@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// changed tells whether a value differs from what the address has. Keys that addresses do not
-// have never do.
+// changed reports whether a value differs from the address's current one. Keys that addresses do not have never
+// differ.
 func (a *address) changed(key, value string) bool {
 	switch key {
 	case "name":
@@ -54,7 +54,7 @@ func (s *store) setAddress(key, value string) result {
 		}
 		a.Attributes[key] = value
 	case "action":
-		if s.setAddressAction(a, actionOf(value)) { // which nftlb takes for a failure
+		if s.setAddressAction(a, actionOf(value)) { // nftlb treats this as a failure
 			return failed
 		}
 	default:
@@ -63,7 +63,7 @@ func (s *store) setAddress(key, value string) result {
 	return ok
 }
 
-// setPorts sets the list of ports. "0" leaves the list as it is; an empty one means all ports of all protocols.
+// setPorts sets the list of ports. "0" keeps the list; an empty list means all ports of all protocols.
 func (a *address) setPorts(value string) {
 	if value != "0" {
 		a.Attributes["ports"] = value
@@ -73,7 +73,7 @@ func (a *address) setPorts(value string) {
 	}
 }
 
-// findAddressLink looks for the interface that has the address.
+// findAddressLink finds the interface with the address.
 func (s *store) findAddressLink(a *address) {
 	if a.In.Name == "lo" {
 		a.In.Index = 0
@@ -92,7 +92,7 @@ func (s *store) findAddressLink(a *address) {
 	}
 }
 
-// setAddressAction tells whether the address had another action.
+// setAddressAction reports whether the address had another action.
 func (s *store) setAddressAction(a *address, to action) bool {
 	if a.action == to {
 		return false
@@ -110,7 +110,7 @@ func (s *store) setAddressAction(a *address, to action) bool {
 	return true
 }
 
-// setAddressInFarms tells whether a farm that uses the address has something new to do.
+// setAddressInFarms sets the action in farms with the address, and reports whether one has new work.
 func (s *store) setAddressInFarms(name string, to action) bool {
 	any := false
 	for _, f := range s.farms {
@@ -129,7 +129,7 @@ func (s *store) deleteAddress(a *address) {
 	}
 }
 
-// setFarmAddress tells whether the use of the address has something new to do.
+// setFarmAddress reports whether the use of the address has new work.
 func (s *store) setFarmAddress(fa *farmAddress, to action) bool {
 	if to == remove {
 		s.leave(fa)
@@ -149,7 +149,7 @@ func (fa *farmAddress) set(to action) {
 	}
 }
 
-// setAddresses sets the action of those addresses of the farm that have a higher one.
+// setAddresses sets the action of the farm's addresses with a higher action.
 func (f *farm) setAddresses(to action) {
 	for _, fa := range f.addresses {
 		if fa.action > to {
@@ -158,7 +158,7 @@ func (f *farm) setAddresses(to action) {
 	}
 }
 
-// leave takes an address from a farm. One that nobody uses is forgotten.
+// leave removes an address from a farm, and deletes it if it is unused.
 func (s *store) leave(fa *farmAddress) {
 	f, a := fa.farm, fa.address
 	f.addresses = slices.DeleteFunc(f.addresses, func(other *farmAddress) bool { return other == fa })
@@ -224,7 +224,7 @@ func (s *store) changeAddressPolicy(key, value string) result {
 	return ok
 }
 
-// setPolicyInAddresses passes what happens to a list on to the addresses that use it.
+// setPolicyInAddresses passes a list's action to the addresses that use it.
 func (s *store) setPolicyInAddresses(p *policy, to action) {
 	for _, a := range s.addresses {
 		at := slices.IndexFunc(a.policies, func(ap *addressPolicy) bool { return ap.policy == p })

@@ -24,15 +24,15 @@ const maxBody = 16 << 20
 type Options struct {
 	// Network of the host.
 	Network Network
-	// Key returns what clients have to send in the header of that name.
+	// Key returns the required value of the request header with that name.
 	Key func() string
-	// InForce returns the configuration in force, nil for none.
+	// InForce returns the active configuration, or nil.
 	InForce func() *config.Config
-	// Change puts what the function makes of the configuration in force in its place.
+	// Change replaces the active configuration by the function's result.
 	Change func(ctx context.Context, who, what string, make func(*config.Config) (*config.Config, error)) error
-	// Refused is called for each client without the key; nil for nobody.
+	// Refused is called for each client without the key; may be nil.
 	Refused func(client, cause string)
-	// Path of the file that keeps the objects over restarts; "" keeps none.
+	// Path is the file that stores the objects across restarts; "" disables it.
 	Path string
 	Log  *slog.Logger
 }
@@ -41,14 +41,13 @@ type Options struct {
 type API struct {
 	opt Options
 
-	mu       sync.Mutex // protects all below
+	mu       sync.Mutex // protects the following fields
 	store    *store
-	unserved []string // what the objects ask for that is not in force
-	late     bool     // the objects changed, and the configuration did not follow yet
+	unserved []string // requested by the objects and not in force
+	late     bool     // the objects changed, and the configuration has not followed yet
 }
 
-// New returns an API with the objects that an earlier one kept. Nothing of them is in force
-// before [API.Start].
+// New returns an API with the stored objects of an earlier one. They are not in force before [API.Start].
 func New(opt Options) (*API, error) {
 	a := &API{opt: opt, store: newStore(opt.Network)}
 	if err := a.read(); err != nil {
@@ -57,25 +56,25 @@ func New(opt Options) (*API, error) {
 	return a, nil
 }
 
-// Warnings say what the objects ask for that is not in force.
+// Warnings describes the settings of the objects that are not in force.
 func (a *API) Warnings() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.Clone(a.unserved)
 }
 
-// retry is how long the configuration may be behind the objects before the next attempt.
+// retry is the time between attempts to apply the objects.
 const retry = 5 * time.Second
 
-// Start puts the objects in force.
+// Start applies the objects.
 func (a *API) Start(ctx context.Context) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.follow(ctx, "start")
 }
 
-// Run looks for what farms wait for, such as the hardware address of a backend, and brings the
-// configuration to what the objects ask for where it could not follow them, until the context ends.
+// Run retries until the context ends. It looks up missing data of farms, such as the hardware address of a backend,
+// and applies the objects if the configuration could not follow them.
 func (a *API) Run(ctx context.Context) {
 	tick := time.NewTicker(retry)
 	defer tick.Stop()

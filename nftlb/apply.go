@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// apply keeps the objects, and makes the configuration follow them.
+// apply stores the objects and updates the configuration.
 func (a *API) apply(ctx context.Context, who, what string) error {
 	if err := a.write(); err != nil {
 		a.late = true
@@ -23,13 +23,12 @@ func (a *API) apply(ctx context.Context, who, what string) error {
 	if err != nil {
 		used, err = a.each(ctx, who, what, err)
 	}
-	a.tell(used)
+	a.logNew(used)
 	a.late = err != nil
 	return err
 }
 
-// put puts the portions in force in place of those before, and returns them with the warnings about
-// them.
+// put replaces the active portions, and returns the new ones with their warnings.
 func (a *API) put(ctx context.Context, who, what string, all []*portion) (used []*portion, err error) {
 	now := a.opt.InForce()
 	if now != nil {
@@ -46,8 +45,8 @@ func (a *API) put(ctx context.Context, who, what string, all []*portion) (used [
 	return used, err
 }
 
-// each puts one portion after the other in force, after all together were refused: what one farm asks
-// for must not keep others from being served. It fails when none can be.
+// each applies the portions one by one, after all together were refused: an invalid farm must not affect others. It
+// fails if no portion can be applied.
 func (a *API) each(ctx context.Context, who, what string, cause error) (used []*portion, err error) {
 	var good []*portion
 	for _, p := range a.store.portions() {
@@ -62,8 +61,8 @@ func (a *API) each(ctx context.Context, who, what string, cause error) (used []*
 	return used, cause
 }
 
-// tell logs warnings that are new.
-func (a *API) tell(used []*portion) {
+// logNew logs new warnings.
+func (a *API) logNew(used []*portion) {
 	var all []string
 	for _, p := range used {
 		for _, w := range p.warnings {
@@ -76,8 +75,8 @@ func (a *API) tell(used []*portion) {
 	a.unserved = all
 }
 
-// assemble returns a configuration with the portions in place of those that it had, and the
-// portions with the warnings about them. One that would not be valid is left out.
+// assemble returns a configuration with replaced portions, and the portions with their warnings. It omits invalid
+// portions.
 func assemble(inForce *config.Config, all []*portion) (*config.Config, []*portion) {
 	for _, p := range all {
 		alone := &config.Config{}
@@ -99,12 +98,12 @@ func assemble(inForce *config.Config, all []*portion) (*config.Config, []*portio
 			return next, all
 		}
 		if !blame(all, err) {
-			return next, all // which is refused with the reason
+			return next, all // it will be refused with the reason
 		}
 	}
 }
 
-// blame leaves out the portions that errors are about, and tells whether there were any.
+// blame removes the portions with errors, and reports whether there were any.
 func blame(all []*portion, err error) bool {
 	found := false
 	var list config.Errors
@@ -120,7 +119,7 @@ func blame(all []*portion, err error) bool {
 	return found
 }
 
-// has tells whether an error about an object is about a part of the portion.
+// has reports whether an error about an object concerns the portion.
 func (p *portion) has(object string) bool {
 	object, _, _ = strings.Cut(object, ":")
 	return slices.ContainsFunc(p.services, func(s config.Service) bool { return object == "service "+s.Name }) ||
@@ -141,7 +140,7 @@ func (p *portion) into(c *config.Config) {
 	maps.Copy(c.Firewall.Sets, p.sets)
 }
 
-// others returns the configuration without what the API made.
+// others returns the configuration without the objects of the API.
 func others(c *config.Config) *config.Config {
 	next := *c
 	next.Services = slices.DeleteFunc(slices.Clone(c.Services), func(s config.Service) bool { return strings.HasPrefix(s.Name, owned) })

@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// Marks that backends may have.
+// Range of backend marks.
 const (
 	leastMark = 1
 	mostMark  = 0xfff
@@ -44,10 +44,9 @@ func (s *store) changeBackend(key, value string) result {
 	return r
 }
 
-// beforeBackend takes away what the change of a key must not find, and returns what is to be
-// done after it.
+// beforeBackend removes state before the change of a key, and returns the action to perform afterwards.
 func (s *store) beforeBackend(f *farm, b *backend, key string) action {
-	if b.State != up && b.State != configError && key == "priority" { // others may become available
+	if b.State != up && b.State != configError && key == "priority" { // other backends may become available
 		s.setFarmAction(f, stop)
 		f.setAddresses(stop)
 		s.settleFarm(f)
@@ -130,7 +129,7 @@ func (s *store) setBackend(key, value string) result {
 	return ok
 }
 
-// freeMark returns the lowest mark that no backend has.
+// freeMark returns the lowest unused mark.
 func (s *store) freeMark() int {
 	used := map[int]bool{}
 	for _, f := range s.farms {
@@ -156,7 +155,7 @@ func (s *store) setBackendAddress(b *backend, value string) {
 	}
 }
 
-// findBackendLinks looks for the interface and hardware address of a backend.
+// findBackendLinks finds the interface and hardware address of a backend.
 func (s *store) findBackendLinks(b *backend) {
 	s.backendFound(b, s.findBackendOut(b) && s.findEther(b))
 }
@@ -170,7 +169,7 @@ func (s *store) backendFound(b *backend, found bool) {
 	}
 }
 
-// needsLinks tells whether hardware addresses count now.
+// needsLinks reports whether the farm currently needs hardware addresses.
 func (f *farm) needsLinks() bool {
 	return f.ingress() && (f.State == up || f.State == configError)
 }
@@ -219,8 +218,8 @@ func (s *store) findEther(b *backend) bool {
 	return found
 }
 
-// refresh looks again for what farms wait for, as nftlb does when a neighbour becomes known, and
-// tells whether it found something.
+// refresh retries the lookups of farms, as nftlb does when a neighbour becomes known. It reports whether a lookup
+// succeeded.
 func (s *store) refresh() bool {
 	any := false
 	for _, f := range s.farms {
@@ -285,7 +284,7 @@ func (s *store) setBackendState(b *backend, value string) {
 	}
 }
 
-// setBackendAction tells whether the backend has something new to do.
+// setBackendAction reports whether the backend has new work.
 func (s *store) setBackendAction(b *backend, a action) bool {
 	switch a {
 	case remove:
@@ -332,7 +331,7 @@ func (s *store) deleteBackend(b *backend) {
 	}
 }
 
-// validateBackends brings up those that wait for nothing any more.
+// validateBackends sets the complete backends up.
 func (s *store) validateBackends(f *farm) {
 	for _, b := range f.Backends {
 		if b.State == configError && b.complete() {
@@ -341,8 +340,7 @@ func (s *store) validateBackends(f *farm) {
 	}
 }
 
-// generatePriority raises the farm's priority by one for each backend that is missing, and tells
-// whether it changed.
+// generatePriority raises the farm's priority by one for each missing backend, and reports whether it changed.
 func (s *store) generatePriority(f *farm) bool {
 	was, now := f.Priority, 1
 	for {
@@ -396,12 +394,12 @@ func (s *store) changeSession(key, value string) result {
 
 func newSession(client string) *session { return &session{Client: client} }
 
-// dropSessions forgets the sessions that are pinned to a backend.
+// dropSessions deletes the sessions of a backend.
 func (f *farm) dropSessions(b *backend) {
 	f.Sessions = slices.DeleteFunc(f.Sessions, func(s *session) bool {
 		return s.backend != nil && (s.backend == b || !f.ingress() && s.backend.fullMark() == b.fullMark())
 	})
 }
 
-// markText is how a mark is printed.
+// markText returns the printed form of a mark.
 func markText(mark int) string { return "0x" + strconv.FormatInt(int64(mark), 16) }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nftlb answers the HTTP API of nftlb, the nftables load balancer, so that its clients work
-// unchanged: farms, backends, addresses, policies, elements and sessions, with the replies, the
-// defaults and the order of keys that they know. What the objects ask for becomes services and
-// sets of the configuration; what has no equal there is kept and shown, and told in a warning.
+// Package nftlb implements the HTTP API of nftlb, the nftables load balancer, for unmodified clients. It supports
+// farms, backends, addresses, policies, elements and sessions, with nftlb's replies, defaults and order of keys. The
+// objects become services and sets of the configuration. Settings without an equivalent are stored and shown, and
+// cause a warning.
 //
-// The rules by which nftlb changes the states of farms and backends are a part of its API: clients
-// read the states. They were learned from its documentation and its answers; [Store] follows them.
+// nftlb's rules for the states of farms and backends belong to its API, because clients read the states. They were
+// learned from its documentation and its answers; [Store] follows them.
 //
-// It has more than 3,000 lines, a file for each kind of object: they refer to each other, and a request
-// may hold all of them at once.
+// It has more than 3,000 lines, one file per kind of object. The objects refer to each other, and one request may
+// contain all kinds.
 package nftlb

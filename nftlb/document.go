@@ -11,9 +11,9 @@ import (
 	"unicode/utf8"
 )
 
-// node is a part of a document; the order of keys counts.
+// node is a part of a document with ordered keys.
 type node struct {
-	kind    byte // '{', '[', 's' for text, 0 for numbers and the like, which nftlb passes over
+	kind    byte // '{', '[', 's' for text, 0 for numbers and other values, which nftlb skips
 	text    string
 	members []named
 	items   []node
@@ -24,12 +24,12 @@ type named struct {
 	node node
 }
 
-// maxDepth bounds how deep a document is nested; the API needs 5.
+// maxDepth bounds the nesting of a document; the API needs 5 levels.
 const maxDepth = 100
 
 var errDocument = errors.New("not a JSON document")
 
-// read parses a document: one object or list, and nothing behind it.
+// read parses a document that consists of one object or list.
 func read(raw []byte) (node, error) {
 	if !utf8.Valid(raw) {
 		return node{}, errDocument
@@ -85,7 +85,7 @@ func readNode(d *json.Decoder, depth int) (node, error) {
 	return node{}, nil
 }
 
-// put adds a member; one that is there keeps its place and gets the new value.
+// put adds a member. An existing member keeps its position and gets the new value.
 func (n *node) put(key string, value node) {
 	for i := range n.members {
 		if n.members[i].key == key {
@@ -96,10 +96,10 @@ func (n *node) put(key string, value node) {
 	n.members = append(n.members, named{key, value})
 }
 
-// indent is that of every level of an answer.
+// indent is the indentation per level of an answer.
 const indent = "        "
 
-// text prints a list of objects under its name, as nftlb prints its answers.
+// text formats a list of objects under its name in the format of nftlb's answers.
 func text(name string, list []object) []byte {
 	var b bytes.Buffer
 	writeObject(&b, object{{name, list}}, "")
@@ -136,11 +136,11 @@ func writeObject(b *bytes.Buffer, o object, margin string) {
 	b.WriteString("\n" + margin + "}")
 }
 
-// quoted returns a JSON string without escaping what HTML would need.
+// quoted returns a JSON string without HTML escaping.
 func quoted(s string) []byte {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	_ = e.Encode(s) // text never fails
+	_ = e.Encode(s) // encoding a string never fails
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }

@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// restarts are the keys whose change takes the farm's rules away and makes them again.
+// restarts are the keys with changes that remove and recreate the farm's rules.
 var restarts = []string{
 	"newname", "family", "virtual-addr", "virtual-ports", "source-addr", "mode", "responsettl", "protocol", "persistence", "persist-ttl",
 	"flow-offload", "log", "helper", "intra-connect", "limits-ttl",
 }
 
-// stateful are the keys that change no rule of farms that work on frames.
+// stateful are the keys that affect no rule of farms at the ingress hook.
 var stateful = []string{
 	"new-rtlimit", "new-rtlimit-burst", "rst-rtlimit", "rst-rtlimit-burst", "est-connlimit", "tcp-strict", "queue", "flow-offload",
 	"new-rtlimit-log-prefix", "rst-rtlimit-log-prefix", "est-connlimit-log-prefix", "tcp-strict-log-prefix",
@@ -42,8 +42,7 @@ func (s *store) changeFarm(key, value string) result {
 	return ok
 }
 
-// farmChanged tells whether a value differs from what the farm has. Keys that farms do not have
-// never do.
+// farmChanged reports whether a value differs from the farm's current one. Keys that farms do not have never differ.
 func (s *store) farmChanged(f *farm, key, value string) bool {
 	fa := s.farmAddress
 	if fa == nil && len(f.addresses) > 0 {
@@ -120,7 +119,7 @@ func (s *store) setFarm(key, value string) result {
 			s.setFarmState(f, value)
 		}
 	case "action":
-		if s.setFarmAction(f, actionOf(value)) { // which nftlb takes for a failure
+		if s.setFarmAction(f, actionOf(value)) { // nftlb treats this as a failure
 			return failed
 		}
 	case "verdict":
@@ -157,7 +156,7 @@ func (f *farm) setScheduler(value string) {
 	}
 }
 
-// helperProtocols are the protocols that helpers of the kernel read.
+// helperProtocols are the protocols of the kernel's helpers.
 var helperProtocols = map[string][]string{
 	"ftp": {"tcp"}, "pptp": {"tcp"}, "tftp": {"udp"}, "snmp": {"udp"}, "sip": {"tcp", "udp", "all"}, "none": {"tcp", "udp", "sctp", "all"},
 }
@@ -172,8 +171,7 @@ func (f *farm) setHelper(value string) result {
 	return ok
 }
 
-// setFarmsAddress sets a key of the farm that is one of its first address, which is made where
-// there is none.
+// setFarmsAddress sets a key of the farm in its first address, and creates the address if necessary.
 func (s *store) setFarmsAddress(f *farm, key, value string) {
 	if len(f.addresses) == 0 {
 		a := newAddress(s.defaultAddressName(f.Name))
@@ -217,7 +215,7 @@ func (s *store) renameDefaultAddress(f *farm, name string) {
 	}
 }
 
-// join gives the farm an address.
+// join adds an address to the farm.
 func (f *farm) join(a *address) *farmAddress {
 	fa := &farmAddress{farm: f, address: a, action: start}
 	f.addresses = append(f.addresses, fa)
@@ -245,7 +243,7 @@ func (s *store) setFarmState(f *farm, value string) {
 	}
 }
 
-// setFarmAction tells whether the farm has something new to do.
+// setFarmAction reports whether the farm has new work.
 func (s *store) setFarmAction(f *farm, a action) bool {
 	force := a == stop && f.State == configError
 	if force {
@@ -294,7 +292,7 @@ func (s *store) deleteFarm(f *farm) {
 	}
 }
 
-// validFarm tells whether what the farm needs of its interfaces is known.
+// validFarm reports whether all required properties of the farm's interfaces are known.
 func (s *store) validFarm(f *farm) bool {
 	for _, fa := range f.addresses {
 		if !slices.Contains(helperProtocols[f.Attributes["helper"]], fa.address.Attributes["protocol"]) && fa.address.Attributes["protocol"] != "sctp" {
@@ -308,7 +306,7 @@ func (s *store) validFarm(f *farm) bool {
 	return !f.ingress() && !f.flowtable() || f.validAddresses() && f.Out.Name != "" && f.Out.MAC != ""
 }
 
-// validAddresses tells whether one of the addresses is on an interface.
+// validAddresses reports whether one of the addresses is on an interface.
 func (f *farm) validAddresses() bool {
 	any := false
 	for _, fa := range f.addresses {
@@ -321,7 +319,7 @@ func (f *farm) validAddresses() bool {
 	return any
 }
 
-// settleFarm does what the farm has to do.
+// settleFarm performs the farm's action.
 func (s *store) settleFarm(f *farm) {
 	if f.action == none {
 		return
@@ -357,7 +355,7 @@ func (f *farm) policiesDone() {
 	}
 }
 
-// findFarmLinks looks for the interfaces and hardware addresses that the farm needs.
+// findFarmLinks finds the interfaces and hardware addresses that the farm needs.
 func (s *store) findFarmLinks(f *farm) {
 	if f.State != up {
 		return
@@ -376,8 +374,7 @@ func (s *store) findFarmLinks(f *farm) {
 	}
 }
 
-// findOut looks for the interface towards the first backend; it fails when there is a backend
-// but no way to it.
+// findOut finds the interface towards the first backend. It fails if there is a backend without a route.
 func (s *store) findOut(f *farm) bool {
 	if f.Out.Name == "lo" {
 		f.Out.Index = 0
@@ -393,7 +390,7 @@ func (s *store) findOut(f *farm) bool {
 	return found
 }
 
-// towards returns the interface that leads to an address.
+// towards returns the interface of the route to an address.
 func (s *store) towards(text string) (link, bool) {
 	to, err := netip.ParseAddr(text)
 	if err != nil {
@@ -441,7 +438,7 @@ func (f *farm) usePolicy(p *policy) {
 	f.policies = append(f.policies, &farmPolicy{farm: f, policy: p, action: start})
 }
 
-// setFarmPolicy tells whether the use of the list has something new to do.
+// setFarmPolicy reports whether the use of the list has new work.
 func (s *store) setFarmPolicy(fp *farmPolicy, a action) bool {
 	f := fp.farm
 	switch {

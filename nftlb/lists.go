@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// deny returns the names of the sets whose sources may not connect. nftlb tries its lists in
-// order: a source on a whitelist is not looked for on those behind it.
+// deny returns the names of the sets with denied sources. nftlb evaluates its lists in order: a source on a whitelist
+// is not checked against later lists.
 func (p *portion) deny(name string, lists []*policy, verdict string) []string {
 	if len(lists) == 0 {
 		return nil
@@ -56,7 +56,7 @@ func (p *portion) set(name string, elements ranges) {
 	}
 }
 
-// prefixes returns the fewest that hold a range.
+// prefixes returns the minimal list of prefixes for a range.
 func prefixes(r config.AddressRange) []netip.Prefix {
 	var list []netip.Prefix
 	for first := r.First; first.IsValid() && !r.Last.Less(first); {
@@ -84,7 +84,7 @@ func last(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// filter drops what sources on the lists send to addresses that no service listens on.
+// filter drops packets from listed sources to addresses that no service listens on.
 func (p *portion) filter(name string, addresses []*address, lists []*policy, verdict string) {
 	sets := p.deny(name, lists, verdict)
 	for _, a := range addresses {

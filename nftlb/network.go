@@ -11,21 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// link is an interface; the index is -1 while it is not known.
+// link is an interface; the index is -1 while it is unknown.
 type link struct {
 	Name  string `json:"name"`
 	Index int    `json:"index"`
 	MAC   string `json:"mac"`
 }
 
-// Network is what the states of farms and backends depend on.
+// Network provides the host's network properties for the states of farms and backends.
 type Network interface {
-	// Holder returns the interface that has an address of this host.
+	// Holder returns the interface with an address of this host.
 	Holder(netip.Addr) (name string, index int, mac string, ok bool)
-	// Towards returns the interface by which packets to an address leave.
+	// Towards returns the output interface for packets to an address.
 	Towards(netip.Addr) (name string, index int, mac string, ok bool)
-	// Neighbour returns the hardware address of a host on the same network. While it is not
-	// known it asks for it, and the next call may have it.
+	// Neighbour returns the hardware address of a host on the same network. If it is unknown, Neighbour requests it,
+	// and a later call may return it.
 	Neighbour(netip.Addr) (mac string, ok bool)
 }
 
@@ -67,7 +67,7 @@ func byIndex(index int) (string, int, string, bool) {
 	return l.Attrs().Name, index, mac.String(), true
 }
 
-// known are the states in which a neighbour's hardware address can be used.
+// known are the states of a neighbour with a usable hardware address.
 const known = unix.NUD_REACHABLE | unix.NUD_PERMANENT | unix.NUD_STALE
 
 // Neighbour implements [Network].
@@ -85,7 +85,7 @@ func (Host) Neighbour(a netip.Addr) (mac string, ok bool) {
 			return n.HardwareAddr.String(), true
 		}
 	}
-	// A datagram to the port of the discard protocol makes the kernel ask for the address.
+	// A datagram to the discard port makes the kernel resolve the address.
 	if c, err := net.Dial("udp", netip.AddrPortFrom(a, 9).String()); err == nil {
 		_, _ = c.Write([]byte{0})
 		c.Close()
@@ -93,7 +93,7 @@ func (Host) Neighbour(a netip.Addr) (mac string, ok bool) {
 	return "", false
 }
 
-// device is the name of the interface that an alias such as eth0:1 belongs to.
+// device returns the name of the interface of an alias such as eth0:1.
 func device(name string) string {
 	name, _, _ = strings.Cut(name, ":")
 	return name

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// action is what nftlb is to do with the rules of an object. A lower one replaces a higher one.
+// action is the pending operation on the rules of an object. A lower action replaces a higher one.
 type action int
 
 // Actions.
@@ -23,7 +23,7 @@ const (
 
 var actions = map[string]action{"start": start, "stop": stop, "flush": flush, "reload": reload, "delete": remove}
 
-// actionOf returns the action that a text names.
+// actionOf parses an action.
 func actionOf(text string) action {
 	if a, is := actions[text]; is {
 		return a
@@ -40,10 +40,10 @@ const (
 	configError = "config_error"
 )
 
-// attributes are values by their key, as they are printed. A key that is not there was never set.
+// attributes maps keys to values in their printed form. A missing key was never set.
 type attributes map[string]string
 
-// Default log prefixes are not shown.
+// Default log prefixes, which are not shown.
 const (
 	prefixFarm    = "TYPE-FNAME "
 	prefixAddress = "TYPE-ANAME "
@@ -59,7 +59,7 @@ type farm struct {
 	Name       string     `json:"name"`
 	Attributes attributes `json:"attributes"`
 	State      string     `json:"state"`
-	Priority   int        `json:"priority"` // backends up to this one are used
+	Priority   int        `json:"priority"` // maximum priority of the backends in use
 	Out        link       `json:"out"`      // interface towards the backends
 	Backends   []*backend `json:"backends"`
 	Sessions   []*session `json:"sessions"`
@@ -83,7 +83,7 @@ func newFarm(name string) *farm {
 	return &farm{Name: name, Attributes: maps.Clone(farmDefaults), State: up, Priority: 1, Out: link{Index: -1}, action: start, policiesAction: none}
 }
 
-// ingress tells whether the farm's mode works on frames, for which hardware addresses are needed.
+// ingress reports whether the farm's mode works at the ingress hook, which requires hardware addresses.
 func (f *farm) ingress() bool {
 	return f.Attributes["mode"] == "dsr" || f.Attributes["mode"] == "stlsdnat"
 }
@@ -135,7 +135,7 @@ type backend struct {
 	State      string     `json:"state"`
 	Mark       int        `json:"mark"`
 	Chosen     bool       `json:"chosen"` // the client chose the mark
-	Ether      string     `json:"ether"`  // hardware address, once it is known
+	Ether      string     `json:"ether"`  // hardware address, if known
 
 	farm   *farm
 	action action
@@ -149,7 +149,7 @@ func newBackend(f *farm, name string, mark int) *backend {
 	return &backend{Name: name, Attributes: maps.Clone(backendDefaults), State: configError, Mark: mark, farm: f, action: start}
 }
 
-// complete tells whether everything that the farm's mode needs to know of the backend is known.
+// complete reports whether all properties of the backend that the farm's mode requires are known.
 func (b *backend) complete() bool {
 	return (!b.farm.ingress() || b.Ether != "") && b.Attributes["ip-addr"] != ""
 }
@@ -160,10 +160,10 @@ func (b *backend) belowPriority() bool { return b.priority() <= b.farm.Priority 
 
 func (b *backend) isAvailable() bool { return b.complete() && b.State == up && b.belowPriority() }
 
-// masquerade is the mark of connections whose source address is replaced.
+// masquerade is the mark of connections with a translated source address.
 const masquerade = 0x80000000
 
-// fullMark is the backend's mark with the farm's.
+// fullMark returns the backend's mark combined with the farm's.
 func (b *backend) fullMark() uint32 {
 	f := b.farm
 	mark := uint32(b.Mark) | uint32(leading(f.Attributes["mark"], 16))
@@ -186,8 +186,8 @@ type session struct {
 type address struct {
 	Name       string     `json:"name"`
 	Attributes attributes `json:"attributes"`
-	In         link       `json:"in"`   // interface that has it
-	Used       int        `json:"used"` // by so many farms
+	In         link       `json:"in"`   // interface with the address
+	Used       int        `json:"used"` // number of farms that use it
 
 	policies []*addressPolicy
 	action   action
@@ -205,7 +205,7 @@ func newAddress(name string) *address {
 type policy struct {
 	Name       string     `json:"name"`
 	Attributes attributes `json:"attributes"`
-	Used       int        `json:"used"` // by so many farms and addresses
+	Used       int        `json:"used"` // number of farms and addresses that use it
 	Elements   ranges     `json:"elements"`
 
 	pending []element
@@ -218,7 +218,7 @@ func newPolicy(name string) *policy {
 	return &policy{Name: name, Attributes: maps.Clone(policyDefaults), action: start}
 }
 
-// element is what is to become of a part of a list.
+// element is a part of a list with its pending operation.
 type element struct {
 	data   string
 	action action
@@ -252,7 +252,7 @@ type member struct {
 
 type object []member
 
-// print returns the farm as clients see it.
+// print returns the farm as shown to clients.
 func (f *farm) print() object {
 	o := object{{"name", f.Name}}
 	add := func(keys ...string) {
@@ -348,7 +348,7 @@ func (b *backend) print() object {
 	return append(o, member{"state", b.State})
 }
 
-// printShort is how a farm shows its address.
+// printShort returns the address as shown in a farm.
 func (a *address) printShort() object {
 	o := object{{"name", a.Name}}
 	for _, k := range []string{"family", "ip-addr", "ports", "protocol"} {

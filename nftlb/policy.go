@@ -35,8 +35,8 @@ func (s *store) changePolicy(key, value string) result {
 	return ok
 }
 
-// changed tells whether a value differs from what the list has. Keys that lists do not have
-// never do, nor does the route.
+// changed reports whether a value differs from the list's current one. Keys that lists do not have, and the route,
+// never differ.
 func (p *policy) changed(key, value string) bool {
 	switch key {
 	case "name":
@@ -69,7 +69,7 @@ func (s *store) setPolicy(key, value string) result {
 	return ok
 }
 
-// setPolicyAction passes an action on to those that use the list.
+// setPolicyAction passes an action to the users of the list.
 func (s *store) setPolicyAction(p *policy, a action) {
 	switch {
 	case p.action == a || p.action == start && a == reload:
@@ -119,7 +119,7 @@ func (s *store) changeElement(key, value string, apply action) result {
 	return ok
 }
 
-// settlePolicy changes the set as its pending elements ask.
+// settlePolicy applies the pending elements to the set.
 func (s *store) settlePolicy(p *policy) {
 	if p.action == none {
 		return

@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// ranges is a set of addresses in order. Parts that overlap or touch are one, as in a set of
-// nftables with auto-merge.
+// ranges is an ordered set of addresses. Overlapping or adjacent parts are merged, as in a set of nftables with
+// auto-merge.
 type ranges []config.AddressRange
 
 // rangeOf parses an address, a prefix or a range of one family.
@@ -21,13 +21,13 @@ func rangeOf(text, family string) (config.AddressRange, bool) {
 	return r, r.Is4() == (family == "ipv4")
 }
 
-// touches tells whether b begins within a or right behind it; a begins first.
+// touches reports whether b begins within a or directly after it. a must begin first.
 func touches(a, b config.AddressRange) bool {
 	next := a.Last.Next()
 	return a.First.BitLen() == b.First.BitLen() && (!next.IsValid() || b.First.Compare(next) <= 0)
 }
 
-// add joins all of more with the set.
+// add returns the union of the set and more.
 func (s ranges) add(more ...config.AddressRange) ranges {
 	all := append(slices.Clone(s), more...)
 	slices.SortFunc(all, func(a, b config.AddressRange) int { return a.First.Compare(b.First) })
@@ -44,7 +44,7 @@ func (s ranges) add(more ...config.AddressRange) ranges {
 	return merged
 }
 
-// remove takes the addresses of all of less out of the set.
+// remove returns the set without the addresses in less.
 func (s ranges) remove(less ...config.AddressRange) ranges {
 	for _, cut := range less {
 		var rest ranges

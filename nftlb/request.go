@@ -9,27 +9,26 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// reply is an answer: objects, or a sentence about what was done.
+// reply is an answer: objects, or a sentence about the result.
 type reply struct {
 	status int
 	body   []byte
-	// found tells that a farm got what it waited for.
+	// found reports that a lookup of a farm succeeded.
 	found bool
 }
 
-// say is a reply of one sentence, with the notes that were made.
+// say returns a reply of one sentence with the collected notes.
 func (s *store) say(r result, message string) reply {
 	return reply{status: r.status(), body: sentence(message + s.takeNotes())}
 }
 
-// sentence is the form of replies without objects.
+// sentence formats a reply without objects.
 func sentence(message string) []byte {
 	b := []byte(`{"response": `)
 	return append(append(b, quoted(message)...), '}')
 }
 
-// parts returns up to n parts of a path, the last one with all that follows. Behind an empty part
-// nothing counts.
+// parts returns up to n parts of a path. The last part contains the rest. Parts after an empty part are ignored.
 func parts(path string, n int) []string {
 	all := strings.SplitN(strings.TrimPrefix(path, "/"), "/", n)
 	if end := slices.Index(all, ""); end >= 0 {
@@ -38,7 +37,7 @@ func parts(path string, n int) []string {
 	return append(all, make([]string, n-len(all))...)
 }
 
-// get answers with objects.
+// get returns objects.
 func (s *store) get(path string) reply {
 	found := s.refresh()
 	answer := s.look(path)
@@ -72,8 +71,8 @@ func (s *store) look(path string) reply {
 	return s.say(r, "invalid request")
 }
 
-// printPolicy prints a list. Reading its elements has the farms that use it made anew with the
-// next change.
+// printPolicy returns a list as shown to clients. As in nftlb, reading its elements makes the next change recreate
+// the farms that use it.
 func (s *store) printPolicy(p *policy) object {
 	if len(p.Elements) > 0 {
 		s.setPolicyAction(p, reload)
@@ -81,7 +80,7 @@ func (s *store) printPolicy(p *policy) object {
 	return p.print()
 }
 
-// printed prints the objects with a name, or all.
+// printed returns the objects with a name, or all.
 func printed[T any](all []T, name string, nameOf func(T) string, print func(T) object) []object {
 	list := []object{}
 	for _, o := range all {
@@ -92,7 +91,7 @@ func printed[T any](all []T, name string, nameOf func(T) string, print func(T) o
 	return list
 }
 
-// post takes a document with objects that are new, or are to be changed.
+// post processes a document with new or changed objects.
 func (s *store) post(path string, body []byte) reply {
 	if !slices.Contains([]string{"farms", "policies", "addresses"}, strings.TrimPrefix(path, "/")) {
 		return s.say(unknown, "invalid request")
@@ -104,7 +103,7 @@ func (s *store) post(path string, body []byte) reply {
 	return s.say(ok, "success")
 }
 
-// refuse says why a document was not taken.
+// refuse returns the reason why a document was rejected.
 func (s *store) refuse(r result) reply {
 	switch r {
 	case structure:
@@ -155,7 +154,7 @@ func (s *store) patch(path string, body []byte) reply {
 	return s.say(ok, "success")
 }
 
-// delete takes objects away: what the path names, or the elements of the document.
+// delete deletes the objects in the path, or the elements in the document.
 func (s *store) delete(path string, body []byte) reply {
 	p := parts(path, 5)
 	kind, name, list, item, more := p[0], p[1], p[2], p[3], p[4]
@@ -181,7 +180,7 @@ func (s *store) delete(path string, body []byte) reply {
 	case kind == "farms" && list == "policies":
 		return s.outcome(s.deleteFarmPolicies(name, item), "error deleting farm policy")
 	case kind == "policies" && list == "elements":
-		if more != "" { // of a network
+		if more != "" { // a network
 			item += "/" + more
 		}
 		return s.deleteElements(name, item)
@@ -320,7 +319,7 @@ func (s *store) deleteSessions(farm, client string) result {
 		s.note(". Unknown farm '%s'", farm)
 		return unknown
 	}
-	client = strings.ReplaceAll(client, "_", " ") // of a client of several values
+	client = strings.ReplaceAll(client, "_", " ") // a client with several values
 	if client != "" && f.session(client) == nil {
 		return ok
 	}
@@ -330,7 +329,7 @@ func (s *store) deleteSessions(farm, client string) result {
 	return ok
 }
 
-// reloadFarm has a farm made anew, all with no name.
+// reloadFarm marks a farm for recreation, or all without a name.
 func (s *store) reloadFarm(name string) {
 	if name == "" {
 		for _, f := range slices.Clone(s.farms) {
@@ -346,7 +345,7 @@ func (s *store) reloadFarm(name string) {
 	s.setFarmAction(f, reload)
 }
 
-// farmFor returns the farm that a part is to be taken from.
+// farmFor returns the farm for the deletion of a part.
 func (s *store) farmFor(name string) (*farm, result) {
 	f := s.farmNamed(name)
 	switch {

@@ -14,10 +14,10 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// owned is what the names of all that the API makes begin with.
+// owned is the name prefix of all objects of the API.
 const owned = "nftlb-"
 
-// portion is what one farm, or one address without a farm, becomes.
+// portion is the configuration of one farm, or of one address without a farm.
 type portion struct {
 	label    string // for warnings: "farm web"
 	services []config.Service
@@ -32,7 +32,7 @@ func (p *portion) warn(format string, args ...any) {
 
 func (p *portion) empty() bool { return len(p.services) == 0 && len(p.rules) == 0 }
 
-// portions returns what is to be in force.
+// portions returns the wanted portions.
 func (s *store) portions() []*portion {
 	var all []*portion
 	for _, f := range s.farms {
@@ -54,7 +54,7 @@ func (s *store) portions() []*portion {
 	return all
 }
 
-// portion is nil for a farm that is not up.
+// portion returns nil for a farm that is not up.
 func (f *farm) portion() *portion {
 	if f.State != up || len(f.addresses) == 0 {
 		return nil
@@ -92,7 +92,7 @@ func (f *farm) portion() *portion {
 	return p
 }
 
-// groups returns a service with its listeners for each protocol and family of the farm's addresses.
+// groups returns a service with its listeners per protocol and family of the farm's addresses.
 func (p *portion) groups(f *farm) []config.Service {
 	var groups []config.Service
 	for _, fa := range f.addresses {
@@ -115,7 +115,7 @@ type listener struct {
 	protocol flow.Protocol
 }
 
-// listeners returns one for each protocol of the address.
+// listeners returns one listener per protocol of the address.
 func (p *portion) listeners(a *address) []listener {
 	text := a.Attributes["ip-addr"]
 	ip, err := netip.ParseAddr(text)
@@ -152,7 +152,7 @@ func (p *portion) listeners(a *address) []listener {
 	return []listener{{l, flow.TCP}, {l, flow.UDP}, {l, flow.SCTP}}
 }
 
-// service fills in what farms and services share.
+// service sets the properties common to farms and services.
 func (p *portion) service(f *farm, g *config.Service) {
 	v := f.Attributes
 	g.Mode = map[string]config.Mode{"snat": config.ModeFullNAT, "dnat": config.ModeDNAT, "dsr": config.ModeDSR, "stlsdnat": config.ModeStateless}[v["mode"]]
@@ -182,7 +182,7 @@ func (f *farm) log() *config.Log {
 	return l
 }
 
-// source sets whose address backends see.
+// source sets the source address that backends see.
 func (p *portion) source(f *farm, g *config.Service) {
 	pool := f.Attributes["source-addr"]
 	own := map[string]bool{}
@@ -251,7 +251,7 @@ func (p *portion) backends(f *farm, g *config.Service) {
 	}
 }
 
-// has tells whether a list of words, as it is printed, has one of them.
+// has reports whether a list of words, in its printed form, contains one of the words.
 func has(list string, words ...string) bool {
 	return slices.ContainsFunc(strings.Fields(list), func(w string) bool { return slices.Contains(words, w) })
 }
@@ -309,7 +309,7 @@ func (p *portion) persistence(f *farm, g *config.Service) {
 	}
 }
 
-// rateOf returns a rate; whole is false for none, and for one that no rate of Sluice is like.
+// rateOf returns a rate; whole is false for no rate, and for a rate that Sluice cannot express.
 func rateOf(text string) (r config.Rate, whole bool) {
 	count, unit, _ := strings.Cut(text, "/")
 	r.Count = integer(count)
@@ -353,7 +353,7 @@ func (p *portion) limits(f *farm, g *config.Service) {
 	}
 }
 
-// unserved warns of what no service has.
+// unserved warns about settings that services do not have.
 func (p *portion) unserved(f *farm) {
 	if q := f.Attributes["queue"]; q != "-1" {
 		p.warn("queue %s is not in force: packets are not handed to programs", q)
@@ -368,7 +368,7 @@ func (p *portion) unserved(f *farm) {
 	}
 }
 
-// local warns of what a farm asks for whose connections end on this host.
+// local warns about settings without effect for a farm with connections to this host.
 func (p *portion) local(f *farm) {
 	for _, key := range []string{"new-rtlimit", "rst-rtlimit", "est-connlimit"} {
 		if integer(f.Attributes[key]) > 0 {

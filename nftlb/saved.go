@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 )
 
-// saved is the form in which the objects are kept.
+// saved is the stored form of the objects.
 type saved struct {
 	Layout    int            `json:"layout"`
 	Addresses []savedAddress `json:"addresses"`
@@ -49,7 +49,7 @@ func (a *API) write() error {
 	return nil
 }
 
-// replace writes a file so that a crash leaves the old content or the new one.
+// replace writes a file such that a crash leaves the old or the new content.
 func replace(path string, raw []byte) error {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -121,7 +121,7 @@ func (a *API) read() error {
 	return nil
 }
 
-// restore takes the objects as they were, with all their rules still to be made.
+// restore restores the stored objects, with all rules pending.
 func (s *store) restore(d saved) {
 	s.policies = d.Policies
 	for _, one := range d.Addresses {

@@ -15,7 +15,7 @@ type store struct {
 	policies  []*policy
 	network   Network
 
-	// Where the document that is read stands. What a failed one leaves is seen by the next.
+	// The position in the document. A failed document leaves its position to the next.
 	farm          *farm
 	backend       *backend
 	session       *session
@@ -24,7 +24,7 @@ type store struct {
 	address       *address
 	addressPolicy *addressPolicy
 	policy        *policy
-	element       int // place in policy.pending; -1 for none
+	element       int // index in policy.pending; -1 for none
 	level         level
 	key           string
 
@@ -35,7 +35,7 @@ func newStore(n Network) *store { return &store{network: n, element: -1} }
 
 func (s *store) note(format string, args ...any) { fmt.Fprintf(&s.notes, format, args...) }
 
-// takeNotes returns the notes and forgets them.
+// takeNotes returns the notes and clears them.
 func (s *store) takeNotes() string {
 	defer s.notes.Reset()
 	return s.notes.String()
@@ -68,7 +68,7 @@ func (s *store) policyNamed(name string) *policy {
 	return nil
 }
 
-// level is what the part of a document that is read describes.
+// level is the kind of object that the parser is in.
 type level int
 
 // Levels.
@@ -85,7 +85,7 @@ const (
 	ofAddressPolicies
 )
 
-// lists are the lists that stand in objects of a level, and the level of their own objects.
+// lists maps the lists in objects of a level to the level of their elements.
 var lists = map[level]map[string]level{
 	ofRoot:      {"farms": ofFarms, "policies": ofPolicies, "addresses": ofAddresses},
 	ofFarms:     {"backends": ofBackends, "addresses": ofFarmAddresses, "sessions": ofSessions, "policies": ofFarmPolicies},
@@ -93,13 +93,13 @@ var lists = map[level]map[string]level{
 	ofAddresses: {"policies": ofAddressPolicies},
 }
 
-// places says where a list may stand. Elsewhere it is passed over.
+// places maps a list to its permitted levels. On other levels it is skipped.
 var places = map[string][]level{
 	"farms": {ofRoot}, "backends": {ofFarms}, "policies": {ofRoot, ofFarms, ofAddresses}, "addresses": {ofFarms, ofRoot},
 	"sessions": {ofFarms}, "elements": {ofPolicies},
 }
 
-// load takes a document; apply is what becomes of the elements of lists in it.
+// load processes a document; apply is the action for elements of lists.
 func (s *store) load(body []byte, apply action) result {
 	n, err := read(body)
 	if err != nil {
@@ -138,7 +138,7 @@ func (s *store) walkObject(n node, at level, apply action) result {
 		}
 		s.key = m.key
 		if levels, is := places[m.key]; is && !slices.Contains(levels, at) {
-			if r = ok; number != 0 { // nftlb takes the number of the key for a result
+			if r = ok; number != 0 { // nftlb treats the number of the key as a result
 				r = wrong
 			}
 			continue
@@ -150,7 +150,7 @@ func (s *store) walkObject(n node, at level, apply action) result {
 	return r
 }
 
-// text takes the value of the key at which the document stands.
+// text sets the value of the current key.
 func (s *store) text(text string, apply action) result {
 	value, note, r := parse(s.key, text)
 	s.note("%s", note)
@@ -190,7 +190,7 @@ func (s *store) set(at level, key, value string, apply action) result {
 	return structure
 }
 
-// settle does what is pending: lists first, then addresses, then farms.
+// settle performs all pending actions: lists first, then addresses, then farms.
 func (s *store) settle() {
 	s.forget()
 	for _, p := range s.policies {
@@ -202,7 +202,7 @@ func (s *store) settle() {
 	}
 }
 
-// settleBackwards is settle in the order for what goes away.
+// settleBackwards is settle in reverse order, for deletions.
 func (s *store) settleBackwards() {
 	s.forget()
 	for _, f := range slices.Clone(s.farms) {
@@ -222,7 +222,7 @@ func (s *store) settleAddresses() {
 	}
 }
 
-// forget ends the document.
+// forget resets the position in the document.
 func (s *store) forget() {
 	s.farm, s.backend, s.session, s.farmPolicy, s.farmAddress, s.address, s.policy = nil, nil, nil, nil, nil, nil, nil
 	s.element = -1

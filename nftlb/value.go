@@ -9,22 +9,21 @@ import (
 	"strings"
 )
 
-// result is how nftlb's parser ends. Its replies and their HTTP status depend on it.
+// result is the result of nftlb's parser. It determines the reply and its HTTP status.
 type result int
 
-// Results. nftlb numbers them, and returns the number of a key for a list that stands where
-// it must not.
+// Results. nftlb numbers them, and returns the number of a key for a misplaced list.
 const (
 	ok        result = 0
 	failed    result = 1
 	structure result = 3 // the document has the wrong form
 	invalid   result = 4 // a value is out of its range
 	unknown   result = 6 // there is no such object
-	// wrong stands for all other numbers.
+	// wrong represents all other numbers.
 	wrong result = -1
 )
 
-// status is the HTTP status of a result.
+// status returns the HTTP status of a result.
 func (r result) status() int {
 	switch r {
 	case ok:
@@ -37,7 +36,7 @@ func (r result) status() int {
 	return 500
 }
 
-// keys are the names of the API in the order of the numbers that messages show.
+// keys are the names of the API, ordered by their numbers in messages.
 var keys = []string{
 	"farms", "name", "newname", "fqdn", "iface", "oface", "family", "ether-addr", "iether-addr", "oether-addr",
 	"virtual-addr", "virtual-ports", "ip-addr", "source-addr", "port", "ports", "mode", "protocol", "scheduler", "sched-param",
@@ -48,7 +47,7 @@ var keys = []string{
 	"counter-packets", "counter-bytes",
 }
 
-// choice is a value of a fixed list; others become the default, with a note in the reply.
+// choice is a value of a fixed list. Other values become the default, with a note in the reply.
 type choice struct {
 	values   []string
 	fallback string
@@ -65,8 +64,8 @@ var choices = map[string]choice{
 	"route":     {[]string{"in", "out"}, "in"},
 }
 
-// flags is a value of words that are looked for anywhere in the text, and printed with a blank
-// behind each but, where last is set, behind the last word of all.
+// flags is a value of words that may be anywhere in the text. They are printed with a blank after each, except after
+// the last word if last is set.
 type flags struct {
 	words []string
 	last  bool
@@ -99,7 +98,7 @@ func (f flags) print(has func(word string) bool) string {
 // units of rates.
 var units = []string{"second", "minute", "hour", "day", "week"}
 
-// parse returns a value in the form in which it is printed, and what is to be noted in the reply.
+// parse returns the printed form of a value, and a note for the reply.
 func parse(key, text string) (value, note string, r result) {
 	if c, is := choices[key]; is {
 		if slices.Contains(c.values, text) {
@@ -139,7 +138,7 @@ func parse(key, text string) (value, note string, r result) {
 	return "", strange(key), unknown
 }
 
-// strange is the note about a key that takes no text.
+// strange returns the note about a key with a value that is not text.
 func strange(key string) string {
 	return fmt.Sprintf(". Unknown parsed key with index '%d'", slices.Index(keys, key))
 }
@@ -195,7 +194,7 @@ func rate(key, text string) (value, note string, r result) {
 	return fmt.Sprintf("%d/%s", n, unit), "", ok
 }
 
-// prefix returns the beginning of the text that is a number, as the C library reads it.
+// prefix returns the leading number of a text, as parsed by the C library.
 func prefix(text string, base int) string {
 	i := 0
 	for i < len(text) && strings.IndexByte(" \t\n\v\f\r", text[i]) >= 0 {
@@ -221,15 +220,15 @@ func prefix(text string, base int) string {
 	return text[:i]
 }
 
-// leading returns the number that the text begins with, 0 for none.
+// leading returns the leading number of a text, 0 for none.
 func leading(text string, base int) int64 {
 	digits := strings.TrimPrefix(strings.TrimSpace(prefix(text, base)), "+")
 	if base == 16 {
 		digits = strings.NewReplacer("0x", "", "0X", "").Replace(digits)
 	}
-	n, _ := strconv.ParseInt(digits, base, 64) // the nearest for one out of range
+	n, _ := strconv.ParseInt(digits, base, 64) // for a number out of range, the nearest one
 	return n
 }
 
-// integer returns a value that was parsed as a number.
+// integer returns a value parsed as a number.
 func integer(value string) int { return int(leading(value, 10)) }

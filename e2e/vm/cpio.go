@@ -8,8 +8,8 @@ import (
 	"io/fs"
 )
 
-// archive writes an initramfs: the "newc" format of cpio, as the kernel's
-// Documentation/driver-api/early-userspace/buffer-format.rst describes it.
+// archive writes an initramfs in the "newc" format of cpio
+// (Documentation/driver-api/early-userspace/buffer-format.rst of the kernel).
 type archive struct {
 	w     io.Writer
 	inode int
@@ -36,7 +36,7 @@ func (a *archive) symlink(name, target string) {
 	a.entry(name, modeLink|0o777, []byte(target))
 }
 
-// parents makes the directories above name that are not there yet.
+// parents adds the missing parent directories of name.
 func (a *archive) parents(name string) {
 	for i, c := range name {
 		if c == '/' && i > 0 {
@@ -62,7 +62,7 @@ func (a *archive) entry(name string, mode int, data []byte) {
 	a.pad(len(data))
 }
 
-// pad fills up to a multiple of four bytes.
+// pad pads to a multiple of four bytes.
 func (a *archive) pad(n int) { a.write(make([]byte, (4-n%4)%4)) }
 
 func (a *archive) write(b []byte) {

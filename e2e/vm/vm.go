@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vm runs test binaries on another kernel: it packs them with that
-// kernel's modules into an initramfs, boots it under QEMU, and reads from the
-// console what they said. Its test runs Sluice's privileged tests on Debian's
-// 6.1 kernel, the oldest one that is supported.
+// Package vm runs test binaries on another kernel. It packs them with that kernel's modules into an initramfs, boots
+// it under QEMU, and reads their output from the console. Its test runs Sluice's privileged tests on Debian's 6.1
+// kernel, the oldest supported one.
 package vm
 
 import (
@@ -20,20 +19,18 @@ import (
 	"strings"
 )
 
-// Machine is what to boot.
+// Machine describes the virtual machine.
 type Machine struct {
 	Kernel  string   // path of a vmlinuz; its modules are in /lib/modules
 	Modules []string // to load before the first command, without ".ko"
-	Memory  string   // as QEMU takes it; "" means 2G
-	// Files to put into the machine, by their path there; a directory brings all
-	// that is in it.
+	Memory  string   // in QEMU's syntax; "" means 2G
+	// Files to copy into the machine, by their path there; directories are copied recursively.
 	Files map[string]string
-	// Programs of this machine to put into /usr/bin there, with the shared
-	// libraries that they need.
+	// Programs of this machine to copy to /usr/bin there, with their shared libraries.
 	Programs []string
-	// Commands run one after the other, each in the directory that holds it.
+	// Commands run in sequence, each in its own directory.
 	Commands []string
-	Output   io.Writer // the console, as it comes; may be nil
+	Output   io.Writer // receives the console output; may be nil
 }
 
 const marker = "SLUICE-VM-EXIT"
@@ -147,7 +144,7 @@ func (m Machine) fill(a *archive) error {
 	return a.err
 }
 
-// addProgram adds a program and, as ldd lists them, its libraries.
+// addProgram adds a program and its libraries, as listed by ldd.
 func addProgram(a *archive, name string) error {
 	path, err := exec.LookPath(name)
 	if err != nil {
@@ -226,8 +223,7 @@ ulimit -n 65536
 	return b.Bytes()
 }
 
-// modules returns the files of the wanted modules and of what they depend on, in
-// the order in which they load.
+// modules returns the files of the selected modules and of their dependencies, in load order.
 func (m Machine) modules() ([]string, error) {
 	release := strings.TrimPrefix(filepath.Base(m.Kernel), "vmlinuz-")
 	dir := filepath.Join("/lib/modules", release)
@@ -235,7 +231,7 @@ func (m Machine) modules() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	needs := map[string][]string{} // file → files it depends on, nearest first
+	needs := map[string][]string{} // file → its dependencies, nearest first
 	file := map[string]string{}    // module → file
 	for line := range strings.Lines(string(dep)) {
 		name, rest, _ := strings.Cut(strings.TrimSpace(line), ":")

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package golden reads packet cases from text files and runs them on a Subject:
-// the reference model, or a datapath. A case is a configuration, a host, and a
-// sequence of packets with what is expected of each:
+// Package golden reads packet cases from text files and runs them on a Subject: the reference model, or a datapath. A
+// case is a configuration, a host, and a sequence of packets with the expected results:
 //
 //	# A client's packets reach the backend, the answers come from the service.
 //	-- config --
@@ -17,22 +16,20 @@
 //	wait 5m1s
 //	flows 0
 //	count service web connections=1 packets=1 bytes=48 refused=0
-//	map RULE udp 10.0.2.2:4000 203.0.113.1:4000 (a host asked for it), unmap the same
-//	host mtu lan0 1400 (any line of the section "host": the host changes, as traffic flows)
-//	apply NAME (the configuration of the section "config NAME" takes the place of the one in force; without a name the first one)
+//	map RULE udp 10.0.2.2:4000 203.0.113.1:4000 (a host requests a mapping), unmap the same
+//	host mtu lan0 1400 (any line of the section "host": the host changes during traffic)
+//	apply NAME (applies the section "config NAME"; without a name the first configuration)
 //
-// A packet's text may leave the Ethernet header out: it is then what the host's
-// interfaces and neighbours call for. "same" edits the packet that came in;
-// "{in}" stands for that packet's IP part inside an ICMP error. A $name in an
-// expected packet matches any value the first time and must be that value from
-// then on, and $name+1 the next number; "where $p even" and the like constrain it. A drop with an "out" line
-// is a packet that was answered. Every service and NAT rule is counted; by reason a
-// datapath must have counted what the case expects of its packets. Adding a case is adding
-// a file.
+// A packet's text may omit the Ethernet header. It then follows from the host's interfaces and neighbours. "same"
+// edits the received packet; "{in}" is that packet's IP part inside an ICMP error. A $name in an expected packet
+// matches any value the first time and the same value later; $name+1 matches the next number. "where $p even" and
+// similar lines constrain a value. A drop with an "out" line is a packet with an answer.
 //
-// A section "skip" names subjects that a case does not run on, and why: "tc: ...". On
-// nftables a case runs up to a line, from which on that datapath does something else:
-// "nftables: line 12: ...", and "from line 12" where it may.
+// Every service and NAT rule must have a counter line. A datapath's counts by reason must equal the expected results.
+// Each new case is a new file.
+//
+// A section "skip" names the subjects that skip a case, with the reason: "tc: ...". On nftables a case runs up to the
+// line from which that datapath behaves differently: "nftables: line 12: ...", or "from line 12" if it may differ.
 package golden
 
 import (
@@ -48,29 +45,28 @@ import (
 	"github.com/sluice-lb/sluice/nat"
 )
 
-// Subject is what a case is run on.
+// Subject is the implementation that runs a case.
 type Subject interface {
 	// Name of the subject: "model", "xdp", "tc", "tc-complete".
 	Name() string
-	// Reset forgets everything and carries the configuration on the host.
+	// Reset discards all state and applies the configuration on the host.
 	Reset(*config.Config, nat.Host) error
-	// Step lets a frame arrive.
+	// Step receives a frame.
 	Step(nat.Arrival) (nat.Outcome, error)
-	// Advance lets time pass. A subject that cannot turn its clock makes
-	// everything it remembers older.
+	// Advance advances the time. A subject with a fixed clock ages all its state instead.
 	Advance(time.Duration) error
-	// Apply puts another configuration in the place of the one in force, as a reload does.
+	// Apply replaces the configuration, as a reload does.
 	Apply(*config.Config) error
-	// SetHost changes addresses, routes, neighbours and links of the host to those.
+	// SetHost replaces addresses, routes, neighbours and links of the host.
 	SetHost(nat.Host) error
 	// SetState changes the state of a backend.
 	SetState(service, backend string, s datapath.State) error
-	// Map makes a mapping that an inside host requests, Unmap ends it.
+	// Map creates a mapping requested by an inside host; Unmap ends it.
 	Map(datapath.Mapping) error
 	Unmap(datapath.Mapping) error
-	// Flows lists the flows alive.
+	// Flows returns the live flows.
 	Flows() ([]flow.Flow, error)
-	// Counters reads what was counted since Reset.
+	// Counters returns the counts since Reset.
 	Counters() (*datapath.Counters, error)
 }
 
@@ -78,17 +74,17 @@ type Subject interface {
 type Case struct {
 	Name   string // of the file, without directory and suffix
 	Path   string
-	About  string // the comment at its top
+	About  string // the comment at the top of the file
 	Config *config.Config
-	// Later are configurations that take the place of another, by their names; "" is Config.
+	// Later are further configurations by name; "" is Config.
 	Later map[string]*config.Config
 	Host  nat.Host
-	// Skip holds, by subject, why the case does not run on it.
+	// Skip is the reason by subject why the case does not run on it.
 	Skip  map[string]string
 	Steps []Step
 }
 
-// Step is one line of the packets section, or a packet with what is expected of it.
+// Step is one line of the packets section, or a packet with its expected results.
 type Step struct {
 	Line int
 	Kind StepKind
@@ -99,7 +95,7 @@ type Step struct {
 	Action    nat.Action
 	Reason    nat.Reason // empty: any
 	Out       []Expected
-	passed    bool // what becomes of it is the kernel's affair
+	passed    bool // the kernel decides about the packet
 	// Wait
 	Wait time.Duration
 	// Flows
@@ -108,7 +104,7 @@ type Step struct {
 	Words []string
 }
 
-// StepKind tells steps apart.
+// StepKind is the kind of a step.
 type StepKind uint8
 
 // Kinds of steps.
@@ -125,13 +121,13 @@ const (
 	StepHost
 )
 
-// Expected is a packet that is to leave.
+// Expected is an expected outgoing packet.
 type Expected struct {
 	Interface string
-	Text      string // "same EDIT" or a packet, maybe with {in} and $names
+	Text      string // "same EDIT" or a packet, possibly with {in} and $names
 }
 
-// piece asks for one fragment of the packet: number n of those of size bytes.
+// piece selects one fragment of the packet: number n of the fragments with size bytes.
 type piece struct {
 	n, size int
 	id      uint32
@@ -164,7 +160,7 @@ func Load(dir string) ([]*Case, error) {
 	return cases, nil
 }
 
-// Read parses the text of one case; path names it in errors.
+// Read parses the text of one case; errors contain path.
 func Read(path, text string) (*Case, error) {
 	c := &Case{Name: strings.TrimSuffix(filepath.Base(path), ".txt"), Path: path, Skip: map[string]string{}, Later: map[string]*config.Config{}, Host: StandardHost()}
 	configurations := map[string]string{"": ""}
@@ -214,7 +210,8 @@ func Read(path, text string) (*Case, error) {
 	return c, c.check()
 }
 
-// configSection tells whether a section holds a configuration, and which: the first one has no name.
+// configSection reports whether a section is a configuration, and returns its name. The first configuration has no
+// name.
 func configSection(section string) (name string, ok bool) {
 	if section == "config" {
 		return "", true
@@ -222,7 +219,7 @@ func configSection(section string) (name string, ok bool) {
 	return strings.CutPrefix(section, "config ")
 }
 
-// check refuses cases that expect nothing of a packet.
+// check rejects cases with a packet without expected results.
 func (c *Case) check() error {
 	packets := 0
 	for _, s := range c.Steps {
@@ -242,7 +239,7 @@ func (c *Case) check() error {
 	return nil
 }
 
-// counts refuses cases that expect nothing of the counters.
+// counts rejects cases without expected counters.
 func (c *Case) counts() error {
 	counted := map[string]bool{}
 	for _, s := range c.Steps {
@@ -270,9 +267,8 @@ func (c *Case) counts() error {
 	return nil
 }
 
-// OnTheWire returns the case as somebody sees it who only watches the wires: without
-// actions, reasons, flows and counters, and up to where time passes, a host asks for a
-// mapping, or the given line; 0 is none.
+// OnTheWire returns the part of the case that is visible on the wires: no actions, reasons, flows or counters. It
+// ends where time advances, at a mapping, or at the given line; 0 is none.
 func (c *Case) OnTheWire(line int) *Case {
 	seen := *c
 	seen.Steps = nil

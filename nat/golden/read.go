@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// step reads one line of the packets section.
+// step parses one line of the packets section.
 func (c *Case) step(line int, s string) error {
 	word, rest, _ := strings.Cut(s, " ")
 	rest = strings.TrimSpace(rest)
@@ -79,7 +79,7 @@ func (c *Case) step(line int, s string) error {
 	return nil
 }
 
-// packet reads "IFACE: TEXT" or "IFACE fragment N of SIZE id ID: TEXT".
+// packet parses "IFACE: TEXT" or "IFACE fragment N of SIZE id ID: TEXT".
 func (c *Case) packet(line int, s string) error {
 	head, text, ok := strings.Cut(s, ":")
 	words := strings.Fields(head)
@@ -98,8 +98,7 @@ func (c *Case) packet(line int, s string) error {
 	return nil
 }
 
-// StandardHost is the host of every case that does not change it: wan0 with a
-// router to everywhere, lan0 with the inside hosts and backends.
+// StandardHost is the default host of a case: wan0 with a default router, lan0 with the inside hosts and backends.
 func StandardHost() nat.Host {
 	h := nat.Host{Interfaces: []nat.Interface{
 		{Name: "wan0", MAC: mac("02:00:00:00:01:01"), MTU: 1500, Addresses: prefixes("198.51.100.1/24", "2001:db8:ff::1/64")},
@@ -120,13 +119,13 @@ func StandardHost() nat.Host {
 	}
 	route("0.0.0.0/0", "198.51.100.2", "wan0")
 	route("::/0", "2001:db8:ff::2", "wan0")
-	route("10.1.0.0/16", "10.0.2.9", "lan0") // further inside networks, behind a router
+	route("10.1.0.0/16", "10.0.2.9", "lan0") // further inside networks behind a router
 	route("fd00:a::/32", "fd00:2::9", "lan0")
 	route("2001:db8:1::/48", "fd00:2::9", "lan0")
 	return h
 }
 
-// HostWith is the standard host changed by lines of the section "host".
+// HostWith returns the standard host changed by lines of the section "host".
 func HostWith(lines ...string) (nat.Host, error) {
 	h := StandardHost()
 	for _, l := range lines {
@@ -153,7 +152,7 @@ func prefixes(ss ...string) []netip.Prefix {
 	return out
 }
 
-// Changed is a host changed by a line of the section "host".
+// Changed returns a host changed by a line of the section "host".
 func Changed(h nat.Host, line string) (nat.Host, error) {
 	h.Interfaces, h.Neighbours, h.Routes = slices.Clone(h.Interfaces), slices.Clone(h.Neighbours), slices.Clone(h.Routes)
 	for i := range h.Interfaces {

@@ -16,9 +16,8 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// Run runs the case on the subject and returns every deviation, each with its
-// file, line and a field-level difference. It stops at the first step that the
-// subject cannot take.
+// Run runs the case on the subject and returns every deviation, each with its file, line and a field-level
+// difference. It stops at the first step that fails in the subject.
 func (c *Case) Run(s Subject) error {
 	if err := s.Reset(c.Config, c.Host); err != nil {
 		return fmt.Errorf("%s: %s: reset: %w", c.Path, s.Name(), err)
@@ -46,14 +45,14 @@ var errStop = errors.New("the case cannot go on")
 type run struct {
 	c     *Case
 	s     Subject
-	host  nat.Host          // as it is now
+	host  nat.Host          // the current host
 	names map[string]string // values of $names
-	// reasons is how often each was given; Packets of the key is 0.
+	// reasons counts each reason; Packets of the key is 0.
 	reasons map[datapath.ReasonCounter]uint64
 }
 
-// counted holds what a datapath has counted by reason against what became of the packets.
-// Whoever only watches the wires is asked nothing, and the model does not count them.
+// counted compares a datapath's counts by reason with the results of the packets. The model and subjects that observe
+// only the wires have no such counts.
 func (r *run) counted() error {
 	if len(r.reasons) == 0 {
 		return nil
@@ -77,7 +76,7 @@ func (r *run) counted() error {
 	return errors.Join(errs...)
 }
 
-// Family is what a frame is counted under when it was treated for that reason.
+// Family returns the family under which a datapath counts a frame with that reason.
 func Family(frame []byte, reason nat.Reason) string {
 	if frame = nat.Untagged(frame); len(frame) >= 14 && reason != nat.ReasonNotIP {
 		switch binary.BigEndian.Uint16(frame[12:]) {
@@ -190,8 +189,8 @@ func (r *run) arrival(s Step) ([]byte, error) {
 	return pieces[s.Piece.n-1], nil
 }
 
-// sender returns the MAC of the neighbour that a packet from its source comes
-// from; the interface's first neighbour when the source is not routed there.
+// sender returns the MAC of the neighbour that the packet's source is routed to. If that is not on the interface, it
+// returns the MAC of the interface's first neighbour.
 func (r *run) sender(p packet.Packet, iface string) packet.MAC {
 	if src, _ := ends(p); src.IsValid() {
 		if i, m, ok := r.host.NextHop(src); ok && i.Name == iface {
@@ -219,7 +218,7 @@ func ends(p packet.Packet) (src, dst netip.Addr) {
 	return
 }
 
-// compare holds one packet that left against what is expected.
+// compare compares one outgoing packet with the expected one.
 func (r *run) compare(want Expected, got nat.Departure, in []byte) error {
 	p, err := r.expected(want, got, in)
 	if err != nil {
@@ -239,7 +238,7 @@ func (r *run) compare(want Expected, got nat.Departure, in []byte) error {
 
 var variable = regexp.MustCompile(`(\$[a-z][a-z0-9]*)(\+[0-9]+)?`)
 
-// expand replaces the $names that have a value and returns those that have none.
+// expand replaces the $names that have a value and returns the others.
 func (r *run) expand(text string) (string, []string) {
 	var missing []string
 	text = variable.ReplaceAllStringFunc(text, func(word string) string {
@@ -259,8 +258,7 @@ func (r *run) expand(text string) (string, []string) {
 	return text, missing
 }
 
-// expected builds the packet that is to leave, learning $names from the packet
-// that left.
+// expected builds the expected packet and takes unknown $names from the actual one.
 func (r *run) expected(want Expected, got nat.Departure, in []byte) (packet.Packet, error) {
 	text, missing := r.expand(want.Text)
 	if len(missing) > 0 {
@@ -306,7 +304,7 @@ func withoutLink(p packet.Packet) packet.Packet {
 	return nil
 }
 
-// link returns the Ethernet header that p needs out of the interface.
+// link returns the Ethernet header of p on the interface.
 func (r *run) link(p packet.Packet, name string) packet.Packet {
 	iface, _ := r.host.Interface(name)
 	e := &packet.Ethernet{Src: iface.MAC}
@@ -318,8 +316,8 @@ func (r *run) link(p packet.Packet, name string) packet.Packet {
 	return packet.Packet{e}
 }
 
-// learn takes the values of the $names in text from the same places of got. The
-// layers of text name, for "same", the nth layer of that name.
+// learn takes the values of the $names in text from the same fields of got. With "same", a layer in text means the
+// nth layer of that name.
 func (r *run) learn(text string, got packet.Packet) {
 	text = strings.TrimSpace(strings.TrimPrefix(text, "same"))
 	for name, value := range packet.Match(text, got) {
@@ -329,8 +327,8 @@ func (r *run) learn(text string, got packet.Packet) {
 	}
 }
 
-// mapping handles "map RULE PROTOCOL INSIDE OUTSIDE" and "unmap" the same. A mapping
-// must be made as it is asked for, unless "refused" follows.
+// mapping runs "map RULE PROTOCOL INSIDE OUTSIDE" and "unmap". The mapping must be created as requested, unless
+// "refused" follows.
 func mapping(w []string, do func(datapath.Mapping) error) error {
 	if len(w) != 4 && (len(w) != 5 || w[4] != "refused") {
 		return fmt.Errorf("map RULE PROTOCOL INSIDE OUTSIDE [refused]")
@@ -355,7 +353,7 @@ func mapping(w []string, do func(datapath.Mapping) error) error {
 	return nil
 }
 
-// backend handles "backend SERVICE/NAME STATE".
+// backend runs "backend SERVICE/NAME STATE".
 func (r *run) backend(w []string) error {
 	if len(w) != 2 {
 		return fmt.Errorf("backend SERVICE/NAME up|drain|down")
@@ -369,7 +367,7 @@ func (r *run) backend(w []string) error {
 	return fmt.Errorf("%q: not up, drain or down", w[1])
 }
 
-// where handles "where $p even", "odd", "A-B", "= X", "!= X", "same-parity X".
+// where runs "where $p even", "odd", "A-B", "= X", "!= X", "same-parity X".
 func (r *run) where(w []string) error {
 	if len(w) < 2 {
 		return fmt.Errorf("where $NAME even | odd | FIRST-LAST | = VALUE | != VALUE")
@@ -400,8 +398,8 @@ func (r *run) where(w []string) error {
 	return nil
 }
 
-// count compares counters with what a line wants: "count service NAME key=N ...", "count backend SERVICE/NAME ...",
-// "count nat NAME ..." and "count reason FAMILY ACTION REASON N".
+// count compares counters with the expected values of a line: "count service NAME key=N ...", "count backend
+// SERVICE/NAME ...", "count nat NAME ..." and "count reason FAMILY ACTION REASON N".
 func (r *run) count(w []string) error {
 	c, err := r.s.Counters()
 	if err != nil {

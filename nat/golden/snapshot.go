@@ -7,7 +7,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// Snapshot is all of a configuration, with backends up unless they drain.
+// Snapshot returns a snapshot of the whole configuration. Backends are up unless they drain.
 func Snapshot(c *config.Config) *datapath.Snapshot {
 	s := &datapath.Snapshot{Config: c}
 	for i := range c.Services {
@@ -40,7 +40,7 @@ func SetState(s *datapath.Snapshot, service, backend string, state datapath.Stat
 	}
 }
 
-// Refusal returns why a datapath would not be given all of a configuration.
+// Refusal returns the reason why a datapath does not support a configuration, or nil.
 func Refusal(d datapath.Carrier, c *config.Config) error {
 	for i := range c.Services {
 		if err := d.CarriesService(&c.Services[i]); err != nil {

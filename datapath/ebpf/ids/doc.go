@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ids gives names (services, backends, rules, sets, pool addresses) numbers that stay the same
-// from one snapshot to the next and from one process to the next, because flows refer to them.
+// Package ids assigns numbers to names (services, backends, rules, sets, pool addresses). Flows refer to the numbers,
+// so they are stable across snapshots and processes.
 package ids

@@ -8,11 +8,9 @@ import (
 	"slices"
 )
 
-// Ids of services, backends, rules, sets and pool addresses stay the same from
-// one snapshot to the next and from one process to the next: flows refer to
-// them. They are kept in a pinned map, id by kind and name. A name that is not wanted
-// any more keeps its id, in case it comes back, until others need it and nothing refers
-// to it (spare).
+// Ids of services, backends, rules, sets and pool addresses are stable across snapshots and processes, because flows
+// refer to them. A pinned map stores the id by kind and name. An unused name keeps its id for a later return. Another
+// name takes the id only if ids run short and nothing refers to it (spare).
 
 type Kind byte
 
@@ -39,7 +37,7 @@ type Key struct {
 	Name [NameLen]byte
 }
 
-// KeyOf cuts a name that is too long and adds its hash.
+// KeyOf shortens a long name and appends its hash.
 func KeyOf(kind Kind, name string) Key {
 	k := Key{Kind: kind}
 	if len(name) > NameLen {
@@ -55,13 +53,13 @@ type IDs struct {
 	Store   Store
 	Known   map[Key]uint32
 	Used    map[Kind]map[uint32]bool
-	InForce map[Key]bool // wanted by the snapshot in force; nil before this process has applied one
+	InForce map[Key]bool // used by the active snapshot; nil before the first apply of this process
 }
 
-// Store keeps ids from one process to the next.
+// Store keeps ids across processes.
 type Store interface {
 	Put(key, value any) error
-	// Delete removes a key; one that is not there is no error.
+	// Delete removes a key; a missing key is not an error.
 	Delete(key any) error
 }
 
@@ -75,22 +73,22 @@ func (t *IDs) Note(k Key, v uint32) {
 	t.Used[k.Kind][v] = true
 }
 
-// Draft is a set of ids for a snapshot that is not in force yet.
+// Draft is a set of ids for a snapshot that is not active yet.
 type Draft struct {
 	From  *IDs
 	Fresh map[Key]uint32
 	Want  map[Key]bool
 	next  map[Kind]uint32
-	Short bool              // not enough ids: some are none
-	last  bool              // nothing more can be given up: too few are an error
-	spare map[Kind][]uint32 // ids that other names have, best first
+	Short bool              // not enough ids: some names have none
+	last  bool              // no id can be released: a shortage is an error
+	spare map[Kind][]uint32 // ids of other names, the best candidates first
 }
 
 func (t *IDs) Draft() *Draft {
 	return &Draft{From: t, Fresh: map[Key]uint32{}, Want: map[Key]bool{}, next: map[Kind]uint32{}}
 }
 
-// ID returns the id of a name, a free one below limit when it is new.
+// ID returns the id of a name, or a free one below limit if it is new.
 func (d *Draft) ID(kind Kind, name string, limit uint32, busy func(uint32) bool) (uint32, error) {
 	k := KeyOf(kind, name)
 	d.Want[k] = true
@@ -108,7 +106,7 @@ func (d *Draft) ID(kind Kind, name string, limit uint32, busy func(uint32) bool)
 		d.next[kind] = v + 1
 		return v, nil
 	}
-	d.next[kind] = max(d.next[kind], limit) // not looked at again
+	d.next[kind] = max(d.next[kind], limit) // the search starts behind it
 	if list := d.spare[kind]; len(list) > 0 {
 		d.spare[kind] = list[1:]
 		d.Fresh[k] = list[0]
@@ -123,15 +121,15 @@ func (d *Draft) ID(kind Kind, name string, limit uint32, busy func(uint32) bool)
 	return d.Fresh[k], nil
 }
 
-// Known reports whether a name has an id, of now or before.
+// Known reports whether a name has an id, used or not.
 func (d *Draft) Known(kind Kind, name string) bool {
 	_, ok := d.From.Known[KeyOf(kind, name)]
 	return ok
 }
 
-// Spare is a draft that may give the ids of names that are not wanted to others, unless something
-// refers to them. Names that are not in force go first: while a change is made, packets still meet
-// the previous state. Of names in force only a set can lose its id without harm.
+// Spare returns a draft that may reassign the ids of unused names without references. Names outside the active
+// snapshot are first: during a change, packets still use the previous state. Among the names of the active snapshot
+// only sets can lose their id without harm.
 func (t *IDs) Spare(want map[Key]bool, referred map[Kind]map[uint32]bool) *Draft {
 	d := t.Draft()
 	d.last, d.spare = true, map[Kind][]uint32{}
@@ -146,13 +144,13 @@ func (t *IDs) Spare(want map[Key]bool, referred map[Kind]map[uint32]bool) *Draft
 		}
 	}
 	for _, list := range d.spare {
-		slices.Sort(list) // neighbours need no run of their own
+		slices.Sort(list) // consecutive ids need no list of their own
 	}
 	d.spare[Set] = append(d.spare[Set], inForce...)
 	return d
 }
 
-// Keep writes the new ids. One that another name had is taken from it.
+// Keep writes the new ids and deletes their former names.
 func (d *Draft) Keep() error {
 	type number struct {
 		Kind

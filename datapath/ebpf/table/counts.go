@@ -14,10 +14,10 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// perCPUAtOnce bounds the memory of one reading of an array that each CPU has: a machine may have hundreds of them.
+// perCPUAtOnce bounds the memory for reading a per-CPU array, because a machine may have hundreds of CPUs.
 const perCPUAtOnce = 1024
 
-// perCPU calls f for the elements of an array below a number, in order, with the value of each CPU.
+// perCPU calls f for the elements of an array below a number, in order, with the values of all CPUs.
 func perCPU[V any](m *ebpf.Map, below uint32, f func(n uint32, values []V)) error {
 	cpus := ebpf.MustPossibleCPU()
 	numbers, values := make([]uint32, perCPUAtOnce), make([]V, perCPUAtOnce*cpus)
@@ -57,7 +57,7 @@ type Traffic struct{ Packets, Bytes uint64 }
 
 func Plus(a, b Traffic) Traffic { return Traffic{a.Packets + b.Packets, a.Bytes + b.Bytes} }
 
-// Tallies sums what each backend below a number got without flows.
+// Tallies returns, for each backend below a number, the sum of its traffic without flows.
 func (t *Tables) Tallies(below uint32) ([]Traffic, error) {
 	sums := make([]Traffic, below)
 	err := perCPU(t.Maps["tallies"], below, func(n uint32, values []wire.Tally) {
@@ -68,10 +68,10 @@ func (t *Tables) Tallies(below uint32) ([]Traffic, error) {
 	return sums, err
 }
 
-// Use tells how full the tables are, as of the last sweep.
+// Use returns the fill of the tables as of the last sweep.
 func (t *Tables) Use(halfOpen uint32) []datapath.TableUse {
 	c := t.Control.Values[0]
-	bytes := func(room *uint32, each uint64, index *uint64) uint64 { // as large as they are now
+	bytes := func(room *uint32, each uint64, index *uint64) uint64 { // at their current size
 		return uint64(atomic.LoadUint32(room))*each + uint64(uint32(atomic.LoadUint64(index)))*bucketBytes
 	}
 	now := &t.Control.Values[0]

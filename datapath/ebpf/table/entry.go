@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Entry is one direction of a flow, taken from either table.
+// Entry is one direction of a flow from either table.
 type Entry struct {
 	Key              flow.Tuple
 	Packets, Bytes   uint64
@@ -40,7 +40,7 @@ func FromFlow6(e *wire.Flow6) Entry {
 
 func (t *Tables) Twin(s Entry) Entry {
 	if s.Twin == wire.NoEntry {
-		return Entry{Key: s.Key.Reverse(), Seen: s.Seen, Heard: s.Heard & wire.HeardFIN} // the one direction stands for both
+		return Entry{Key: s.Key.Reverse(), Seen: s.Seen, Heard: s.Heard & wire.HeardFIN} // one entry represents both directions
 	}
 	if s.v6 != (s.Flags&wire.EntryCross != 0) {
 		if int(s.Twin) < len(t.Flows6.Values) {
@@ -52,8 +52,7 @@ func (t *Tables) Twin(s Entry) Entry {
 	return Entry{}
 }
 
-// Primary returns entry i of both tables, one behind the other, when it is the
-// opening direction of a live flow.
+// Primary returns entry i of the concatenated tables if it is the opening direction of a live flow.
 func (t *Tables) Primary(i int) (Entry, bool) {
 	const live, isFlow = wire.EntryLive, wire.KindFlow
 	if i < len(t.Flows4.Values) {
@@ -70,8 +69,8 @@ func (t *Tables) Primary(i int) (Entry, bool) {
 	return FromFlow6(e), true
 }
 
-// Entries are the numbers of the entries of both tables from one on, used or not. Those that the tables have not grown
-// to yet are left out: to look at all that a large machine may have takes longer than all else that is asked.
+// Entries returns the numbers of the allocated entries of both tables from first on, used or not. It skips entries
+// that the tables have not grown to: scanning the maximum of a large machine would dominate every request.
 func (t *Tables) Entries(first int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		four := len(t.Flows4.Values)
@@ -97,7 +96,7 @@ func (t *Tables) Primaries(yield func(Entry) bool) {
 	}
 }
 
-// Bare reports whether an interface has no hardware address, and its frames no headers then.
+// Bare reports whether an interface has no hardware address, so that its frames have no headers.
 func (t *Tables) Bare(ifindex uint32) (bool, error) {
 	var own wire.InterfaceAddr
 	if err := t.Maps["interfaces"].Lookup(ifindex, &own); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -106,7 +105,7 @@ func (t *Tables) Bare(ifindex uint32) (bool, error) {
 	return own.Mtu != 0 && own.Mac == [6]uint8{}, nil
 }
 
-// HopOf returns the next hop to which a plan sends.
+// HopOf returns the next hop of a plan.
 func (t *Tables) HopOf(w *wire.Work) (wire.Hop, error) {
 	h := wire.Hop(w.Hop)
 	if w.Plan.Hop != 0 {

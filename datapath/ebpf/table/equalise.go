@@ -20,7 +20,7 @@ func Content[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
 		for i, k := range keys[:n] {
 			all[k] = values[i]
 		}
-		if errors.Is(err, ebpf.ErrKeyNotExist) { // that was the last part
+		if errors.Is(err, ebpf.ErrKeyNotExist) { // the previous part was the last
 			return all, nil
 		}
 		if err != nil {
@@ -29,7 +29,7 @@ func Content[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
 	}
 }
 
-// Equalise makes a map equal to what is wanted: additions and changes first.
+// Equalise makes a map equal to want. It adds and changes entries before it deletes others.
 func Equalise[K comparable, V comparable](m *ebpf.Map, want map[K]V, merge func(old V, v *V)) error {
 	have, err := Content[K, V](m)
 	if err != nil {
@@ -58,7 +58,7 @@ func Equalise[K comparable, V comparable](m *ebpf.Map, want map[K]V, merge func(
 	return nil
 }
 
-// Add writes the entries that were not there.
+// Add writes the entries that did not exist.
 func Add[K, V comparable](m *ebpf.Map, want, had map[K]V) error {
 	for k, v := range want {
 		if _, ok := had[k]; ok {
@@ -77,12 +77,12 @@ func Verify[K comparable, V comparable](m *ebpf.Map, want map[K]V) error {
 		return err
 	}
 	if !maps.Equal(have, want) {
-		return fmt.Errorf("map %s: the kernel does not hold what it was given", m)
+		return fmt.Errorf("map %s: the kernel does not hold the written entries", m)
 	}
 	return nil
 }
 
-// PutChanges writes entries of a map; the zero value takes one away.
+// PutChanges writes entries of a map; the zero value deletes an entry.
 func PutChanges[K, V comparable](m *ebpf.Map, changes map[K]V) error {
 	var none V
 	for k, v := range changes {
@@ -99,7 +99,7 @@ func PutChanges[K, V comparable](m *ebpf.Map, changes map[K]V) error {
 	return nil
 }
 
-// SameChanges reads back what putChanges has written.
+// SameChanges verifies the entries written by PutChanges.
 func SameChanges[K, V comparable](m *ebpf.Map, changes map[K]V) error {
 	for k, v := range changes {
 		var held V
@@ -107,7 +107,7 @@ func SameChanges[K, V comparable](m *ebpf.Map, changes map[K]V) error {
 			return fmt.Errorf("map %s: %w", m, err)
 		}
 		if held != v {
-			return fmt.Errorf("map %s: the kernel does not hold what it was given", m)
+			return fmt.Errorf("map %s: the kernel does not hold the written entries", m)
 		}
 	}
 	return nil

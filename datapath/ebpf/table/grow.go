@@ -11,27 +11,26 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
-// Flow tables begin with 1/64 of the entries that they may get, and are doubled when half of those
-// that they have were ever used, or fewer are left than a burst of new flows may take before it is
-// noticed: parts are added to the entries, and an index of twice the size is filled beside that in
-// force and takes its place. No entry moves, and packets find and open flows meanwhile. Tables never
-// shrink: what was in use once may be so again.
+// Flow tables start with 1/64 of their maximum number of entries. A table is doubled if half of its entries were ever
+// used. It is also doubled if a burst of new flows could use up the free entries before the next check. Doubling adds
+// parts to the entries, then fills an index of twice the size and activates it in place of the old one. No entry
+// moves, and programs find and open flows meanwhile. Tables never shrink, because their peak use may recur.
 
 const (
 	firstShare = 64
-	// least is how many entries a table has, where it may have so many. Three quarters of them are
-	// to be left.
+	// least is the initial number of entries of a table, if its maximum allows. Three quarters must be left for the
+	// growth.
 	least       = 1 << 16
-	partsAtOnce = 64 // are added before the programs may use them
+	partsAtOnce = 64 // parts added before the programs may use them
 	fillAtOnce  = 1 << 16
 )
 
-// family is one of the two flow tables, for what both have.
+// family holds the properties common to both flow tables.
 type family struct {
 	name    string
 	v6      uint32
-	entries uint32 // that it may get
-	first   uint32 // that it begins with
+	entries uint32 // maximum number
+	first   uint32 // initial number
 	stock   *wire.Stock
 	inForce *uint64 // words of control: see index4 there
 	next    *uint64
@@ -47,17 +46,17 @@ func (t *Tables) families() [2]family {
 	}
 }
 
-// first is how many entries a table begins with that may get so many.
+// first returns the initial number of entries of a table with the given maximum.
 func first(entries uint32) uint32 { return min(entries, max(least, entries/firstShare)) }
 
-// indexParts is how many parts the index of a table of so many entries has.
+// indexParts returns the number of parts of the index for a table with so many entries.
 func indexParts(entries uint32) uint32 { return parts(buckets(entries), wire.IndexPartBits) }
 
-// parts is how many parts of 2^bits elements hold n elements.
+// parts returns the number of parts of 2^bits elements for n elements.
 func parts(n uint32, bits int) uint32 { return uint32((uint64(n) + 1<<bits - 1) >> bits) }
 
-// begin makes the first parts of tables that have none; all of them if whole. Of tables that another
-// process was about to double when it was killed, it ends that.
+// begin creates the first parts of empty tables, or all parts if whole. If a killed process was about to double a
+// table, begin completes or undoes that step.
 func (t *Tables) begin(whole bool) error {
 	for _, f := range t.families() {
 		if err := f.settle(); err != nil {
@@ -81,7 +80,7 @@ func (t *Tables) begin(whole bool) error {
 	return nil
 }
 
-// settle leaves one index: the next one if it is in force already.
+// settle leaves one index: the next one if it is already active.
 func (f *family) settle() error {
 	next := atomic.LoadUint64(f.next)
 	if next == 0 {
@@ -112,7 +111,7 @@ func (f *family) widen(room uint32) error {
 	return nil
 }
 
-// Grow doubles the tables that need it, and their indexes; fill runs the program fill_index.
+// Grow doubles the tables that need it, with their indexes; fill runs the program fill_index.
 func (t *Tables) Grow(fill func(*wire.Reindex) error) error {
 	var errs []error
 	for _, f := range t.families() {
@@ -133,13 +132,13 @@ func (t *Tables) Grow(fill func(*wire.Reindex) error) error {
 	return errors.Join(errs...)
 }
 
-// Reindex4 puts an index of so many buckets in the place of that of IPv4, for tests.
+// Reindex4 replaces the index of the IPv4 table by one with so many buckets, for tests.
 func (t *Tables) Reindex4(buckets uint32, fill func(*wire.Reindex) error) error {
 	f := t.families()[0]
 	return f.reindex(buckets, fill)
 }
 
-// reindex puts an index of so many buckets in the place of that in force.
+// reindex replaces the active index by one with so many buckets.
 func (f *family) reindex(buckets uint32, fill func(*wire.Reindex) error) error {
 	if err := f.settle(); err != nil {
 		return err
@@ -153,7 +152,7 @@ func (f *family) reindex(buckets uint32, fill func(*wire.Reindex) error) error {
 	}
 	next := uint64(first)<<wire.IndexPartBits<<32 | uint64(buckets)
 	atomic.StoreUint64(f.next, next)
-	if err := f.index.Wait(); err != nil { // programs from here on write both
+	if err := f.index.Wait(); err != nil { // from here on programs write both indexes
 		return errors.Join(err, f.settle())
 	}
 	for at, end := uint32(0), atomic.LoadUint32(&f.stock.Room); at < end; at += fillAtOnce {
@@ -167,7 +166,7 @@ func (f *family) reindex(buckets uint32, fill func(*wire.Reindex) error) error {
 		}
 	}
 	atomic.StoreUint64(f.inForce, next)
-	if err := f.index.Wait(); err != nil { // programs from here on search in the new one
+	if err := f.index.Wait(); err != nil { // from here on programs search the new one
 		return err
 	}
 	return f.settle()

@@ -40,8 +40,8 @@ func LoadIDs(m *ebpf.Map) (*ids.IDs, error) {
 	return t, it.Err()
 }
 
-// Referred lists, for all kinds but sets, the ids that something in the tables refers to:
-// what is in force, whoever put it there, flows, bindings, and ports that rest.
+// Referred returns, for all kinds but sets, the ids with a reference in the tables. References are active objects of
+// any process, flows, bindings, and resting ports.
 func (t *Tables) Referred() (map[ids.Kind]map[uint32]bool, error) {
 	services, backends, sources, prefixes := map[uint32]bool{}, map[uint32]bool{}, map[uint32]bool{}, map[uint32]bool{}
 	for id, r := range t.Rules.Values {
@@ -85,7 +85,7 @@ func (t *Tables) Referred() (map[ids.Kind]map[uint32]bool, error) {
 	return map[ids.Kind]map[uint32]bool{ids.Service: services, ids.Backend: backends, ids.Source: sources, ids.Prefix: prefixes, ids.Pool: t.addressesInUse()}, err
 }
 
-// eachIn calls f for what a map holds; for nothing of one that is not made yet.
+// eachIn calls f for the elements of a map; a nil map, not created yet, has none.
 func eachIn[K comparable, V any](m *ebpf.Map, f func(K, V)) error {
 	if m == nil {
 		return nil
@@ -97,7 +97,7 @@ func eachIn[K comparable, V any](m *ebpf.Map, f func(K, V)) error {
 	return err
 }
 
-// ForgetOthers clears what the tables know of names whose numbers others get.
+// ForgetOthers clears the state of former names with numbers that the draft reassigns.
 func (t *Tables) ForgetOthers(d *ids.Draft) error {
 	for k, n := range d.Fresh {
 		if _, known := t.IDs.Known[k]; known || !t.IDs.Used[k.Kind][n] {
@@ -110,12 +110,11 @@ func (t *Tables) ForgetOthers(d *ids.Draft) error {
 	return nil
 }
 
-// forget clears what the tables know of the name that had an id before, which nothing
-// refers to any more.
+// forget clears the state of an id's former name, which has no references any more.
 func (t *Tables) forget(kind ids.Kind, id uint32) error {
 	switch kind {
 	case ids.Pool:
-		t.Blocks.Values[id] = wire.BlockMap{} // it may have had other blocks, or ranges of ports
+		t.Blocks.Values[id] = wire.BlockMap{} // the former name may have had other blocks, or port ranges
 		for class := range uint32(wire.PortClasses) {
 			t.Ports.Values[id*wire.PortClasses+class] = wire.PortMap{}
 		}
@@ -133,8 +132,8 @@ func (t *Tables) forget(kind ids.Kind, id uint32) error {
 	return nil
 }
 
-// addressesInUse lists the pool addresses that have ports that are used or rest, or
-// belong to a rule or backend in force.
+// addressesInUse returns the pool addresses of active rules or backends, and the addresses with used or
+// resting ports.
 func (t *Tables) addressesInUse() map[uint32]bool {
 	busy := map[uint32]bool{}
 	for i := range t.Ports.Values {
@@ -150,7 +149,7 @@ func (t *Tables) addressesInUse() map[uint32]bool {
 	return busy
 }
 
-// RunsHeld tells which places of the map of runs the rules and backends in force use.
+// RunsHeld reports which places of the map of runs belong to active rules and backends.
 func (t *Tables) RunsHeld() []bool {
 	held := make([]bool, len(t.Runs.Values))
 	hold := func(first, count uint16) {

@@ -15,10 +15,9 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
-// late are maps that take much memory from the start, and that few configurations use: adjusts has room for
-// a quarter of all entries, at 16 to 32 bytes for each; the other two have 140 bytes for each client. They are
-// made with leastLate elements, and replaced before the first programs are loaded that use them. Nothing is
-// copied: programs that do not use a map have written nothing there.
+// late lists large maps that few configurations use. adjusts has room for a quarter of all entries with 16 to 32
+// bytes each; the others have 140 bytes per client. They are created with leastLate elements, and replaced before the
+// first load of a program that uses them. Nothing is copied, because no program has written to the small map.
 var late = map[string]struct {
 	used func(wire.Switches) bool
 	most func(*Tables) uint32
@@ -30,14 +29,14 @@ var late = map[string]struct {
 
 const leastLate = 64
 
-// lateMap is one of them as it is now.
+// lateMap is the current state of a late map.
 type lateMap struct {
 	most     uint32
 	now      atomic.Pointer[ebpf.Map]
-	outgrown *ebpf.Map // the one before
+	outgrown *ebpf.Map // the previous map
 }
 
-// Late is one of the maps late as it is now.
+// Late returns the current map with that name.
 func (t *Tables) Late(name string) *ebpf.Map {
 	if m := t.late[name]; m != nil {
 		return m.now.Load()
@@ -45,14 +44,14 @@ func (t *Tables) Late(name string) *ebpf.Map {
 	return nil
 }
 
-// beside is where a larger map is pinned before it takes the place of the first.
+// newPath returns the pin path of a larger map before it replaces the first.
 func (t *Tables) beside(name string) string { return filepath.Join(t.Dir, name+"-new") }
 
-// openLate adopts the maps late, of either size, or makes small ones.
+// openLate adopts the late maps of either size, or creates small ones.
 func (t *Tables) openLate(spec *ebpf.CollectionSpec) error {
 	t.late = map[string]*lateMap{}
 	for name, l := range late {
-		if err := os.Remove(t.beside(name)); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a process that was killed
+		if err := os.Remove(t.beside(name)); err != nil && !errors.Is(err, fs.ErrNotExist) { // from a killed process
 			return err
 		}
 		own := &lateMap{most: max(l.most(t), leastLate)}
@@ -74,8 +73,8 @@ func (t *Tables) openLate(spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// replaceLate widens the maps that programs with these switches use, sets the sizes of all in the
-// spec, and adds them to the maps that the programs are loaded with.
+// replaceLate enlarges the late maps that programs with these switches use. It sets the sizes of all late maps in the
+// spec, and adds the maps to the replacements for loading the programs.
 func (t *Tables) replaceLate(s wire.Switches, spec *ebpf.CollectionSpec, replace map[string]*ebpf.Map) error {
 	for name, own := range t.late {
 		if late[name].used(s) {
@@ -89,8 +88,7 @@ func (t *Tables) replaceLate(s wire.Switches, spec *ebpf.CollectionSpec, replace
 	return nil
 }
 
-// widen puts a map of full size in the place of the small one. Programs that hold that one
-// do not use it.
+// widen replaces the small map by one of full size. Programs with the small map do not use it.
 func (t *Tables) widen(name string, own *lateMap, spec *ebpf.MapSpec) error {
 	small := own.now.Load()
 	if small.MaxEntries() == own.most {
@@ -108,7 +106,7 @@ func (t *Tables) widen(name string, own *lateMap, spec *ebpf.MapSpec) error {
 	if err != nil {
 		return errors.Join(err, m.Close())
 	}
-	own.outgrown = small // programs may be loaded with it at this moment
+	own.outgrown = small // another load may be using it
 	own.now.Store(m)
 	return nil
 }

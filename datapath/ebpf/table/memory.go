@@ -17,8 +17,8 @@ type Memory[T any] struct {
 	Values []T
 }
 
-// MapMemory maps an array whose elements are T. The kernel puts them at multiples of
-// eight bytes, so T must have such a size.
+// MapMemory maps an array with elements of type T. The kernel aligns elements to eight bytes, so the size of T must
+// be a multiple.
 func MapMemory[T any](m *ebpf.Map) (*Memory[T], error) {
 	var zero T
 	if unsafe.Sizeof(zero)%8 != 0 {

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Parts is a map of maps whose elements are parts of one array, in this process's memory. Values has
-// the size that the array may reach: elements of parts that are not there yet read as zero.
+// Parts is a map of maps that holds the parts of one array, mapped into this process's memory. Values has the maximum
+// size of the array. Elements of missing parts read as zero.
 type Parts[T any] struct {
 	outer  *ebpf.Map
 	inner  *ebpf.MapSpec
@@ -23,17 +23,17 @@ type Parts[T any] struct {
 	there  []bool
 	Values []T
 
-	shown atomic.Uint32 // parts: none that is there comes behind
+	shown atomic.Uint32 // number of parts up to the last existing one
 }
 
-// MapParts maps the parts that there are of an array of at most size elements.
+// MapParts maps the existing parts of an array of at most size elements.
 func MapParts[T any](outer *ebpf.Map, inner *ebpf.MapSpec, size uint32) (_ *Parts[T], err error) {
 	var zero T
 	bytes := int(outer.MaxEntries()) * int(inner.MaxEntries) * int(unsafe.Sizeof(zero))
 	if part := bytes / int(outer.MaxEntries()); part%os.Getpagesize() != 0 || uint32(unsafe.Sizeof(zero)) != inner.ValueSize {
 		return nil, fmt.Errorf("map %s: parts of %d bytes", outer, part)
 	}
-	// Pages of nothing: to read them takes no memory.
+	// Zero pages: reading them allocates no memory.
 	raw, err := unix.Mmap(-1, 0, bytes, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, fmt.Errorf("map %s: mmap: %w", outer, err)
@@ -59,7 +59,7 @@ func MapParts[T any](outer *ebpf.Map, inner *ebpf.MapSpec, size uint32) (_ *Part
 	return p, nil
 }
 
-// show maps a part at its place.
+// show maps a part at its position.
 func (p *Parts[T]) show(n uint32, part *ebpf.Map) error {
 	size := len(p.raw) / len(p.there)
 	at := unsafe.Pointer(&p.raw[int(n)*size])
@@ -71,12 +71,12 @@ func (p *Parts[T]) show(n uint32, part *ebpf.Map) error {
 	return nil
 }
 
-// Shown are the elements up to the last part that is there.
+// Shown returns the elements up to the last existing part.
 func (p *Parts[T]) Shown() []T {
 	return p.Values[:min(int(p.shown.Load())*int(p.inner.MaxEntries), len(p.Values))]
 }
 
-// Add makes parts, where they are not there: all, or none. The kernel has them when it returns.
+// Add creates the missing parts: all, or none on error. It returns after the kernel has stored them.
 func (p *Parts[T]) Add(numbers iter.Seq[uint32]) (err error) {
 	var fresh, descriptors []uint32
 	defer func() {
@@ -94,7 +94,7 @@ func (p *Parts[T]) Add(numbers iter.Seq[uint32]) (err error) {
 		if err != nil {
 			return fmt.Errorf("map %s: part %d: %w", p.outer, n, err)
 		}
-		defer part.Close() // the outer map holds it, and the mapping
+		defer part.Close() // the outer map and the mapping keep it alive
 		if err := p.show(n, part); err != nil {
 			return err
 		}
@@ -109,7 +109,7 @@ func (p *Parts[T]) Add(numbers iter.Seq[uint32]) (err error) {
 	return nil
 }
 
-// between are the numbers first to last-1.
+// between returns the numbers first to last-1.
 func between(first, last uint32) iter.Seq[uint32] {
 	return func(yield func(uint32) bool) {
 		for n := first; n < last && yield(n); n++ {
@@ -117,7 +117,7 @@ func between(first, last uint32) iter.Seq[uint32] {
 	}
 }
 
-// hide puts pages of nothing in a part's place.
+// hide replaces a part by zero pages.
 func (p *Parts[T]) hide(n uint32) error {
 	size := len(p.raw) / len(p.there)
 	at := unsafe.Pointer(&p.raw[int(n)*size])
@@ -126,7 +126,7 @@ func (p *Parts[T]) hide(n uint32) error {
 	return err
 }
 
-// Drop gives the parts first to last-1 back to the kernel.
+// Drop frees the parts first to last-1.
 func (p *Parts[T]) Drop(first, last uint32) (err error) {
 	for n := first; n < last; n++ {
 		if p.there[n] {
@@ -136,8 +136,8 @@ func (p *Parts[T]) Drop(first, last uint32) (err error) {
 	return err
 }
 
-// Wait returns when every program has ended that runs now: the kernel waits for them whenever an
-// element of a map of maps is replaced (maybe_wait_bpf_programs of kernel/bpf/syscall.c).
+// Wait returns when every currently running program has ended. The kernel waits for this whenever an element of a map
+// of maps is replaced (maybe_wait_bpf_programs of kernel/bpf/syscall.c).
 func (p *Parts[T]) Wait() error {
 	for n, there := range p.there {
 		if !there {
@@ -156,7 +156,7 @@ func (p *Parts[T]) Wait() error {
 	return nil
 }
 
-// Clear zeroes the parts, for tests that use tables again.
+// Clear zeroes the parts, for tests that reuse tables.
 func (p *Parts[T]) Clear() {
 	for n, there := range p.there {
 		if each := len(p.raw) / len(p.there); there {
@@ -165,7 +165,7 @@ func (p *Parts[T]) Clear() {
 	}
 }
 
-// Bytes is what the parts take. Not while some are added.
+// Bytes returns the memory of the parts. It must not run during Add.
 func (p *Parts[T]) Bytes() (sum uint64) {
 	for _, there := range p.there {
 		if there {

@@ -8,8 +8,8 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// summedAt is the place of ip_summed in the running kernel's struct sk_buff, in bits from its
-// beginning, where TC programs may read it: from Linux 6.2 on, with BTF. Otherwise 0.
+// summedAt is the bit offset of ip_summed in the running kernel's struct sk_buff, if TC programs may read it (Linux
+// 6.2 and BTF); otherwise 0.
 var summedAt = sync.OnceValue(func() uint32 {
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {
@@ -27,7 +27,7 @@ var summedAt = sync.OnceValue(func() uint32 {
 	return uint32(at)
 })
 
-// memberAt finds a member by name, in structures and unions without one too.
+// memberAt finds a member by name, also in unnamed structures and unions.
 func memberAt(members []btf.Member, name string) (btf.Bits, bool) {
 	for _, m := range members {
 		if m.Name == name {

@@ -26,23 +26,23 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// mostPool is how many pool addresses a table can have: each has three classes of ports, and
-// 16 bits number them (port_slot of bpf/binding.h).
+// mostPool is the maximum number of pool addresses: each has three classes of ports, and 16 bits number them
+// (port_slot of bpf/binding.h).
 const mostPool = 1 << 16 / 3
 
-// Sizes of the tables that are chosen when they are made.
+// Sizes of the tables, fixed at their creation.
 type Sizes struct {
 	Entries4, Entries6 uint32 // flow table entries
 	Clients            uint32
 	Slots              uint32 // words of four slots
 	Pool               uint32 // pool addresses
 	Hosts              uint32 // single addresses in sets and lists
-	// Whole flow tables are made at once; others grow (see grow.go).
+	// Whole creates flow tables at full size; others grow (see grow.go).
 	Whole bool
 }
 
-// Bytes of a flow in tables that have room for flows of NAT rules alone: two and a
-// half entries (see entries), and their share of the index (see buckets).
+// Bytes per flow in tables sized for flows of NAT rules only: two and a half entries (see entries), and their share
+// of the index (see buckets).
 const (
 	flowBytes4 = 64*5/2 + bucketBytes*5/2/8
 	flowBytes6 = 128*5/2 + bucketBytes*5/2/8
@@ -52,8 +52,7 @@ const (
 	maxHints    = 128 << 10 / hintBytes
 )
 
-// flowsFor takes the configured numbers of flows, or shares of the machine's
-// memory.
+// flowsFor returns the configured numbers of flows, or shares of the machine's memory.
 func flowsFor(c config.Tables) (flows4, flows6 int) {
 	share := int(memoryTotal() / 32)
 	if flows4 = c.Flows; flows4 == 0 {
@@ -65,8 +64,7 @@ func flowsFor(c config.Tables) (flows4, flows6 int) {
 	return flows4, flows6
 }
 
-// HalfOpenFor takes the configured quota of handshakes in progress, or a quarter
-// of the flows.
+// HalfOpenFor returns the configured quota of handshakes in progress, or a quarter of the flows.
 func HalfOpenFor(c config.Tables) uint32 {
 	if c.HalfOpen != 0 {
 		return uint32(c.HalfOpen)
@@ -84,13 +82,12 @@ func SizesFor(c config.Tables, slots, pool, hosts int) Sizes {
 	return Sizes{
 		Entries4: entries(flows4), Entries6: entries(flows6), Clients: uint32(clients),
 		Slots: uint32(max(1<<18, slots/2)),
-		Pool:  uint32(min(max(64, pool+pool/2), mostPool)), // 64 addresses let a later configuration bring a pool, and take 1.6 MB as long as none is used
+		Pool:  uint32(min(max(64, pool+pool/2), mostPool)), // 64 spare addresses allow a later configuration to add a pool, and take 1.6 MB while unused
 		Hosts: uint32(min(max(65536, hosts*3/2), 1<<21)),
 	}
 }
 
-// Differs says which sizes a configuration asks for that the tables in force do
-// not have; "" for none.
+// Differs describes the sizes that a configuration requests and the current tables do not have; "" if there are none.
 func (t *Tables) Differs(c config.Tables) string {
 	want := SizesFor(c, 0, 0, 0)
 	var out []string
@@ -109,24 +106,24 @@ func (t *Tables) Differs(c config.Tables) string {
 	return strings.Join(out, "; ") + ": " + wire.WayOut
 }
 
-// entries for a number of flows: one for each direction, and one for every second
-// flow, because a binding has one as soon as two flows of a NAT rule share it.
+// entries returns the entries for a number of flows: one per direction, and one per two flows, because two flows of a
+// NAT rule that share a binding need an entry for it.
 func entries(flows int) uint32 { return uint32(flows*5/2 + 32) }
 
-// buckets of fifteen slots for a number of entries, with 9.6 of them used at most: a flow,
-// which takes two and a half entries, has a slot for each direction, and one for the
-// binding that it holds, or held; or two flows have one for the entry of theirs. Of twenty
-// million keys none found both of its buckets full (by simulation). Small tables get spare
-// buckets, because chance fills some of them first.
+// buckets returns the number of buckets of fifteen slots for a number of entries, with at most 9.6 slots used on
+// average. A flow takes two and a half entries. It uses a slot per direction, and one for its current or former
+// binding; or two flows share one for the entry of their binding. In a simulation, none of twenty million keys found
+// both of its buckets full. Small tables get spare buckets, because random placement fills some of their buckets
+// early.
 func buckets(entries uint32) uint32 { return entries/8 + 16 }
 
-// hints of four slots for a number of entries: one slot for each second entry at least, up
-// to 128 KiB. With half as many 50,000 flows gain little, with four times as many short
-// flows lose what they need of the CPU's cache (bench/results/hints.txt).
+// hints returns the number of hints of four slots for a number of entries: at least one slot per two entries, up to
+// 128 KiB. With half as many, 50,000 flows gain little. With four times as many, short flows lose space in the CPU's
+// cache (bench/results/hints.txt).
 func hints(entries uint32) uint32 { return min(uint32(1)<<bits.Len32(entries/8), maxHints) }
 
-// entryMask has the bits of the numbers 1 to entries: the rest of a slot is tag. Of
-// four million flows eight bits are left, and one search in forty looks at a wrong entry.
+// entryMask returns the bits of the numbers 1 to entries; the other bits of a slot are the tag. With four million
+// flows the tag has eight bits, and one search in forty inspects a wrong entry.
 func entryMask(entries uint32) uint32 { return 1<<bits.Len32(entries) - 1 }
 
 func memoryTotal() uint64 {
@@ -136,7 +133,7 @@ func memoryTotal() uint64 {
 	return kib << 10
 }
 
-// Tables are the pinned maps and what must stay the same while they live.
+// Tables are the pinned maps and the values that are constant during their lifetime.
 type Tables struct {
 	Dir            string
 	Maps           map[string]*ebpf.Map
@@ -171,15 +168,15 @@ type Tables struct {
 	adopted      bool
 
 	RouteEvery bool // Options.RouteEveryPacket
-	// For tests: observed and fullPath are switches; allOn has every feature on, whether a
-	// configuration needs it or not.
+	// For tests: Observed and FullPath are switches; AllOn enables every feature, even if the configuration does not
+	// need it.
 	Observed, FullPath, AllOn bool
 }
 
-// ErrLayout is wrapped when pinned tables are of another version of Sluice.
+// ErrLayout is wrapped if the pinned tables belong to another version of Sluice.
 var ErrLayout = errors.New("tables of another version of Sluice, which forward on as they are")
 
-// Open adopts the maps pinned in dir, or makes them.
+// Open adopts the maps pinned in dir, or creates them.
 func Open(dir string, want Sizes, hz uint32) (_ *Tables, err error) {
 	t := &Tables{Dir: dir, Maps: map[string]*ebpf.Map{}, Sizes: want, HZ: hz}
 	defer func() {
@@ -230,7 +227,7 @@ func Open(dir string, want Sizes, hz uint32) (_ *Tables, err error) {
 	return t, nil
 }
 
-// pinned opens a pinned map of the given shape, or makes and pins one.
+// pinned opens a pinned map of the given shape, or creates and pins one.
 func pinned(path string, spec *ebpf.MapSpec) (m *ebpf.Map, made bool, err error) {
 	m, err = ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
@@ -253,8 +250,7 @@ func pinned(path string, spec *ebpf.MapSpec) (m *ebpf.Map, made bool, err error)
 	return m, true, nil
 }
 
-// meta reads the words that must not change while the tables live, or chooses
-// them.
+// meta reads the words that are constant during the tables' lifetime, or chooses them.
 func (t *Tables) meta() error {
 	d := t.IDs.Draft()
 	word := func(name string, v *uint32) {
@@ -290,7 +286,7 @@ func (t *Tables) meta() error {
 	return d.Keep()
 }
 
-// size sets the sizes of the maps that have one.
+// size sets the sizes of variable maps.
 func (t *Tables) size(spec *ebpf.CollectionSpec) {
 	for name, n := range map[string]uint32{
 		"flows4": parts(t.Entries4, wire.PartBits), "flows6": parts(t.Entries6, wire.PartBits),
@@ -316,7 +312,7 @@ func (t *Tables) mapAll() (err error) {
 		mapInto(&t.PoolRules, t.Maps["pool_rules"]))
 }
 
-// mapParts maps the tables that grow.
+// mapParts maps the growing tables.
 func (t *Tables) mapParts(spec *ebpf.CollectionSpec) (err error) {
 	inner := func(name string) *ebpf.MapSpec { return spec.Maps[name].InnerMap }
 	if t.Owners, err = MapParts[wire.OwnerPair](t.Maps["port_owners"], inner("port_owners"), t.Pool*wire.PortClasses<<15); err != nil {
@@ -335,8 +331,8 @@ func (t *Tables) mapParts(spec *ebpf.CollectionSpec) (err error) {
 	return err
 }
 
-// Places is how many the map of runs has: those that are their own numbers, and twice
-// all lists of addresses that pools may have.
+// Places returns the size of the map of runs: one place for each pool address by number, and twice the lists of
+// addresses that pools may have.
 func (t *Tables) Places() uint32 { return min(t.Pool+2*wire.MaxPool, 1<<16) }
 
 func mapInto[T any](into **Memory[T], m *ebpf.Map) (err error) {
@@ -356,8 +352,8 @@ func (t *Tables) Close() error {
 	return errors.Join(errs...)
 }
 
-// Program loads the programs with their constants set; or only some of them, as a
-// gateway of their own on the same tables, which holds no fragments.
+// Program loads the programs with their constants. With only, it loads a subset as a separate gateway on the same
+// tables, which stores no fragments.
 func (t *Tables) Program(s wire.Switches, dryRun bool, only ...string) (*ebpf.Collection, error) {
 	p, err := t.Prepare(s, dryRun, only...)
 	if err != nil {
@@ -366,10 +362,10 @@ func (t *Tables) Program(s wire.Switches, dryRun bool, only ...string) (*ebpf.Co
 	return p.Load()
 }
 
-// Programs are programs that are yet to be loaded, which takes up to seconds and needs the tables no more.
+// Programs are prepared programs. Loading takes up to seconds and does not use the tables.
 type Programs struct {
 	spec *ebpf.CollectionSpec
-	maps map[string]*ebpf.Map // handles of their own
+	maps map[string]*ebpf.Map // separate handles
 }
 
 // Load loads the programs, once.
@@ -382,7 +378,7 @@ func (p *Programs) Load() (*ebpf.Collection, error) {
 	return c, nil
 }
 
-// Close gives back the maps of programs that are not loaded.
+// Close releases the maps of programs that are not loaded.
 func (p *Programs) Close() {
 	for _, m := range p.maps {
 		m.Close()
@@ -390,7 +386,7 @@ func (p *Programs) Close() {
 	p.maps = nil
 }
 
-// Prepare is the part of Program that needs the tables.
+// Prepare is the part of Program that uses the tables.
 func (t *Tables) Prepare(s wire.Switches, dryRun bool, only ...string) (*Programs, error) {
 	spec, err := wire.Spec()
 	if err != nil {
@@ -418,11 +414,11 @@ func (t *Tables) Prepare(s wire.Switches, dryRun bool, only ...string) (*Program
 	}
 	delete(spec.Programs, "read_clocks")
 	if len(only) == 0 {
-		for _, name := range []string{"map_open", "map_close", "flow_take", "sweep_end"} { // loaded apart, when one is to run
+		for _, name := range []string{"map_open", "map_close", "flow_take", "sweep_end"} { // loaded separately when required
 			delete(spec.Programs, name)
 		}
 		if !t.Observed {
-			delete(spec.Programs, "sweep_all") // only tests run it
+			delete(spec.Programs, "sweep_all") // used by tests only
 		}
 	}
 	if len(only) > 0 {
@@ -453,7 +449,7 @@ func (t *Tables) Prepare(s wire.Switches, dryRun bool, only ...string) (*Program
 	return p, nil
 }
 
-// UsePools makes what keeps the ports of pool addresses that come into use.
+// UsePools creates the port maps of pool addresses before their first use.
 func (t *Tables) UsePools(numbers iter.Seq[uint32]) error {
 	return t.Owners.Add(func(yield func(uint32) bool) {
 		for n := range numbers {
@@ -466,9 +462,8 @@ func (t *Tables) UsePools(numbers iter.Seq[uint32]) error {
 	})
 }
 
-// Reserve marks all ports of a pool address but those of a set as taken, without counting them as
-// used: so the programs find the set's ports as they find any. ICMP's identifiers are its
-// third class.
+// Reserve marks all ports of a pool address outside of a set as used, without counting them. Programs then find the
+// ports of the set like any others. ICMP identifiers are the third class.
 func (t *Tables) Reserve(number uint32, set config.PortSet) {
 	var open [len(wire.PortMap{}.Words)]uint64
 	for _, r := range set {

@@ -12,10 +12,10 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// TickRate is measured once: the kernel does not change it.
+// TickRate is measured once, because the kernel does not change it.
 var TickRate = sync.OnceValues(measureHz)
 
-// measureHz finds out how many ticks the kernel counts in a second.
+// measureHz measures the kernel's ticks per second.
 func measureHz() (uint32, error) {
 	spec, err := wire.Spec()
 	if err != nil {
@@ -44,7 +44,7 @@ func measureHz() (uint32, error) {
 	if err != nil {
 		return 0, err
 	}
-	time.Sleep(80 * time.Millisecond) // long enough to tell the four tick rates apart
+	time.Sleep(80 * time.Millisecond) // long enough to distinguish the four tick rates
 	last, err := read()
 	if err != nil {
 		return 0, err
