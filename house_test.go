@@ -124,7 +124,7 @@ func TestImportsFollowTheTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, table, _ := strings.Cut(string(text), "| package | what it owns |")
+	_, table, _ := strings.Cut(string(text), "| package | responsibility |")
 	table, _, _ = strings.Cut(table, "\n\n")
 	row := map[string]int{}
 	for i, line := range strings.Split(table, "\n") {

@@ -20,9 +20,9 @@ func TestReference(t *testing.T) {
 
 <!-- Generated from package metrics by "go test ./metrics -update". -->
 
-The daemon serves them in the Prometheus format at ` + "`/metrics`" + ` on its socket, and over TCP with ` + "`--listen`" + `. Every scrape reads the datapaths: counters
-begin when an object is made in the kernel and go on when the daemon is restarted. Those of a service, a rule or a
-backend end with it. Beside these there are the metrics of the Go runtime and of the process.
+The daemon serves the metrics in the Prometheus format at ` + "`/metrics`" + ` on its socket, and over TCP with ` + "`--listen`" + `. Every scrape
+reads the datapaths. A counter begins when its object is created in the kernel, and continues across restarts of the daemon. The counters of a
+service, rule or backend end with the object. The page also contains the metrics of the Go runtime and of the process.
 
 | metric | kind | labels | meaning |
 |---|---|---|---|
