@@ -71,7 +71,7 @@ bench: build ## measure the datapaths, and others, side by side (root, quiet mac
 	@packaging/deps.sh bench
 	$(BIN) bench packets
 
-bench-docs: build ## write docs/benchmarks.md from the committed results
+bench-docs: build ## write docs/measurements/benchmarks.md from the committed results
 	$(BIN) bench docs
 
 AGREE ?= generator drop rules ports scale

@@ -117,10 +117,10 @@ func TestCompilerOfEBPFIsPure(t *testing.T) {
 	}
 }
 
-// TestImportsFollowTheTable: docs/architecture.md lists every package, and no package imports one of a
+// TestImportsFollowTheTable: docs/internals/architecture.md lists every package, and no package imports one of a
 // later row.
 func TestImportsFollowTheTable(t *testing.T) {
-	text, err := os.ReadFile("docs/architecture.md")
+	text, err := os.ReadFile("docs/internals/architecture.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,12 +146,12 @@ func TestImportsFollowTheTable(t *testing.T) {
 	for name, p := range packages(t) {
 		own, listed := place(name)
 		if !listed && name != "" && len(p.GoFiles) > 0 && !under(name, "e2e") {
-			t.Errorf("docs/architecture.md does not list package %s", name)
+			t.Errorf("docs/internals/architecture.md does not list package %s", name)
 		}
 		for _, imp := range p.Imports {
 			imp, local := strings.CutPrefix(imp, module+"/")
 			if at, ok := place(imp); local && listed && ok && at > own {
-				t.Errorf("%s imports %s, which docs/architecture.md lists below it", name, imp)
+				t.Errorf("%s imports %s, which docs/internals/architecture.md lists below it", name, imp)
 			}
 		}
 	}
@@ -302,7 +302,7 @@ func TestNoMirroredConstants(t *testing.T) {
 }
 
 // TestLinesOfC: lines have at most 120 columns, as .clang-format has it. The comment of a reason stays on
-// its line, because it is the entry in docs/reasons.md.
+// its line, because it is the entry in docs/reference/reasons.md.
 func TestLinesOfC(t *testing.T) {
 	for _, ext := range []string{".c", ".h"} {
 		walk(t, ext, func(path string, text []byte) {

@@ -63,7 +63,7 @@ func WriteDocs(dir, page string) error {
 
 const docsHead = `# Benchmarks
 
-This page is written by ` + "`make bench-docs`" + ` from the results in [bench/results](../bench/results), which hold every
+This page is written by ` + "`make bench-docs`" + ` from the results in [bench/results](../../bench/results), which hold every
 single repetition. To measure again, as root on a quiet machine:
 
     sluice bench SUITE --save bench/results/SUITE.json

@@ -188,15 +188,15 @@ func TestMissedAims(t *testing.T) {
 	}
 }
 
-// TestCommittedPage: docs/benchmarks.md is what is written from the committed results, and each of
+// TestCommittedPage: docs/measurements/benchmarks.md is what is written from the committed results, and each of
 // their ratios that wants words has them.
 func TestCommittedPage(t *testing.T) {
 	root := t.TempDir()
-	results, page := filepath.Join(root, "bench", "results"), filepath.Join(root, "docs", "benchmarks.md")
+	results, page := filepath.Join(root, "bench", "results"), filepath.Join(root, "docs", "measurements", "benchmarks.md")
 	if err := os.CopyFS(results, os.DirFS("results")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(filepath.Dir(page), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(page), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := WriteDocs(results, page); err != nil {
@@ -206,12 +206,12 @@ func TestCommittedPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	committed, err := os.ReadFile(filepath.Join("..", "docs", "benchmarks.md"))
+	committed, err := os.ReadFile(filepath.Join("..", "docs", "measurements", "benchmarks.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(written, committed) {
-		t.Error("docs/benchmarks.md is not current: make bench-docs")
+		t.Error("docs/measurements/benchmarks.md is not current: make bench-docs")
 	}
 	charts, err := filepath.Glob(filepath.Join("results", "*.svg"))
 	if err != nil || len(charts) == 0 {

@@ -62,7 +62,7 @@ enum action {
 	ACTION_FORWARD, // rewritten and sent out
 };
 
-// Why it happens. The comment of each line is its entry in docs/reasons.md.
+// Why it happens. The comment of each line is its entry in docs/reference/reasons.md.
 // clang-format off
 enum reason {
 	REASON_NONE,		     // no decision was reached; never counted

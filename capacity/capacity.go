@@ -53,7 +53,7 @@ const (
 )
 
 // Default timeouts of Sluice's configuration: the time that the eBPF datapath keeps a flow after its last packet
-// (docs/config.md).
+// (docs/reference/config.md).
 const (
 	TimeoutTCPEstablished = FloorTCPEstablished
 	TimeoutTCPTransitory  = FloorTCPTransitory

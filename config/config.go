@@ -225,7 +225,7 @@ func (l Listen) Follows() bool { return !l.Address.IsValid() && l.Interface != "
 // Mode selects how a service's packets reach a backend.
 type Mode string
 
-// Modes; see docs/concepts.md.
+// Modes; see docs/guide/concepts.md.
 const (
 	ModeDNAT      Mode = "dnat"
 	ModeFullNAT   Mode = "fullnat"

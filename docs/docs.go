@@ -5,9 +5,9 @@ package docs
 
 import _ "embed"
 
-//go:generate go run ../config/reference .
+//go:generate go run ../config/reference reference
 
 // Schema is the JSON Schema of a configuration file, draft 2020-12.
 //
-//go:embed sluice.schema.json
+//go:embed reference/sluice.schema.json
 var Schema []byte

@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// TestReference compares docs/metrics.md with the families; -update rewrites it.
+// TestReference compares docs/reference/metrics.md with the families; -update rewrites it.
 func TestReference(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(`# Metrics
@@ -31,7 +31,7 @@ service, rule or backend end with the object. The page also contains the metrics
 		kind := map[prometheus.ValueType]string{counter: "counter", gauge: "gauge"}[m.kind]
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.name, kind, strings.Join(m.labels, ", "), m.help)
 	}
-	const file = "../docs/metrics.md"
+	const file = "../docs/reference/metrics.md"
 	if f := flag.Lookup("update"); f != nil && f.Value.String() == "true" {
 		if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
 			t.Fatal(err)
@@ -42,6 +42,6 @@ service, rule or backend end with the object. The page also contains the metrics
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(got), b.String()); diff != "" {
-		t.Errorf("docs/metrics.md (-have +want):\n%s", diff)
+		t.Errorf("docs/reference/metrics.md (-have +want):\n%s", diff)
 	}
 }

@@ -157,7 +157,7 @@ func (m *Model) sameClassPossible(r request, spans []flow.Ports) bool {
 
 // free reports whether nobody has the endpoint: no binding, no session, no
 // listener, and it is not held for who had it before (RFC 6888 REQ-8). A datapath that
-// is followed may be seen to give out the port of a listener (docs/limits.md).
+// is followed may be seen to give out the port of a listener (docs/reference/limits.md).
 func (m *Model) free(key outsideKey) bool {
 	if b := m.outside[key]; b != nil && !m.yields(b) {
 		return false

@@ -3,7 +3,7 @@
 package nat
 
 // Reason is why a frame met its Action. The names are those of the eBPF
-// datapath's enum reason, in lower case with hyphens; docs/reasons.md explains
+// datapath's enum reason, in lower case with hyphens; docs/reference/reasons.md explains
 // each.
 type Reason string
 

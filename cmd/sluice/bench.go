@@ -99,7 +99,7 @@ func newBenchDocs(a *app) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&dir, "results", filepath.Join("bench", "results"), "directory of the results")
-	cmd.Flags().StringVar(&page, "page", filepath.Join("docs", "benchmarks.md"), "page to write")
+	cmd.Flags().StringVar(&page, "page", filepath.Join("docs", "measurements", "benchmarks.md"), "page to write")
 	return cmd
 }
 

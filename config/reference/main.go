@@ -3,7 +3,7 @@
 // Command reference generates the JSON Schema and the reference page from the configuration's types
 // and their doc comments.
 //
-//	go run ./config/reference docs
+//	go run ./config/reference docs/reference
 package main
 
 import (

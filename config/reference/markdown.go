@@ -26,7 +26,7 @@ Schema, by which editors complete and check keys; name it in the first line:
 ` + "```" + `
 
 Unknown keys are errors. Anchors and aliases are taken for whole values; merge keys and tags are not. Complete files
-are in [examples](../examples).
+are in [examples](../../examples).
 
 `
 

@@ -26,7 +26,7 @@ func TestCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range files {
-		got, err := os.ReadFile(filepath.Join("../../docs", name))
+		got, err := os.ReadFile(filepath.Join("../../docs/reference", name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -72,7 +72,7 @@ func TestEveryKeyIsExplained(t *testing.T) {
 // satisfies checks YAML text against the shipped schema.
 func satisfies(t *testing.T, text []byte) error {
 	t.Helper()
-	file, err := os.Open("../../docs/sluice.schema.json")
+	file, err := os.Open("../../docs/reference/sluice.schema.json")
 	if err != nil {
 		t.Fatal(err)
 	}

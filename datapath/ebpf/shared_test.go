@@ -46,7 +46,7 @@ type shared struct {
 
 // mostLoaded is how many programs are loaded at once, of all pools. Linux 6.18 frees each in a work item and runs
 // 1,024 of them at once: when a process ends that holds more, they wait for one behind them for ever, and no
-// program is loaded on that machine any more (docs/debugging.md).
+// program is loaded on that machine any more (docs/internals/debugging.md).
 const mostLoaded = 700
 
 // keep has programs wait for their next use. Others that nobody uses go, those first that were used least lately.

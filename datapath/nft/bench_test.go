@@ -37,7 +37,7 @@ func many(n int) *config.Config {
 	return c
 }
 
-// BenchmarkApply measures what the promises of docs/nftables.md say: all of
+// BenchmarkApply measures what the promises of docs/internals/nftables.md say: all of
 // 10,000 services from nothing, and one backend of them changed.
 func BenchmarkApply(b *testing.B) {
 	const services = 10000

@@ -20,7 +20,7 @@ type situation struct {
 	missing, extra []string // lines of the oracle alone, and of the other world alone
 }
 
-// exception is a deliberate difference. docs/limits.md has it with its reason, or it is one of the oracle,
+// exception is a deliberate difference. docs/reference/limits.md has it with its reason, or it is one of the oracle,
 // which nftables.md has.
 type exception struct {
 	name   string

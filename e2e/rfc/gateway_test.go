@@ -119,7 +119,7 @@ func prove(t *testing.T, id, configuration string, check func(*gateway) error) {
 	labtest.Require(t, labtest.Root)
 	row, ok := ledger(t)[id]
 	if !ok {
-		t.Fatalf("docs/rfc.md has no row %s", id)
+		t.Fatalf("docs/reference/rfc.md has no row %s", id)
 	}
 	for _, name := range []string{"nftables", "ebpf"} {
 		t.Run(name, func(t *testing.T) {

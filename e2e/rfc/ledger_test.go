@@ -15,7 +15,7 @@ import (
 )
 
 // ledgerFile is the ledger; its rows are | id | what | nftables | ebpf | proof |.
-const ledgerFile = "../../docs/rfc.md"
+const ledgerFile = "../../docs/reference/rfc.md"
 
 type row struct {
 	id, what string
@@ -53,7 +53,7 @@ func ledger(t *testing.T) map[string]row {
 	return rows
 }
 
-// TestLedger holds every row of docs/rfc.md to a proof that exists, and every test
+// TestLedger holds every row of docs/reference/rfc.md to a proof that exists, and every test
 // of this package to a row.
 func TestLedger(t *testing.T) {
 	rows := ledger(t)

@@ -71,7 +71,7 @@ func (p *Pair) Close() error {
 }
 
 // Load replaces the rules of both gateways: the text by the program, and its import. The rest is
-// loaded before Sluice starts, as docs/import.md advises.
+// loaded before Sluice starts, as docs/guide/import.md advises.
 func (p *Pair) Load(program Program, text string, r *draft.Result) error {
 	p.result, p.text, p.sourcePort = r, text, 20000
 	cfg, err := config.Decode("imported", []byte(r.YAML))
@@ -133,7 +133,7 @@ type Difference struct {
 	Original, Imported []string // frames that left, as text
 	// Lines have the original rules that matched.
 	Lines []int
-	// Known names a deliberate difference that docs/import.md describes; empty for others.
+	// Known names a deliberate difference that docs/guide/import.md describes; empty for others.
 	Known string
 	// Announced reports whether a note of the import is about one of the lines, or about an object
 	// that the probe concerns.

@@ -2,7 +2,7 @@
 
 //go:build ignore
 
-// Writes docs/reasons.md from enum reason of bpf/types.h: every line of the
+// Writes docs/reference/reasons.md from enum reason of bpf/types.h: every line of the
 // enumeration and its comment.
 package main
 
@@ -25,7 +25,7 @@ func main() {
 	var out bytes.Buffer
 	out.WriteString("# Reasons\n\n<!-- Made by \"go generate ./datapath/ebpf\" from bpf/types.h. Do not edit. -->\n\n" +
 		"Every packet leaves the eBPF datapath with one reason. The metric `sluice_datapath_packets_total` counts them by family, action and\n" +
-		"reason (`/metrics`, see [operations](operations.md)); `sluice explain` names the one that a packet would meet.\n\n| reason | meaning |\n|---|---|\n")
+		"reason (`/metrics`, see [operations](../guide/operations.md)); `sluice explain` names the one that a packet would meet.\n\n| reason | meaning |\n|---|---|\n")
 	for _, l := range strings.Split(string(source), "\n") {
 		m := line.FindStringSubmatch(l)
 		if m == nil || m[1] == "NONE" || m[1] == "COUNT" {
@@ -33,7 +33,7 @@ func main() {
 		}
 		fmt.Fprintf(&out, "| `%s` | %s |\n", strings.ReplaceAll(strings.ToLower(m[1]), "_", "-"), m[2])
 	}
-	if err := os.WriteFile("../../../docs/reasons.md", out.Bytes(), 0o644); err != nil {
+	if err := os.WriteFile("../../../docs/reference/reasons.md", out.Bytes(), 0o644); err != nil {
 		log.Fatal(err)
 	}
 }

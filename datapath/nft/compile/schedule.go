@@ -19,7 +19,7 @@ import (
 // Plain services share maps of addresses, a fixed number of them (shard). The
 // kernel finds a set by walking the list of the table's sets, and checks every
 // element of a map against every rule that uses it: with one map a service, as
-// with one map for all, 10,000 services cost seconds (docs/nftables.md has the
+// with one map for all, 10,000 services cost seconds (docs/internals/nftables.md has the
 // figures). Maps of verdicts are not shared, since the kernel also follows each
 // of their elements for every rule.
 func (p *part) choose() []rs.Rule {
