@@ -316,7 +316,7 @@ func (w *watch) put(ctx context.Context, list []config.Backend) bool {
 	return true
 }
 
-// tell records the reason why the backends in force may be outdated, and logs it once.
+// setTrouble records the reason why the backends in force may be outdated, and logs it once.
 func (w *watch) setTrouble(trouble string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

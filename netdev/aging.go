@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Aging is a neighbour whose hardware address was not confirmed for longer than base_reachable_time
-// (NUD_STALE, NUD_DELAY). bpf_fib_lookup returns the address all the same and starts no probe.
+// Aging is a neighbour with a hardware address that was not confirmed for longer than base_reachable_time
+// (NUD_STALE, NUD_DELAY). bpf_fib_lookup still returns the address and starts no probe.
 type Aging struct {
 	Hop
 	MAC     net.HardwareAddr
@@ -22,7 +22,7 @@ type Aging struct {
 	learned bool // NTF_EXT_LEARNED
 }
 
-// aging are the states in which the kernel uses an address that nobody has confirmed lately.
+// aging are the states in which the kernel uses an address without a recent confirmation.
 const aging = netlink.NUD_STALE | netlink.NUD_DELAY
 
 // Aging lists the neighbours in these states, as the kernel has reported them to Run.

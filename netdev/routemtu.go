@@ -20,8 +20,8 @@ type RouteMTU struct {
 	MTU     uint32
 }
 
-// RouteMTUs lists the routes that have an MTU, and the more specific ones by the same interfaces
-// that have none. Of equal routes in one table the kernel uses the one with the lowest metric; of those
+// RouteMTUs returns the routes with an MTU, and the more specific routes without one through the same
+// interfaces. Among equal routes in one table the kernel uses the one with the lowest metric. For equal routes
 // in several tables the list has the smallest MTU. Without any MTU each table is read once.
 func RouteMTUs() ([]RouteMTU, error) {
 	with, err := unicastRoutes(func(r *unicastRoute) bool { return r.mtu > 0 })

@@ -11,9 +11,9 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// When mappings may be lost, or an outside address has changed, the server announces it by multicast
-// (RFC 6886 §3.2.1, RFC 6887 §14.1.3): ten times, the second one after 250 ms, and then each time after
-// twice the time before.
+// If mappings may be lost, or an outside address has changed, the server announces it by multicast (RFC 6886 §3.2.1,
+// RFC 6887 §14.1.3). It sends ten announcements. The second follows after 250 ms, and each further one after twice
+// the previous interval.
 const (
 	announceTimes = 10
 	announceFirst = 250 * time.Millisecond
@@ -22,16 +22,16 @@ const (
 
 var allHosts4, allNodes6 = netip.AddrFrom4([4]byte{224, 0, 0, 1}), netip.MustParseAddr("ff02::1")
 
-// announcer says when to announce next.
+// announcer schedules announcements.
 type announcer struct {
-	said  map[string][]netip.Addr // outside addresses of each rule as they were last announced; nil before the first time
+	said  map[string][]netip.Addr // outside addresses of each rule in the last announcement; nil before the first one
 	epoch time.Duration
 	left  int
 	wait  time.Duration
-	at    time.Duration // when, as kernel.SinceBoot counts
+	at    time.Duration // time of the next announcement on the clock of kernel.SinceBoot
 }
 
-// notice begins to announce when the rules' addresses or the epoch are not what they were.
+// notice starts announcements if the rules' addresses or the epoch have changed.
 func (a *announcer) notice(rules []datapath.MappingRule, epoch, now time.Duration) {
 	current := map[string][]netip.Addr{}
 	same := a.said != nil && len(rules) == len(a.said) && epoch == a.epoch
@@ -48,7 +48,7 @@ func (a *announcer) notice(rules []datapath.MappingRule, epoch, now time.Duratio
 	}
 }
 
-// due fires when the next announcement is to be sent, nil for never.
+// due fires at the time of the next announcement; nil means never.
 func (a *announcer) due(now time.Duration) <-chan time.Time {
 	if a.left == 0 {
 		return nil
@@ -62,11 +62,11 @@ func (a *announcer) next(now time.Duration) {
 	a.at, a.wait = now+a.wait, 2*a.wait
 }
 
-// announceAll sends an announcement of both protocols on each interface that is listened on.
+// announceAll sends an announcement of both protocols on each interface with a socket.
 func (s *Server) announceAll(sockets map[link]*net.UDPConn) {
 	for l, c := range sockets {
 		for _, m := range s.announcements(l.name) {
-			// A client that misses it sees the epoch in the next answer.
+			// A client that misses it reads the epoch in the next answer.
 			_, _ = c.WriteToUDPAddrPort(m.bytes, m.to)
 		}
 	}
@@ -77,7 +77,7 @@ type announcement struct {
 	to    netip.AddrPort
 }
 
-// announcements are the messages for the hosts of an interface.
+// announcements returns the messages for the hosts of an interface.
 func (s *Server) announcements(iface string) (list []announcement) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,7 +85,7 @@ func (s *Server) announcements(iface string) (list []announcement) {
 	announced := request{opcode: announce}
 	pcp := announced.reply(netip.AddrPort{}, 0, epoch)
 	public := netip.Addr{}
-	families := map[bool]bool{} // of the hosts that may ask here, by whether it is IPv4
+	families := map[bool]bool{} // of the permitted hosts, by whether it is IPv4
 	for _, r := range s.rules {
 		for _, source := range r.Source {
 			here := r.In != "" && r.In.Has(iface) || r.In == "" && slices.ContainsFunc(s.networks[iface], source.Overlaps)
@@ -98,7 +98,7 @@ func (s *Server) announcements(iface string) (list []announcement) {
 			}
 		}
 	}
-	if public.IsValid() { // of a pool of several each host has its own, and asks for it
+	if public.IsValid() { // in a pool of several addresses each host has its own and requests it
 		a := public.As4()
 		message := append(natpmpHead(natpmpAddress, success, epoch), a[:]...)
 		list = append(list, announcement{message, netip.AddrPortFrom(allHosts4, clientPort)})

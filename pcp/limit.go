@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// Limits of requests: a source may send burst at once and rate each second. That is enough for a client
-// with the maximum of mappings to renew them all in time. IPv6 sources count by /64. At most maxSources
-// sources are served at a time; others get no answer until one of these has sent nothing for a while.
+// Limits of requests: a source may send burst requests at once and perSecond per second. So a client with the maximum
+// number of mappings can renew all in time. IPv6 sources count by /64. At most maxSources sources are served at a
+// time; others get no answer until one has been silent for a while.
 const (
 	burst      = 64
 	perSecond  = 16
 	maxSources = 4096
 )
 
-// subscriber is the prefix that counts as one client. An IPv6 host can use any address of its /64.
+// subscriber returns the prefix that counts as one client. An IPv6 host can use any address of its /64.
 func subscriber(client netip.Addr) netip.Addr {
 	if client.Is6() {
 		p, _ := client.Prefix(64)
@@ -28,11 +28,11 @@ func subscriber(client netip.Addr) netip.Addr {
 
 // limiter limits the rate of requests per source. The zero value is ready.
 type limiter struct {
-	conforms map[netip.Addr]time.Duration // when the source may send its whole burst again
-	full     time.Duration                // until then none of maxSources has been silent for long enough
+	conforms map[netip.Addr]time.Duration // time when the source may send a whole burst again
+	full     time.Duration                // until then no entry can be removed from a full table
 }
 
-// allow counts a request of a source and reports whether it is within its limit.
+// allow counts a request of a source and reports whether it is within the limit.
 func (l *limiter) allow(source netip.Addr, now time.Duration) bool {
 	const each = time.Second / perSecond
 	source = subscriber(source)
@@ -42,7 +42,7 @@ func (l *limiter) allow(source netip.Addr, now time.Duration) bool {
 	at, known := l.conforms[source]
 	if !known && len(l.conforms) >= maxSources {
 		if now < l.full {
-			return false // without looking at all of them for each packet of a flood
+			return false // avoids scanning all sources for each packet of a flood
 		}
 		l.full = math.MaxInt64
 		for a, t := range l.conforms {

@@ -21,15 +21,14 @@ import (
 
 const port = ":5351" // RFC 6887 §19.1
 
-// link is an interface that is listened on. A name may come back as another interface,
-// and an interface under another name.
+// link is an interface with a socket. Its name may later belong to another interface, and the interface may be
+// renamed.
 type link struct {
 	index int
 	name  string
 }
 
-// Run answers until the context ends, on the interfaces of the network namespace
-// that it is called in.
+// Run answers requests in the caller's network namespace until the context ends.
 func (s *Server) Run(ctx context.Context) {
 	sockets := map[link]*net.UDPConn{}
 	defer func() {
@@ -38,7 +37,7 @@ func (s *Server) Run(ctx context.Context) {
 		}
 	}()
 	s.Kick()
-	var failed error // failures are logged once, and tried again every second
+	var failed error // failures are logged once and retried every second
 	var news announcer
 	for {
 		before := failed
@@ -80,8 +79,7 @@ func (s *Server) currentRules() []datapath.MappingRule {
 	return s.rules
 }
 
-// tick fires in a second, or never when there is nothing to try again and nothing that
-// could expire.
+// tick fires in a second, or never if nothing needs a retry or can expire.
 func (s *Server) tick(again bool) <-chan time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,8 +89,8 @@ func (s *Server) tick(again bool) <-chan time.Time {
 	return time.After(time.Second)
 }
 
-// listen opens and closes sockets so that there is one on each interface that the
-// rules' sources live on. It is bound to the interface: nobody else finds it.
+// listen opens and closes sockets, so that each interface with sources of the rules has one. A socket is bound to its
+// interface, so other networks cannot reach it.
 func (s *Server) listen(ctx context.Context, sockets map[link]*net.UDPConn) error {
 	want, err := inside(s.currentRules())
 	if err != nil {
@@ -127,8 +125,8 @@ func (s *Server) listen(ctx context.Context, sockets map[link]*net.UDPConn) erro
 	return errors.Join(errs...)
 }
 
-// inside finds the interfaces of the rules' sources, with their networks: those that
-// rules name, else those with a network of theirs.
+// inside returns the interfaces of the rules' sources with their networks. These are the interfaces named by rules,
+// else the interfaces with a network of the sources.
 func inside(rules []datapath.MappingRule) (map[link][]netip.Prefix, error) {
 	if len(rules) == 0 {
 		return nil, nil
@@ -141,7 +139,7 @@ func inside(rules []datapath.MappingRule) (map[link][]netip.Prefix, error) {
 	for _, i := range all {
 		addresses, err := i.Addrs()
 		if err != nil || i.Flags&net.FlagUp == 0 {
-			continue // gone since
+			continue // removed in the meantime
 		}
 		var networks []netip.Prefix
 		for _, a := range addresses {
@@ -159,11 +157,11 @@ func inside(rules []datapath.MappingRule) (map[link][]netip.Prefix, error) {
 	return want, nil
 }
 
-// leavesBy reports whether the interface is on the outside of the rule.
+// leavesBy reports whether the interface is the outside of the rule.
 func leavesBy(r datapath.MappingRule, name string) bool { return r.Out != "" && r.Out.Has(name) }
 
-// open returns a socket for both families, or on a host without IPv6 for IPv4. The
-// family is named: package net would choose it by whether the loopback has IPv6.
+// open returns a socket for both families, or for IPv4 on a host without IPv6. The family is explicit, because
+// package net would select it by the loopback's addresses.
 func open(ctx context.Context, name string) (*net.UDPConn, error) {
 	c, err := openAs(ctx, "udp6", name)
 	if errors.Is(err, unix.EAFNOSUPPORT) {
@@ -199,7 +197,7 @@ func openAs(ctx context.Context, network, name string) (*net.UDPConn, error) {
 	return c.(*net.UDPConn), nil
 }
 
-// serve answers what comes in by one socket until it is closed.
+// serve answers the requests on one socket until it is closed.
 func (s *Server) serve(c *net.UDPConn, name string) {
 	b, control := make([]byte, maxMessage+1), make([]byte, unix.CmsgSpace(unix.SizeofInet6Pktinfo))
 	for {
@@ -208,12 +206,12 @@ func (s *Server) serve(c *net.UDPConn, name string) {
 			return
 		}
 		if err != nil {
-			time.Sleep(time.Millisecond) // an ICMP error to an earlier answer, or worse
+			time.Sleep(time.Millisecond) // an ICMP error for an earlier answer, or another error
 			continue
 		}
 		client := netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 		if out := s.answer(b[:n], client.Addr(), name); out != nil {
-			// The same control message says where the answer comes from: whom the client asked.
+			// The same control message selects the source of the answer: the destination of the request.
 			_, _, _ = c.WriteMsgUDPAddrPort(out, control[:size], from)
 		}
 	}

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pcp answers the Port Control Protocol, version 2 (RFC 6887), and its
-// predecessor NAT-PMP (RFC 6886): hosts behind a NAT rule ask for outside ports, and
-// the datapath maps them.
+// Package pcp implements a server of the Port Control Protocol, version 2 (RFC 6887), and of its predecessor NAT-PMP
+// (RFC 6886). Hosts behind a NAT rule request outside ports, and the datapath maps them.
 package pcp
 
 import (
@@ -16,10 +15,10 @@ import (
 // Sizes of messages in bytes (RFC 6887 §7, §11.1).
 const (
 	version    = 2
-	minMessage = 2 // less is not answered (§8.3)
+	minMessage = 2 // shorter messages are not answered (§8.3)
 	maxMessage = 1100
 	headerSize = 24
-	mapSize    = 36 // of opcode MAP, behind the header
+	mapSize    = 36 // of opcode MAP, after the header
 )
 
 // opcode of a message (§19.2).
@@ -33,7 +32,7 @@ const (
 
 var opcodeNames = [...]string{"announce", "map"}
 
-// String returns the opcode's name, "other" for those that are not supported.
+// String returns the opcode's name, or "other" for an unsupported one.
 func (o opcode) String() string {
 	if int(o) < len(opcodeNames) {
 		return opcodeNames[o]
@@ -65,8 +64,7 @@ var resultNames = [...]string{"success", "unsupp-version", "not-authorized", "ma
 
 func (r result) String() string { return resultNames[r] }
 
-// lifetime of an error in seconds: how long a client is to wait with the same
-// request (§7.4).
+// lifetime of an error in seconds: the time that a client must wait before the same request (§7.4).
 func (r result) lifetime() uint32 {
 	switch r {
 	case networkFailure, noResources, userExQuota, cannotProvideExternal:
@@ -75,16 +73,15 @@ func (r result) lifetime() uint32 {
 	return 1800
 }
 
-// Options of requests (§13). The others of the range that must be understood are
-// refused.
+// Options of requests (§13). Other mandatory options are refused.
 const (
 	optionPreferFailure = 2
-	optionOptional      = 128 // from here on a server may ignore them
+	optionOptional      = 128 // a server may ignore options from this number on
 )
 
 type nonce [12]byte
 
-// request is a message from a client; what is behind lifetime belongs to MAP.
+// request is a message from a client. The fields after lifetime belong to MAP.
 type request struct {
 	opcode        opcode
 	lifetime      uint32 // seconds
@@ -95,8 +92,7 @@ type request struct {
 	preferFailure bool
 }
 
-// parse reads the message that came from an address. Only a request is to be
-// answered; one with another result than success with that error.
+// parse parses a message from an address. Only requests are answered; a result other than success is an error answer.
 func parse(b []byte, from netip.Addr) (r request, res result, isRequest bool) {
 	if len(b) < minMessage || b[1]&0x80 != 0 {
 		return r, success, false
@@ -131,9 +127,9 @@ func parse(b []byte, from netip.Addr) (r request, res result, isRequest bool) {
 	return r, r.options(b[body:]), true
 }
 
-// options reads what follows the opcode's data.
+// options parses the options after the opcode's data.
 func (r *request) options(b []byte) result {
-	for len(b) > 0 { // whole words
+	for len(b) > 0 { // in whole words
 		code, size := b[0], int(binary.BigEndian.Uint16(b[2:]))
 		whole := 4 + (size+3)/4*4
 		switch {
@@ -152,17 +148,17 @@ func (r *request) options(b []byte) result {
 	return success
 }
 
-// refusal answers a request, of which it returns a copy with another header.
+// refusal returns an error answer: a copy of the request with another header.
 func refusal(b []byte, res result, lifetime, epoch uint32) []byte {
 	size := min(max(len(b), headerSize), maxMessage)
 	if res == unsuppVersion {
-		size = headerSize // what follows has a meaning in that version alone
+		size = headerSize // the rest is specific to that version
 	}
 	out := make([]byte, size)
 	copy(out, b)
 	header(out, opcode(b[1]), res, lifetime, epoch)
 	if res != unsuppVersion && res != malformedRequest {
-		clear(out[12:headerSize]) // else it stays what the client wrote (§7.2)
+		clear(out[12:headerSize]) // otherwise it contains the client's data (§7.2)
 	}
 	return out
 }
@@ -174,7 +170,7 @@ func header(out []byte, o opcode, res result, lifetime, epoch uint32) {
 	binary.BigEndian.PutUint32(out[8:], epoch)
 }
 
-// reply answers a request that was granted. external is what was assigned.
+// reply returns the answer to a granted request with the assigned endpoint.
 func (r *request) reply(external netip.AddrPort, lifetime, epoch uint32) []byte {
 	out := make([]byte, headerSize, headerSize+mapSize+4)
 	if r.opcode == mapOp {

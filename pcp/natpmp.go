@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// NAT-PMP (RFC 6886) is PCP's predecessor on the same port, told apart by its version.
-// Its mappings are PCP's with an all-zero nonce: a client is known by its address alone.
+// NAT-PMP (RFC 6886) is PCP's predecessor on the same port, distinguished by its version. Its mappings are PCP
+// mappings with an all-zero nonce: only the address identifies a client.
 
 // Sizes of messages in bytes (RFC 6886 §3.2, §3.3).
 const (
@@ -32,7 +32,7 @@ const (
 	natpmpOps
 )
 
-// String returns the opcode as requests are counted by it.
+// String returns the opcode as counted in the metrics.
 func (o natpmpOp) String() string {
 	switch o {
 	case natpmpAddress:
@@ -50,7 +50,7 @@ func (o natpmpOp) protocol() flow.Protocol {
 	return flow.TCP
 }
 
-// natpmpCode is the result code that a client of NAT-PMP gets (RFC 6886 §3.5).
+// natpmpCode returns the NAT-PMP result code (RFC 6886 §3.5).
 func natpmpCode(r result) uint16 {
 	switch r {
 	case success:
@@ -67,8 +67,7 @@ func natpmpCode(r result) uint16 {
 	return 2 // not authorized, refused
 }
 
-// answerNATPMP returns what a message of version 0 is answered with, nil for nothing.
-// s.mu is held.
+// answerNATPMP returns the answer to a message of version 0, or nil. s.mu must be locked.
 func (s *Server) answerNATPMP(b []byte, client netip.Addr, iface string, now time.Duration) []byte {
 	op := natpmpOp(b[1])
 	count := func(text string) { s.counts[Count{op.String(), text}]++ }
@@ -91,9 +90,9 @@ func (s *Server) answerNATPMP(b []byte, client netip.Addr, iface string, now tim
 	case op >= natpmpOps:
 		res = unsuppOpcode
 	case len(s.rulesOf(client, iface)) == 0:
-		res = notAuthorized // a host of the network that no rule lets ask
+		res = notAuthorized // a host without a rule that permits requests
 	case len(rules) == 0:
-		res = networkFailure // such as a line without an address yet
+		res = networkFailure // for example, the line has no address yet
 	}
 	var body []byte
 	if res == success && op == natpmpAddress {
@@ -115,31 +114,30 @@ func natpmpHead(op natpmpOp, res result, epoch uint32) []byte {
 	return binary.BigEndian.AppendUint32(out, epoch)
 }
 
-// natpmpRefused is what follows the header where nothing was granted: fields that
-// are undefined then are zero (RFC 6886 §3.2, §3.3).
+// natpmpRefused returns the data after the header of a refusal; undefined fields are zero (RFC 6886 §3.2, §3.3).
 func natpmpRefused(op natpmpOp, request []byte) []byte {
 	switch op {
 	case natpmpAddress:
 		return make([]byte, 4)
 	case natpmpMapUDP, natpmpMapTCP:
-		return append(slices.Clone(request[4:6]), make([]byte, 6)...) // which inside port it was
+		return append(slices.Clone(request[4:6]), make([]byte, 6)...) // the inside port of the request
 	}
 	return nil
 }
 
-// natpmpMap makes, renews or ends a mapping and returns what follows the header.
+// natpmpMap creates, renews or ends a mapping and returns the data after the header.
 func (s *Server) natpmpMap(op natpmpOp, b []byte, client netip.Addr, rules []datapath.MappingRule, now time.Duration) ([]byte, result) {
 	r := request{opcode: mapOp, protocol: op.protocol(), internal: binary.BigEndian.Uint16(b[4:]), lifetime: binary.BigEndian.Uint32(b[8:])}
 	var g grant
 	var res result
-	if r.lifetime == 0 { // port 0: all of the protocol (§3.4)
+	if r.lifetime == 0 { // port 0: all mappings of the protocol (§3.4)
 		r.external = netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
 		g, res = s.remove(&r, client, now)
 	} else if r.internal == 0 {
 		return nil, notAuthorized
 	} else {
 		r.external = netip.AddrPortFrom(s.publicAddress(client, rules), binary.BigEndian.Uint16(b[6:]))
-		// No longer than was asked for (§3.3), where PCP has a least lifetime.
+		// Not longer than requested (§3.3); PCP has a minimum lifetime.
 		lifetime := min(time.Duration(r.lifetime)*time.Second, maxLifetime)
 		g, res = s.grant(&r, client, rules, now, lifetime)
 	}
@@ -151,8 +149,8 @@ func (s *Server) natpmpMap(op natpmpOp, b []byte, client netip.Addr, rules []dat
 	return binary.BigEndian.AppendUint32(out, g.lifetime), success
 }
 
-// publicAddress is the outside address of a client: that of its mappings, else always
-// the same one of the first rule, which is suggested for its mappings too.
+// publicAddress returns the outside address of a client: the address of its mappings, else a fixed choice from the
+// first rule, which is also suggested for its mappings.
 func (s *Server) publicAddress(client netip.Addr, rules []datapath.MappingRule) netip.Addr {
 	if s.clients[subscriber(client)] > 0 {
 		for at, m := range s.mappings {
@@ -165,7 +163,7 @@ func (s *Server) publicAddress(client netip.Addr, rules []datapath.MappingRule) 
 	return list[binary.BigEndian.Uint32(a[:])%uint32(len(list))]
 }
 
-// four lists the IPv4 addresses of a rule.
+// four returns the IPv4 addresses of a rule.
 func four(r datapath.MappingRule) (list []netip.Addr) {
 	for _, a := range r.Outside {
 		if a.Is4() {

@@ -22,27 +22,26 @@ import (
 const (
 	minLifetime = 2 * time.Minute // RFC 6887 §15
 	maxLifetime = 24 * time.Hour
-	perClient   = 256         // mappings of one client at once, of IPv6 those of a /64
-	perTick     = 1024        // expired mappings that are taken away in a second
-	over        = time.Minute // without a refusal after which the next one is logged again
+	perClient   = 256         // mappings of one client at once; for IPv6 per /64
+	perTick     = 1024        // expired mappings removed per second
+	over        = time.Minute // time without a refusal until the next one is logged
 )
 
-// Server answers requests. Its mappings are the datapath's, which keeps them
-// when the process ends.
+// Server answers requests. The datapath owns the mappings and keeps them after the process ends.
 type Server struct {
 	mapper datapath.Mapper
 	log    *slog.Logger
 	now    func() time.Duration // kernel.SinceBoot
 	kicked chan struct{}
 
-	mu       sync.Mutex // protects what follows
+	mu       sync.Mutex // protects the following fields
 	rules    []datapath.MappingRule
 	mappings map[endpoint]datapath.Mapping
 	clients  map[netip.Addr]int        // mappings of each subscriber
-	networks map[string][]netip.Prefix // on the interfaces that are listened on
+	networks map[string][]netip.Prefix // on the interfaces with a socket
 	limit    limiter
 	counts   map[Count]uint64
-	failed   map[string]time.Duration // when the datapath last refused with a text
+	failed   map[string]time.Duration // time of the datapath's last refusal with a text
 }
 
 type endpoint struct {
@@ -50,8 +49,8 @@ type endpoint struct {
 	inside   netip.AddrPort
 }
 
-// Count names what requests are counted by: opcode and result, in words. Requests
-// that were not answered have the result "rate-limited" or "not-a-client".
+// Count is the key of request counters: opcode and result, in words. Unanswered requests have the result
+// "rate-limited" or "not-a-client".
 type Count struct{ Opcode, Result string }
 
 // New returns a server for the mappings of a datapath. It answers nothing before
@@ -65,7 +64,7 @@ func newServer(mapper datapath.Mapper, log *slog.Logger, now func() time.Duratio
 		clients: map[netip.Addr]int{}, counts: map[Count]uint64{}, failed: map[string]time.Duration{}}
 }
 
-// Kick tells the server that the datapath was applied again. It never blocks.
+// Kick notifies the server of an apply of the datapath. It never blocks.
 func (s *Server) Kick() {
 	select {
 	case s.kicked <- struct{}{}:
@@ -73,8 +72,7 @@ func (s *Server) Kick() {
 	}
 }
 
-// Mappings lists the mappings, in the order of their inside endpoints. Expires
-// tells the time that is left.
+// Mappings returns the mappings in the order of their inside endpoints. Expires is the remaining time.
 func (s *Server) Mappings() []datapath.Mapping {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +87,7 @@ func (s *Server) Mappings() []datapath.Mapping {
 	return list
 }
 
-// Counts returns how many requests had which result since the process began.
+// Counts returns the number of requests by result since the start of the process.
 func (s *Server) Counts() map[Count]uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,7 +108,7 @@ func (s *Server) Use() map[string]int {
 	return use
 }
 
-// load reads again what the datapath has.
+// load reads the datapath's mappings.
 func (s *Server) load() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,7 +146,7 @@ func (s *Server) forget(m datapath.Mapping) {
 	}
 }
 
-// expire takes away what was not renewed in time, not everything at once.
+// expire removes a bounded number of expired mappings.
 func (s *Server) expire() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -167,8 +165,7 @@ func (s *Server) expire() error {
 	return nil
 }
 
-// answer returns what a message from a client on an interface is answered with,
-// nil for nothing.
+// answer returns the answer to a message from a client on an interface, or nil.
 func (s *Server) answer(b []byte, client netip.Addr, iface string) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,14 +199,13 @@ func (s *Server) answer(b []byte, client netip.Addr, iface string) []byte {
 	return r.reply(g.external, g.lifetime, epoch)
 }
 
-// epochSeconds is for how many seconds no mapping was lost.
+// epochSeconds returns the number of seconds without a lost mapping.
 func (s *Server) epochSeconds(now time.Duration) uint32 {
 	return uint32(max(now-s.mapper.Epoch(), 0) / time.Second)
 }
 
-// rulesOf lists the rules under which a client that is met on an interface may ask.
-// Where a rule names no inside interface, the client's is the one with its network:
-// its address met elsewhere is somebody else's.
+// rulesOf returns the rules that permit a client on an interface. If a rule names no inside interface, the client
+// must be on the interface with its network: on another interface its address belongs to another host.
 func (s *Server) rulesOf(client netip.Addr, iface string) (list []datapath.MappingRule) {
 	onLink := slices.ContainsFunc(s.networks[iface], func(p netip.Prefix) bool { return p.Contains(client) })
 	for _, r := range s.rules {
@@ -221,14 +217,13 @@ func (s *Server) rulesOf(client netip.Addr, iface string) (list []datapath.Mappi
 	return list
 }
 
-// grant is what a client gets: of an error only how long it holds, 0 for as long as
-// such errors do.
+// grant is the result for a client. For an error it holds only a lifetime; 0 means the default of the error.
 type grant struct {
 	external netip.AddrPort
 	lifetime uint32 // seconds
 }
 
-// mapRequest makes, renews or ends a mapping (RFC 6887 §11.3, §15).
+// mapRequest creates, renews or ends a mapping (RFC 6887 §11.3, §15).
 func (s *Server) mapRequest(r *request, client netip.Addr, rules []datapath.MappingRule, now time.Duration) (grant, result) {
 	if r.protocol == 0 && r.internal != 0 {
 		return grant{}, malformedRequest
@@ -237,12 +232,12 @@ func (s *Server) mapRequest(r *request, client netip.Addr, rules []datapath.Mapp
 		return s.remove(r, client, now)
 	}
 	if r.internal == 0 || (r.protocol != flow.TCP && r.protocol != flow.UDP) {
-		return grant{}, unsuppProtocol // nor are all ports or all protocols of a client mapped
+		return grant{}, unsuppProtocol // mappings of all ports or all protocols are not supported
 	}
 	return s.grant(r, client, rules, now, min(max(time.Duration(r.lifetime)*time.Second, minLifetime), maxLifetime))
 }
 
-// grant makes or renews a mapping for a lifetime.
+// grant creates or renews a mapping for a lifetime.
 func (s *Server) grant(r *request, client netip.Addr, rules []datapath.MappingRule, now, lifetime time.Duration) (grant, result) {
 	m, there := s.mappings[endpoint{r.protocol, netip.AddrPortFrom(client, r.internal)}]
 	if there {
@@ -255,7 +250,7 @@ func (s *Server) grant(r *request, client netip.Addr, rules []datapath.MappingRu
 		m.Expires = now + lifetime
 		err := s.mapper.Renew(m)
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // an Apply took it, and the list is not read again yet
+		case errors.Is(err, fs.ErrNotExist): // an Apply has removed it, and the list is not read yet
 			s.forget(m)
 			there = false
 		case err != nil:
@@ -273,21 +268,19 @@ func (s *Server) grant(r *request, client netip.Addr, rules []datapath.MappingRu
 	return grant{m.Outside, uint32(lifetime / time.Second)}, success
 }
 
-// left is how long a mapping of somebody else still stands in the way.
+// left returns the remaining time of a conflicting mapping.
 func left(m datapath.Mapping, now time.Duration) grant {
 	return grant{lifetime: uint32(max(m.Expires-now, time.Second) / time.Second)}
 }
 
-// suits reports whether an outside endpoint is the suggested one. What was left open
-// suits.
+// suits reports whether an outside endpoint satisfies the suggestion. Unspecified parts match any value.
 func suits(outside, suggested netip.AddrPort) bool {
 	return (suggested.Addr().IsUnspecified() || suggested.Addr() == outside.Addr()) &&
 		(suggested.Port() == 0 || suggested.Port() == outside.Port())
 }
 
-// remove ends the mapping of an endpoint; of port 0 all of a protocol, and of
-// protocol 0 too all that the client made with this nonce. There being none is
-// success.
+// remove ends the mapping of an endpoint. Port 0 means all mappings of a protocol; with protocol 0, all mappings of
+// the client with this nonce. It succeeds without a mapping.
 func (s *Server) remove(r *request, client netip.Addr, now time.Duration) (grant, result) {
 	g := grant{external: r.external}
 	var list []datapath.Mapping
@@ -315,10 +308,10 @@ func (s *Server) remove(r *request, client netip.Addr, now time.Duration) (grant
 	return g, success
 }
 
-// make maps an endpoint that has no mapping yet.
+// make creates the mapping of an endpoint.
 func (s *Server) make(r *request, client netip.Addr, rules []datapath.MappingRule, now, lifetime time.Duration) (m datapath.Mapping, res result) {
 	rule := rules[0]
-	for _, other := range rules { // the address suggested tells the family that is wanted
+	for _, other := range rules { // the family of the suggested address selects the family
 		if slices.ContainsFunc(other.Outside, func(a netip.Addr) bool { return a.Is4() == r.external.Addr().Is4() }) {
 			rule = other
 			break
@@ -345,7 +338,7 @@ func (s *Server) make(r *request, client netip.Addr, rules []datapath.MappingRul
 	return m, success
 }
 
-// complain logs a refusal of the datapath, and then no other one until none came for a while, because
+// complain logs a refusal of the datapath. It suppresses repetitions until there was none for a while, because
 // clients repeat their requests.
 func (s *Server) complain(what string, m datapath.Mapping, err error, now time.Duration) {
 	text := what + err.Error()

@@ -13,8 +13,8 @@ import (
 )
 
 // Escape returns s with every character that is not printable as an escape. Control characters move the
-// cursor or forge lines, and format characters such as U+202E reorder a line. The escapes are those of
-// JSON, and \xNN for bytes that are not UTF-8.
+// cursor or forge lines, and format characters such as U+202E reorder a line. It uses JSON's escapes, and
+// \xNN for bytes that are not UTF-8.
 func Escape(s string) string {
 	if printable(s) {
 		return s
@@ -60,7 +60,7 @@ func appendEscaped(dst, text []byte, allowed func(rune) bool) []byte {
 
 // Output writes text of any origin to a terminal, file or pipe. It escapes every character that is not
 // printable except line feeds, tabs and the colours of the program. JSON keeps its meaning, because the
-// escapes are those of JSON.
+// escapes are valid in JSON.
 type Output struct {
 	To io.Writer
 	// Colored reports whether the program prints colours; nil is no.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wire has the types and constants that the BPF programs and Go share, generated from the BTF
-// of the object, and the conversions between them and Go's values.
+// Package wire contains the types and constants shared by the BPF programs and Go, generated from the object's BTF,
+// and their conversions to Go values.
 package wire

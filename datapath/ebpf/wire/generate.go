@@ -2,9 +2,9 @@
 
 //go:build ignore
 
-// Finishes what bpf2go has written. It gives the types in wire_bpfel.go plain exported names, and writes
-// wire_constants.go from the BTF of the object: the values of every enumeration that has an "export_"
-// variable in bpf/export.h. So what the programs and Go share is written down once.
+// Completes the output of bpf2go. It gives the types in wire_bpfel.go plain exported names. It writes
+// wire_constants.go from the object's BTF: the values of every enumeration with an "export_" variable in
+// bpf/export.h. So each shared value has one definition.
 package main
 
 import (
@@ -67,7 +67,7 @@ func main() {
 	}
 }
 
-// plainNames takes the prefix of bpf2go off the names in a file.
+// plainNames removes bpf2go's prefix from the names in a file.
 func plainNames(file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -82,11 +82,11 @@ func plainNames(file string) error {
 	return os.WriteFile(file, text, 0o644)
 }
 
-// initialisms are written in capitals in Go's names.
+// initialisms are capitalized in Go names.
 var initialisms = []string{"ACK", "DF", "DNAT", "DSR", "EAM", "FIN", "GUE", "ICMP", "IPIP", "L4", "MAC", "MSS", "MTU", "NAT", "NAT64", "NPT66", "RST", "SIIT",
 	"SMAC", "DMAC", "SYN", "SYNS", "TCP", "TOA", "TTL", "UDP", "XDP"}
 
-// goName turns ENTRY_HALF_OPEN into EntryHalfOpen.
+// goName converts ENTRY_HALF_OPEN to EntryHalfOpen.
 func goName(c string) (name string) {
 	for word := range strings.SplitSeq(c, "_") {
 		if !slices.Contains(initialisms, word) {

@@ -13,7 +13,7 @@ type Switches struct {
 	RuleCount                                                                              uint32
 	Established, Transitory, UDP, ICMP, Other, Hold                                        uint32 // ticks
 	HalfOpen                                                                               uint32 // handshakes in progress
-	LowestIPv6MTU                                                                          uint32 // bytes; 0: that of the next link
+	LowestIPv6MTU                                                                          uint32 // bytes; 0 means the MTU of the next link
 	Owned, CrossByEgress, FamilyChange                                                     bool
 	Persistence, Rates                                                                     bool   // something uses the map stickies, client_rates
 	Errors                                                                                 uint32 // a second

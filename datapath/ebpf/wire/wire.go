@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Conversions between the values of flow and the bytes of bpf/types.h and settings.h. A
-// wireAddr holds network order bytes; IPv4 stands in its first word.
+// Conversions between the values of flow and the bytes of bpf/types.h and settings.h. A wireAddr contains bytes in
+// network order; an IPv4 address is in its first word.
 
 func AddrOf(a netip.Addr) Addr {
 	var w Addr
@@ -50,7 +50,7 @@ func Addr4From(word uint32) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// PortOf turns a port between host and wire order, both ways.
+// PortOf converts a port between host and wire order in both directions.
 func PortOf(p uint16) uint16 {
 	var b [2]byte
 	binary.BigEndian.PutUint16(b[:], p)
@@ -72,13 +72,13 @@ func TupleOf(saddr, daddr netip.Addr, sport, dport uint16, proto uint8) flow.Tup
 	}
 }
 
-// keepSpec is for how long the object is kept after it was read: a start needs it several times, and it takes some 80 ms
-// to read; later it would only take memory.
+// keepSpec is the time that the object is cached. A start needs it several times and reading takes some 80 ms; later
+// it would only use memory.
 const keepSpec = 5 * time.Second
 
 var kept atomic.Pointer[ebpf.CollectionSpec]
 
-// Spec returns the programs and maps of the object, for the caller to change.
+// Spec returns the programs and maps of the object; the caller may modify them.
 func Spec() (*ebpf.CollectionSpec, error) {
 	s := kept.Load()
 	if s == nil {
