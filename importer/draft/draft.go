@@ -81,6 +81,8 @@ type Result struct {
 	Objects []Object `json:"objects"`
 	// Notes in the order of the lines.
 	Notes []Note `json:"notes"`
+	// Remarks are about the whole configuration.
+	Remarks []string `json:"remarks,omitempty"`
 	// Lines has every line of the source that has a meaning, in order.
 	Lines []Line `json:"lines"`
 	// Rest has the lines without an equal in the source's own form, to load together with

@@ -20,7 +20,7 @@ func (d *Draft) Finish() (*Result, error) {
 	if err := d.accept(); err != nil {
 		return nil, err
 	}
-	r := &Result{Config: &d.Config, Objects: d.objects(), unit: d.unit, program: d.Source}
+	r := &Result{Config: &d.Config, Objects: d.objects(), Remarks: d.remarks, unit: d.unit, program: d.Source}
 	d.place(r)
 	slices.SortStableFunc(d.notes, func(a, b Note) int { return a.Line - b.Line })
 	r.Notes = d.notes

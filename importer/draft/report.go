@@ -189,6 +189,9 @@ func (r *Result) Report(w io.Writer, all bool) error {
 	if s := r.Summary(); s != "" {
 		say("", s)
 	}
+	for _, remark := range r.Remarks {
+		say("", "note: "+remark)
+	}
 	implied := map[int]bool{}
 	for _, g := range group(r.Notes, false) {
 		if g.Kind == Implied && !all {

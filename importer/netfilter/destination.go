@@ -236,6 +236,9 @@ func (t *translator) otherInterfaces(g *group) {
 	if t.Addresses == nil || len(g.exempt) == 0 || len(g.match.in) > 0 {
 		return
 	}
+	if slices.ContainsFunc(g.paths, func(p *path) bool { return t.forOwn[p.rule] }) {
+		return // connections of the host itself arrive by no interface
+	}
 	var others []string
 	for _, name := range slices.Sorted(maps.Keys(t.Addresses)) {
 		if name != "lo" && !slices.ContainsFunc(g.exempt, func(x string) bool { return nameWithin(name, x) }) {
@@ -302,13 +305,20 @@ func (t *translator) otherPorts(g *group, object string, listen []config.Listen)
 		return
 	}
 	for _, l := range listen {
-		if l.Interface != "" || t.owns(l.Address) == yes {
-			continue
+		if l.Interface == "" && t.unowned(object, g.paths[0].rule, l.Address) {
+			return
 		}
-		t.d.Changed(object, g.paths[0].rule.line, g.paths[0].rule.text, "Sluice refuses other ports of an address that is not the host's own; the original routed them",
-			"import again with --addresses FILE, the output of 'ip -j addr'")
-		return
 	}
+}
+
+// unowned notes that Sluice owns an address, unless it is known to be the host's own.
+func (t *translator) unowned(object string, r *rule, a netip.Addr) bool {
+	if t.owns(a) == yes {
+		return false
+	}
+	t.d.Changed(object, r.line, r.text, "Sluice refuses packets to an address of the object that is not the host's own, if no object takes them; the original routed them",
+		"import again with --addresses FILE, the output of 'ip -j addr'")
+	return true
 }
 
 func (t *translator) portForwards(g *group, listen []config.Listen, in config.Interfaces) (names []made) {

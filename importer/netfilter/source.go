@@ -108,6 +108,9 @@ func (t *translator) source(p *path, later []*path) {
 	p.except = left
 	t.exceptions(p, o.name, map[*rule]bool{})
 	t.objects = append(t.objects, &objectOf{p, o.name})
+	if r.do == doSNAT {
+		t.unowned(o.name, r, r.last)
+	}
 	t.sourceDifferences(p, o.name, n, later)
 }
 
@@ -417,6 +420,12 @@ func (t *translator) netmapIn(p *path) {
 		t.d.Implied(p.rule.line, "-i "+strings.Join(p.match.in, ","), "external addresses are routed to the host from there")
 	}
 	t.exceptions(p, o.name, map[*rule]bool{})
+	t.mapped(p, o.name)
+}
+
+// mapped notes the connections inside a one-to-one mapping.
+func (t *translator) mapped(p *path, object string) {
+	t.d.Changed(object, p.rule.line, p.rule.text, "between inside hosts that use an outside address of the mapping, both addresses are translated, or neither in the answers", "let inside hosts use the inside addresses")
 }
 
 // netmapOut recognises the way out of a mapping whose way in was taken over, or makes one.
@@ -437,5 +446,6 @@ func (t *translator) netmapOut(p *path) {
 	n := config.NATRule{Name: named(p, "static"), Type: config.NATStatic, External: p.rule.addresses[0], Internal: m.src[0], Out: interfaces(m.out)}
 	o := made{t.d.NAT(n, p.rule.line), -1, len(t.d.Config.NAT) - 1}
 	t.take(p, o)
+	t.mapped(p, o.name)
 	t.d.Changed(o.name, p.rule.line, p.rule.text, "connections from outside are translated too, where the original had no rule for them", "add a firewall rule that drops them")
 }

@@ -38,14 +38,15 @@ type translator struct {
 	leaving     []*path
 	forwardedTo map[*path][]string
 	ways        []*way
+	forOwn      map[*rule]bool // rules that connections of the host itself meet
 	objects     []*objectOf
 	// masquerading marks tell that a packet's source is translated where it leaves.
 	masquerading []marked
 	sourced      []*sourceRule
 	// missed are translations that have no equal.
 	missed []*path
-	// returned are lines of objects that validation has refused.
-	returned map[int]bool
+	// returned are tables with a rule of an object that validation has refused.
+	returned map[string]bool
 	// stays tells that rules stay in the program that forwarded packets have to meet.
 	stays bool
 }
@@ -73,7 +74,7 @@ func IPTables(text string, o Options) (*draft.Result, error) {
 }
 
 func newTranslator(d *draft.Draft, set *ruleset, program string, o Options) *translator {
-	return &translator{Options: o, d: d, set: set, program: program, taken: map[*rule]bool{}, lost: map[*rule]bool{}, made: map[*rule][]made{}, returned: map[int]bool{}, forwardedTo: map[*path][]string{}}
+	return &translator{Options: o, d: d, set: set, program: program, taken: map[*rule]bool{}, lost: map[*rule]bool{}, made: map[*rule][]made{}, returned: map[string]bool{}, forwardedTo: map[*path][]string{}, forOwn: map[*rule]bool{}}
 }
 
 // translate follows every base chain: what changes addresses first, then what filters.
@@ -88,8 +89,8 @@ func (t *translator) translate() error {
 		if err != nil {
 			return err
 		}
+		t.dropDead(w)
 		if c.nat {
-			t.dropDead(w)
 			walks[c.hook] = append(walks[c.hook], w)
 		} else {
 			filters = append(filters, w)
@@ -102,6 +103,11 @@ func (t *translator) translate() error {
 	for _, w := range walks[hookPostrouting] {
 		t.findMarks(w)
 		t.leaving = append(t.leaving, w.paths...)
+	}
+	for _, w := range walks[hookOutput] {
+		for _, p := range w.paths {
+			t.forOwn[p.rule] = true
+		}
 	}
 	for _, w := range walks[hookPrerouting] {
 		t.destinations(w)
@@ -128,6 +134,7 @@ func (t *translator) translate() error {
 	if t.stays {
 		t.onNftables()
 	}
+	t.remarks()
 	return nil
 }
 
@@ -143,8 +150,7 @@ func (t *translator) dropDead(w *walker) {
 		}
 		alive = append(alive, p)
 		switch p.rule.do {
-		case doLog, doMark, doOther:
-		default:
+		case doAccept, doReturn, doDrop, doReject, doDNAT, doSNAT, doMasq, doNetmap, doRedirect:
 			if !slices.ContainsFunc(p.except, func(e exception) bool { return !e.ends }) {
 				ends.add(p.match, p)
 			}
@@ -161,12 +167,43 @@ func (t *translator) onNftables() {
 	}
 }
 
+// remarks adds the differences that every configuration of this form has.
+func (t *translator) remarks() {
+	sources := slices.ContainsFunc(t.d.Config.NAT, func(n config.NATRule) bool {
+		return n.Type == config.NATMasquerade || n.Type == config.NATSNAT || n.Type == config.NATStatic
+	})
+	if sources && t.d.Config.Datapath != config.DatapathNftables {
+		t.d.Remark("eBPF translates the answers of inside hosts to connections from outside that ask for their own addresses. Where such connections are routed to inside hosts, set datapath: nftables.")
+	}
+	listens := len(t.d.Config.Services) > 0 || slices.ContainsFunc(t.d.Config.NAT, func(n config.NATRule) bool { return n.Type == config.NATPortForward })
+	if listens && len(t.forOwn) == 0 {
+		t.d.Remark("On nftables, connections of the gateway itself to a published address are translated too.")
+	}
+}
+
+// keepAccepts keeps the rules of a table that accept packets: a rule that returns to the table may
+// depend on them.
+func (t *translator) keepAccepts(table string) {
+	if t.returned[table] {
+		return
+	}
+	t.returned[table] = true
+	for _, c := range t.set.order {
+		for _, r := range c.rules {
+			if c.id.table == table && (r.do == doAccept || r.do == doReturn) {
+				t.d.Keep(r.line)
+			}
+		}
+	}
+}
+
 // placeRules gives each rule its place: a rule that the configuration does not have in full stays.
 func (t *translator) placeRules() {
 	atLine := map[int][]*chain{}
 	for _, c := range t.set.order {
 		for _, r := range c.rules {
-			if !t.taken[r] || t.lost[r] {
+			// Rules that stay may depend on an exception before them.
+			if !t.taken[r] || t.lost[r] || c.nat && (r.do == doAccept || r.do == doReturn) {
 				t.d.Keep(r.line)
 			}
 			switch {
@@ -185,7 +222,7 @@ func (t *translator) placeRules() {
 	}
 	t.d.Returned = func(line int) {
 		for _, c := range atLine[line] {
-			t.returned[line] = true
+			t.keepAccepts(c.id.table)
 			if c.hook != hookInput && c.hook != hookOutput {
 				t.onNftables()
 			}
@@ -365,7 +402,7 @@ func named(p *path, otherwise string) string {
 
 // acts reports whether a rule that stays has an effect by itself.
 func (r *rule) acts(c *chain) bool {
-	return r.do != doJump && r.do != doGoto && r.do != doReturn && r.do != doNothing && (r.do != doAccept || c.drops || c.hook == "")
+	return r.do != doJump && r.do != doGoto && r.do != doReturn && r.do != doNothing && (r.do != doAccept || c.drops || c.hook == "" && !c.nat)
 }
 
 // someAct reports whether a rule or policy that stays has an effect.

@@ -189,6 +189,9 @@ func (t *translator) followWay(w way, object string) {
 	}
 	if w.all != nil {
 		t.forwardedTo[w.all] = append(t.forwardedTo[w.all], object)
+		for _, r := range w.pool {
+			t.unowned(object, w.all.rule, r.First)
+		}
 	}
 }
 

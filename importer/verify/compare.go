@@ -86,7 +86,7 @@ func (p *Pair) Load(program Program, text string, r *draft.Result) error {
 	if cfg.Attach == "" {
 		cfg.Attach = config.AttachTC
 	}
-	p.anyPort = cfg.Datapath != config.DatapathNftables
+	p.anyPort = cfg.Datapath != config.DatapathNftables || slices.ContainsFunc(cfg.NAT, func(n config.NATRule) bool { return n.FullyRandom })
 	last := p.program
 	p.program = program
 	err = p.original.inside(func() error {
@@ -203,13 +203,36 @@ func (p *Pair) explain(d *Difference) error {
 // known names a deliberate difference, "" if there is none.
 func (p *Pair) known(d *Difference) string {
 	switch asked := p.about(d.Probe); {
+	case p.anyPort && len(d.Lines) == 0 && len(d.Original) > 0 && strings.Contains(d.Original[0], d.Probe.Src.String()+" > "+d.Probe.Dst.String()+" ") && (len(d.Imported) == 0 || d.Original[0] == d.Imported[0]):
+		return "eBPF translates the answer of an inside host to a connection straight to its address"
 	case len(asked) == 0:
 	case d.Probe.In == "" && len(d.Lines) == 0:
 		return "the nftables datapath translates connections of the gateway itself, too"
-	case len(d.Original) > 0 && strings.HasPrefix(d.Original[0], "out "+d.Probe.In+": ") && strings.Contains(d.Original[0], "> "+d.Probe.Dst.String()+" "):
+	case p.routed(d.Probe.Dst) == d.Probe.In:
 		return "a packet to the address of a listener would leave by the interface that it came by"
 	}
 	return ""
+}
+
+// routed returns the interface that the host's routes lead to an address by; "" for its own.
+func (p *Pair) routed(a netip.Addr) (name string) {
+	bits := -1
+	for _, i := range p.host.Interfaces {
+		for _, x := range i.Addresses {
+			if x.Addr() == a {
+				return ""
+			}
+			if x.Contains(a) && x.Bits() > bits {
+				name, bits = i.Name, x.Bits()
+			}
+		}
+	}
+	for _, r := range p.host.Routes {
+		if r.To.Contains(a) && r.To.Bits() > bits {
+			name, bits = r.Interface, r.To.Bits()
+		}
+	}
+	return name
 }
 
 // about returns the objects that a probe concerns: those that it asks for, and those that translate its
@@ -228,8 +251,16 @@ func (p *Pair) about(probe Probe) map[string]bool {
 		}
 		return address
 	}
+	pool := func(list []config.AddressRange) bool {
+		return slices.ContainsFunc(list, func(r config.AddressRange) bool {
+			return r.First.Compare(probe.Dst) <= 0 && probe.Dst.Compare(r.Last) <= 0
+		})
+	}
 	for i := range c.Services {
 		s := &c.Services[i]
+		if pool(s.SourcePool) {
+			list["service "+s.Name] = true
+		}
 		for n := range s.Listen {
 			if listens(&s.Listen[n]) {
 				list["service "+s.Name] = true
@@ -243,7 +274,7 @@ func (p *Pair) about(probe Probe) map[string]bool {
 	}
 	for i := range c.NAT {
 		n := &c.NAT[i]
-		source := len(n.Source) == 0 && (n.Type == config.NATMasquerade || n.Type == config.NATSNAT)
+		source := pool(n.To.Addresses) || len(n.Source) == 0 && (n.Type == config.NATMasquerade || n.Type == config.NATSNAT)
 		for _, s := range n.Source {
 			source = source || s.Contains(probe.Src)
 		}

@@ -65,7 +65,7 @@ func (c chance) ruleSet() *ruleSet {
 			if r.action == "DNAT" && !strings.Contains(r.target, "-10.") {
 				host, port, _ := strings.Cut(r.target, ":")
 				m := rule{dst: host, action: "MASQUERADE"}
-				if port != "" && c.one(2) {
+				if port != "" && !strings.Contains(port, "-") && c.one(2) {
 					m.proto, m.dport = r.proto, port
 				}
 				if c.one(3) {

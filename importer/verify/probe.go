@@ -89,7 +89,7 @@ func (g *gateway) converse(p Probe, anyPort bool) (seen []string, err error) {
 			return nil, err
 		}
 		for _, d := range back {
-			seen = append(seen, "answer: "+p.show(d, false))
+			seen = append(seen, "answer: "+p.show(d, anyPort && p.In == ""))
 		}
 	}
 	return seen, nil

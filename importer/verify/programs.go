@@ -62,7 +62,10 @@ func (p Program) parts(text string) (list []part) {
 			flush(i)
 			program = string(p)
 		}
-		b.WriteString(line + "\n")
+		if !strings.HasPrefix(line, "create ") && !strings.HasPrefix(line, "add ") {
+			b.WriteString(line)
+		}
+		b.WriteString("\n")
 	}
 	flush(0)
 	return list
@@ -77,12 +80,28 @@ func (p Program) load(text string) error {
 		_, err := run(text, "nft", "-j", "-f", "-")
 		return err
 	}
+	if sets := ipset(text); sets != "" {
+		if _, err := run(sets, "ipset", "restore", "-exist"); err != nil {
+			return err
+		}
+	}
 	for _, part := range p.parts(text) {
 		if _, err := run(part.text, part.program+"-restore"); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// ipset returns the lines of ipset save.
+func ipset(text string) string {
+	var b strings.Builder
+	for _, l := range strings.Split(text, "\n") {
+		if strings.HasPrefix(l, "create ") || strings.HasPrefix(l, "add ") {
+			b.WriteString(l + "\n")
+		}
+	}
+	return b.String()
 }
 
 // flush removes all rules.

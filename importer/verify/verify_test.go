@@ -9,6 +9,8 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -162,4 +164,88 @@ func TestRandomRules(t *testing.T) {
 		}
 	}
 	t.Logf("%d rule sets, %d probes, %d differences announced, %d silent", *sets, probes, differences-silent, silent)
+}
+
+// TestFieldRules compares rules that people use with their import, on a guessed host: those of
+// testdata, and the samples of package importer. Every difference must be announced.
+func TestFieldRules(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.Nftables, labtest.Conntrack, labtest.BPF, labtest.Tool("iptables-nft-restore"), labtest.Tool("iptables-legacy-restore"), labtest.Tool("nft"))
+	var files []string
+	for _, pattern := range []string{"testdata/*.v4", "../testdata/iptables/*.in", "../testdata/nftables/*.in"} {
+		list, err := filepath.Glob(pattern)
+		if err != nil || len(list) == 0 {
+			t.Fatal("no rules in", pattern, err)
+		}
+		files = append(files, list...)
+	}
+	for n, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source, program := "iptables", []verify.Program{verify.IPTables, verify.IPTablesLegacy}[n%2]
+		if strings.Contains(file, "nftables") {
+			source, program = "nftables", verify.Nftables
+		}
+		for _, known := range []bool{false, true} {
+			name := filepath.Base(file)
+			if known {
+				name += "/addresses"
+			}
+			t.Run(name, func(t *testing.T) { compareFile(t, source, program, string(data), known) })
+		}
+	}
+}
+
+// compareFile imports rules, with the addresses of the guessed host or without, and compares.
+func compareFile(t *testing.T, source string, program verify.Program, text string, known bool) {
+	if strings.Contains(text, "\ncreate ") {
+		labtest.Require(t, labtest.Tool("ipset"))
+	}
+	o := importer.Options{}
+	r, err := importer.Import(source, text, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := verify.Guess(r, o.Outside, nil)
+	if known {
+		o.Addresses = map[string][]netip.Prefix{}
+		for _, i := range h.Interfaces {
+			o.Addresses[i.Name] = i.Addresses
+		}
+		if r, err = importer.Import(source, text, o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := t.TempDir()
+	pair, err := verify.NewPair(h, func() (verify.Datapath, error) { return openGateway(dir) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := pair.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := pair.Load(program, text, r); err != nil {
+		t.Fatalf("%v\n%s\nrest:\n%s", err, r.YAML, r.Rest)
+	}
+	found, err := pair.Compare(verify.Probes(h, r, 150, rand.New(rand.NewPCG(1, 1))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	announced := 0
+	for _, d := range found {
+		if d.Announced || d.Known != "" {
+			announced++
+			continue
+		}
+		t.Errorf("%s\noriginal, lines %v:\n  %s\nimported:\n  %s", d.Probe, d.Lines, strings.Join(d.Original, "\n  "), strings.Join(d.Imported, "\n  "))
+	}
+	if t.Failed() {
+		var report strings.Builder
+		_ = r.Report(&report, true)
+		t.Logf("host: %s\n%s\n%s\nrest:\n%s", verify.Describe(h), r.YAML, report.String(), r.Rest)
+	}
+	t.Logf("%d differences, announced or known: %d", len(found), announced)
 }
