@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package importer makes configurations of Sluice of those of other programs: text in, a
-// configuration and notes about every line that has no equal out. It is pure: what the text does
-// not tell, the caller does.
+// Package importer translates configurations of other programs: it reads their text and returns a
+// configuration of Sluice, with notes about every line that has no equal. It is pure. The caller
+// supplies facts that the text lacks.
 package importer
 
 import (
@@ -15,10 +15,10 @@ import (
 	"github.com/sluice-lb/sluice/importer/netfilter"
 )
 
-// Options are what the text of a source does not tell.
+// Options are facts that the text of a source lacks.
 type Options struct {
-	// Outside are the interfaces whose addresses are meant where the source takes what is
-	// sent to any address of the host.
+	// Outside are the interfaces whose addresses are meant where the source accepts packets to
+	// any address of the host.
 	Outside []string
 	// Addresses are the host's own by interface, with the length of their network; nil if unknown.
 	Addresses map[string][]netip.Prefix
@@ -27,7 +27,7 @@ type Options struct {
 // Source is a program whose configuration can be imported.
 type Source struct {
 	Name string
-	// What is read, and the command that prints it.
+	// What describes the input, and Command prints it.
 	What, Command string
 
 	read func(text string, o Options) (*draft.Result, error)
@@ -54,7 +54,7 @@ func loadBalancer(read func(string, balancer.Options) (*draft.Result, error)) fu
 	}
 }
 
-// give says what to give: a file, or what a command prints.
+// give names the input: a file, or the output of a command.
 func (s Source) give() string {
 	if strings.HasPrefix(s.Command, "/") {
 		return s.Command
@@ -62,8 +62,11 @@ func (s Source) give() string {
 	return "what '" + s.Command + "' prints"
 }
 
-// MaxSize is the largest text that is read, in bytes.
-const MaxSize = 64 << 20
+// Bounds of a text that is imported: twice the rules of a large Kubernetes node.
+const (
+	MaxSize  = 64 << 20 // bytes
+	MaxLines = 500_000
+)
 
 // Import reads the text of a source.
 func Import(source, text string, o Options) (*draft.Result, error) {
@@ -74,6 +77,8 @@ func Import(source, text string, o Options) (*draft.Result, error) {
 		switch {
 		case len(text) > MaxSize:
 			return nil, fmt.Errorf("larger than %d MiB: import it in parts", MaxSize>>20)
+		case strings.Count(text, "\n") > MaxLines:
+			return nil, fmt.Errorf("more than %d lines: import it in parts", MaxLines)
 		case strings.TrimSpace(text) == "":
 			return nil, fmt.Errorf("it is empty: give %s", s.give())
 		case strings.Contains(text, "\x00"):

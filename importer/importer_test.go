@@ -153,6 +153,7 @@ func TestRefusals(t *testing.T) {
 	for _, tc := range []struct{ source, text, want string }{
 		{"iptables", "", "it is empty: give what 'iptables-save' prints"},
 		{"iptables", "a\x00b", "it is no text"},
+		{"haproxy", strings.Repeat("listen a\n", importer.MaxLines+1), "more than 500000 lines"},
 		{"iptables", "Chain INPUT (policy ACCEPT)\ntarget prot opt source destination\n", "no table in it: give what iptables-save prints"},
 		{"nftables", "table ip nat {\n}\n", "unshare -rn sh -c 'nft -f FILE && nft -j list ruleset'"},
 		{"nftables", `{"nftables": []}`, "no rules in it"},

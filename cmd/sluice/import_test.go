@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
 const (
@@ -84,5 +85,44 @@ func TestImportRest(t *testing.T) {
 	code, _, stderr := sluiceCommand(equalRules, "import", "iptables", "-", "--rest", filepath.Join(rest, "below"))
 	if code != exitFailure || !strings.Contains(stderr, "rest of the rules") {
 		t.Errorf("exit %d: %s", code, stderr)
+	}
+}
+
+// TestImportAddresses: with --addresses the import knows the host's own, and the text form of nft is
+// read as its JSON.
+func TestImportAddresses(t *testing.T) {
+	rules := "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -d 192.0.2.1/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.0.0.2\nCOMMIT\n"
+	file := filepath.Join(t.TempDir(), "addr.json")
+	if err := os.WriteFile(file, []byte(`[{"ifname":"wan0","addr_info":[{"local":"192.0.2.1","prefixlen":24}]},{}]`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, stderr := sluiceCommand(rules, "import", "iptables", "-"); code != exitLossy || !strings.Contains(stderr, "--addresses FILE") {
+		t.Errorf("without addresses: exit %d\n%s", code, stderr)
+	}
+	if code, _, stderr := sluiceCommand(rules, "import", "iptables", "-", "--addresses", file); code != exitOK || !strings.Contains(stderr, "translations: 1 of 1") {
+		t.Errorf("exit %d\n%s", code, stderr)
+	}
+	if err := os.WriteFile(file, []byte("1: lo: <LOOPBACK,UP>"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, stderr := sluiceCommand(rules, "import", "iptables", "-", "--addresses", file); code != exitFailure || !strings.Contains(stderr, "'ip -j addr'") {
+		t.Errorf("not JSON: exit %d\n%s", code, stderr)
+	}
+	labtest.Require(t, labtest.Root, labtest.Tool("nft"), labtest.Nftables)
+	text := "table ip nat {\n chain post { type nat hook postrouting priority srcnat;\n ip saddr 10.0.0.0/24 oifname \"wan0\" masquerade\n }\n}\n"
+	if code, out, stderr := sluiceCommand(text, "import", "nft", "-"); code != exitOK || !strings.Contains(out, "source: [10.0.0.0/24]") {
+		t.Errorf("text of nft: exit %d\n%s%s", code, out, stderr)
+	}
+}
+
+// TestImportVerify: --verify compares, and refuses sources without rules to load.
+func TestImportVerify(t *testing.T) {
+	if code, _, stderr := sluiceCommand("listen a\n bind 192.0.2.1:80\n server b 10.0.0.1:80\n", "import", "haproxy", "-", "--verify"); code != exitFailure || !strings.Contains(stderr, "cannot run haproxy") {
+		t.Errorf("exit %d\n%s", code, stderr)
+	}
+	labtest.Require(t, labtest.Root, labtest.Nftables, labtest.Conntrack, labtest.BPF, labtest.Tool("iptables-nft-restore"))
+	code, _, stderr := sluiceCommand(equalRules, "import", "iptables", "-", "--verify")
+	if code != exitOK || !strings.Contains(stderr, "verify: 400 probes") || !strings.Contains(stderr, " 0 not\n") {
+		t.Errorf("exit %d\n%s", code, stderr)
 	}
 }

@@ -169,8 +169,9 @@ func (o *object) probe(k *config.Check, line int) {
 		interval = config.Duration(2 * time.Second)
 	}
 	if k.Timeout >= interval {
-		o.changed(line, "", fmt.Sprintf("a check has less than its interval of %s to answer, not %s", interval, k.Timeout), "write a longer interval")
-		k.Timeout = 0
+		longest := interval / 10 * 9
+		o.changed(line, "", fmt.Sprintf("a check has less than its interval of %s to answer: %s, not %s", interval, longest, k.Timeout), "write a longer interval")
+		k.Timeout = longest
 	}
 	k.Rise, k.Fall = min(k.Rise, 100), min(k.Fall, 100)
 }

@@ -50,6 +50,7 @@ type haproxy struct {
 	Options
 	d        *draft.Draft
 	sections []*section
+	backends map[string]*section
 }
 
 // HAProxy imports a haproxy.cfg: what is in mode tcp.
@@ -58,12 +59,22 @@ func HAProxy(text string, o Options) (*draft.Result, error) {
 	if err := h.read(); err != nil {
 		return nil, err
 	}
+	h.backends = map[string]*section{}
+	for _, s := range h.sections {
+		if s.kind == "backend" && h.backends[s.name] == nil {
+			h.backends[s.name] = s
+		}
+	}
 	for _, s := range h.sections {
 		switch s.kind {
 		case "defaults":
 			h.plain(s)
 		case "listen":
-			h.balance(s, s)
+			if to, ok := s.get("default_backend"); ok && len(to.words) > 1 {
+				h.frontend(s) // servers of the section itself get nothing
+			} else {
+				h.balance(s, s)
+			}
 		case "frontend":
 			h.frontend(s)
 		case "backend":
@@ -197,12 +208,10 @@ func (h *haproxy) frontend(f *section) {
 		h.loseAll(f, "the frontend has no default_backend: what decides is the contents of connections", "keep HAProxy for it")
 		return
 	}
-	for _, s := range h.sections {
-		if s.kind == "backend" && s.name == to.words[1] {
-			s.used = true
-			h.balance(f, s)
-			return
-		}
+	if b := h.backends[to.words[1]]; b != nil {
+		b.used = true
+		h.balance(f, b)
+		return
 	}
 	h.loseAll(f, "there is no backend "+to.words[1], "")
 }
@@ -213,11 +222,14 @@ type proxied struct {
 	h            *haproxy
 	f, b         *section // the same of a listen section
 	checked, all int      // servers
+	lists        map[string][]netip.Prefix
+	used         map[string]bool // lists of clients
+	proxied      []statement     // servers with send-proxy
 }
 
 // balance makes a service of the listeners of one section and the servers of another.
 func (h *haproxy) balance(f, b *section) {
-	p := &proxied{object: object{d: h.d}, h: h, f: f, b: b}
+	p := &proxied{object: object{d: h.d}, h: h, f: f, b: b, lists: map[string][]netip.Prefix{}, used: map[string]bool{}}
 	p.service = config.Service{Name: f.name, Protocol: flow.TCP, Mode: config.ModeFullNAT, Backends: []config.Backend{}}
 	p.from(f.line)
 	for _, s := range []*section{f, b} {
@@ -249,6 +261,7 @@ func (h *haproxy) balance(f, b *section) {
 			}
 		}
 	}
+	p.refusals()
 	p.scheduler()
 	p.check()
 	p.sourceAddress()
@@ -262,9 +275,16 @@ func (p *proxied) statement(s *section, l statement) {
 	case w[0] == "bind":
 		p.bind(l)
 		return
+	case w[0] == "server" && s != p.b:
+		p.without(l.line, l.text(), "default_backend leads to another section: the server gets nothing", "")
+		return
 	case w[0] == "server":
 		p.server(l)
 		return
+	case w[0] == "acl" || w[0] == "tcp-request":
+		if p.clients(s, l) {
+			return
+		}
 	case w[0] == "mode" || w[0] == "default_backend" || w[0] == "balance" || w[0] == "source" || w[0] == "default-server" || isCheckLine(w):
 		p.from(l.line)
 		return
@@ -314,10 +334,16 @@ func (p *proxied) bind(l statement) {
 		list, err := p.h.binds(part, device)
 		if err != nil {
 			p.without(l.line, part, err.Error(), "write listen: by hand")
+			if strings.Contains(err.Error(), "host itself") {
+				p.lost, p.next = err.Error(), "keep HAProxy for it"
+			}
 			if strings.Contains(err.Error(), "--outside") {
 				p.lost, p.next = "the section listens on every address of the host", "import again with --outside INTERFACE, the one whose address is meant"
 			}
 			continue
+		}
+		if len(list) > 0 && !list[0].Address.IsValid() {
+			p.changed(l.line, part, "HAProxy takes connections to every address of the host, also those of the host itself; the service those from outside to the address of "+list[0].Interface, "give --outside several interfaces for more")
 		}
 		for _, l := range list {
 			if !slices.ContainsFunc(p.service.Listen, func(o config.Listen) bool { return reflect.DeepEqual(o, l) }) {
@@ -363,7 +389,9 @@ func (h *haproxy) binds(s, device string) (list []config.Listen, err error) {
 	if l.Address, err = netip.ParseAddr(host); err != nil || l.Address.Zone() != "" {
 		return nil, fmt.Errorf("%q is no address", host)
 	}
-	l.Address = l.Address.Unmap()
+	if l.Address = l.Address.Unmap(); l.Address.IsLoopback() {
+		return nil, fmt.Errorf("no equal for a listener on %s: only connections of the host itself reach it", host)
+	}
 	return []config.Listen{l}, nil
 }
 

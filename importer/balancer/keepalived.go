@@ -99,7 +99,7 @@ type server struct {
 	unchecked                          []*block
 }
 
-var methods = map[string]config.Mode{"NAT": config.ModeDNAT, "DR": config.ModeDSR, "TUN": config.ModeTunnel}
+var methods = map[string]config.Mode{"NAT": config.ModeDNAT, "DR": config.ModeDSR, "TUN": config.ModeTunnel, "FNAT": config.ModeFullNAT, "FULLNAT": config.ModeFullNAT}
 
 // virtualServer makes a service of a block.
 func (k *keepalived) virtualServer(b *block) {
@@ -223,6 +223,10 @@ func (s *server) statement(b *block) {
 		if value == "" {
 			t, ok = config.Duration(6*time.Minute), true
 		}
+		if n, numeric := number(value); numeric && n == 0 { // the default: none
+			s.service.Persistence = nil
+			return
+		}
 		if !ok {
 			s.without(b.line, b.text(), "not understood", "write persistence: {timeout: 5m}")
 			return
@@ -275,7 +279,7 @@ func (s *server) statement(b *block) {
 func (s *server) lvsMethod(b *block) (config.Mode, *config.Tunnel) {
 	mode, known := methods[b.arg(1)]
 	if !known {
-		s.lost, s.next = "no equal for lvs_method "+b.arg(1), "write mode: dnat, dsr or tunnel"
+		s.lost, s.next = "no equal for lvs_method "+b.arg(1), "write mode: dnat, fullnat, dsr or tunnel"
 	}
 	t := &config.Tunnel{}
 	for i := 2; i < len(b.words); i++ {

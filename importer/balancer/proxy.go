@@ -136,9 +136,9 @@ func (p *proxied) serverOptions(b *config.Backend, l statement, w []string) (che
 		case "inter", "rise", "fall", "port":
 			i++ // of the check
 		case "send-proxy-v2":
-			p.service.ClientAddress = config.ClientAddressProxyV2
+			p.proxied = append(p.proxied, l)
 		case "send-proxy":
-			p.service.ClientAddress = config.ClientAddressProxyV2
+			p.proxied = append(p.proxied, l)
 			p.changed(l.line, w[i], "the header is that of version 2", "let the servers take it")
 		case "ssl", "check-ssl":
 			p.without(l.line, w[i], "no equal for TLS towards the servers", "let clients speak TLS with the servers themselves")
@@ -204,6 +204,7 @@ func (p *proxied) check() {
 		}
 	}
 	p.checkOptions(k)
+	p.checkTimeout(k)
 	if p.checked < p.all {
 		p.changed(line, "", "servers without check are checked as the others are", "make a service of its own for them")
 	}
@@ -212,6 +213,89 @@ func (p *proxied) check() {
 	}
 	p.probe(k, line)
 	p.service.Check = k
+}
+
+// checkTimeout sets the time that HAProxy gives a check: timeout check for the answer, and else timeout
+// connect, if it is shorter than the interval, or the interval.
+func (p *proxied) checkTimeout(k *config.Check) {
+	if k.Timeout != 0 {
+		return
+	}
+	interval := k.Interval
+	if interval == 0 {
+		interval = config.Duration(2 * time.Second)
+	}
+	k.Timeout = interval / 10 * 9 // it must be shorter than the interval
+	if l, ok := p.b.get("timeout", "connect"); ok && len(l.words) > 2 {
+		if t, ok := haproxyTime(l.words[2]); ok {
+			k.Timeout = min(k.Timeout, t)
+		}
+	}
+}
+
+// clients reads "acl NAME src ADDRESSES", and "tcp-request connection accept|reject" by such lists. It
+// reports whether the line is one.
+func (p *proxied) clients(s *section, l statement) bool {
+	w := l.words
+	if w[0] == "acl" {
+		if len(w) < 4 || w[2] != "src" {
+			return false
+		}
+		var list []netip.Prefix
+		for _, word := range w[3:] {
+			a, err := netip.ParsePrefix(word)
+			if single, serr := netip.ParseAddr(word); serr == nil {
+				a, err = netip.PrefixFrom(single, single.BitLen()), nil
+			}
+			if err != nil {
+				return false // a file, or a flag
+			}
+			list = append(list, a.Masked())
+		}
+		p.lists[w[1]] = append(p.lists[w[1]], list...)
+		p.from(l.line)
+		return true
+	}
+	if len(w) != 5 || w[1] != "connection" && w[1] != "content" || w[2] != "accept" && w[2] != "reject" || w[3] != "if" && w[3] != "unless" {
+		return false
+	}
+	name, not := strings.CutPrefix(w[4], "!")
+	if not = not != (w[3] == "unless"); p.lists[name] == nil {
+		return false
+	}
+	switch {
+	case w[2] == "reject" && not && len(p.service.Allow) == 0:
+		p.service.Allow = append(p.service.Allow, p.set(name))
+	case w[2] == "reject" && !not:
+		p.service.Deny = append(p.service.Deny, p.set(name))
+	default:
+		return false
+	}
+	p.from(l.line)
+	return true
+}
+
+func (p *proxied) set(name string) string {
+	p.used[name] = true
+	return p.d.Set(p.f.name+"-"+name, p.lists[name])
+}
+
+// refusals notes lists of clients that nothing uses, and servers that differ in the PROXY header.
+func (p *proxied) refusals() {
+	for _, l := range p.f.lines {
+		if l.words[0] == "acl" && len(l.words) > 1 && p.lists[l.words[1]] != nil && !p.used[l.words[1]] {
+			p.without(l.line, l.text(), "no equal for decisions by this list of clients", "write allow: or deny: for lists of clients")
+		}
+	}
+	if len(p.proxied) == 0 {
+		return
+	}
+	p.service.ClientAddress = config.ClientAddressProxyV2
+	if len(p.proxied) < p.all {
+		for _, l := range p.proxied {
+			p.changed(l.line, l.text(), "all servers of the service get the PROXY header, not this one alone", "make a service of its own for servers without it")
+		}
+	}
 }
 
 // overridden reports whether the section itself says how it is checked.
@@ -288,7 +372,25 @@ func (p *proxied) checkLine(k *config.Check, l statement) {
 		if _, host, ok := strings.Cut(l.text(), "Host:"); ok {
 			k.Host = strings.TrimSpace(strings.ReplaceAll(host, "\\", ""))
 		}
-	case w[0] == "option" && arg(1) == "tcp-check", w[0] == "tcp-check" && arg(1) == "connect":
+	case w[0] == "option" && arg(1) == "tcp-check":
+	case w[0] == "tcp-check" && arg(1) == "connect":
+		for i := 2; i < len(w); i++ {
+			switch w[i] {
+			case "port":
+				i++
+				if n, err := strconv.ParseUint(arg(i), 10, 16); err == nil {
+					k.Port = uint16(n)
+				} else {
+					p.without(l.line, l.text(), "the port of the check is not understood", "write port: at the check")
+				}
+			case "default", "linger":
+			case "comment":
+				i++
+			default:
+				p.without(l.line, l.text(), "no equal for "+w[i]+" of tcp-check connect", "write check: {type: exec} with a program that does")
+				return
+			}
+		}
 	case w[0] == "option" && arg(1) == "smtpchk":
 		k.Expect = "220"
 		p.changed(l.line, l.text(), "the check waits for the server's greeting, and says nothing to it", "")

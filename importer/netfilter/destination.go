@@ -33,6 +33,8 @@ type group struct {
 	paths []*path
 	// exempt are interfaces whose packets match no rule.
 	exempt []string
+	// divided: another group has the same port for other clients.
+	divided bool
 }
 
 // destinations takes over the translations of a prerouting chain.
@@ -66,11 +68,36 @@ func (t *translator) destinations(w *walker) {
 			t.lose(p, "no equal for "+what(p.rule), "keep it in "+t.program)
 		}
 	}
+	t.byClients(groups)
 	// Rules for certain clients may be the hairpin of a rule for all.
 	for _, clients := range []bool{false, true} {
 		for _, g := range groups {
 			if (len(g.match.src) > 0) == clients {
 				t.group(g)
+			}
+		}
+	}
+}
+
+// byClients loses groups that lead the same port to different targets by the client: one listener has
+// one list of clients, and refuses all others.
+func (t *translator) byClients(groups []*group) {
+	var near byDestination[*group]
+	for _, g := range groups {
+		near.add(g.match, g)
+	}
+	limited := func(m match) bool { return len(m.src)+len(m.notSrc) > 0 || m.srcSet != "" }
+	for _, g := range groups {
+		if !limited(g.match) || g.paths[0].rule.do != doDNAT {
+			continue
+		}
+		m := g.match
+		m.src, m.notSrc, m.srcSet = nil, nil, ""
+		for _, h := range near.near(m) {
+			o := h.match
+			o.src, o.notSrc, o.srcSet = nil, nil, ""
+			if h != g && h.paths[0].rule.do == doDNAT && h.paths[0].rule.first != g.paths[0].rule.first && m.meets(o) {
+				g.divided, h.divided = true, true
 			}
 		}
 	}
@@ -111,6 +138,10 @@ func (t *translator) group(g *group) {
 	first := g.paths[0]
 	if first.rule.do != doDNAT {
 		loseAll("a nat chain that drops has no equal", "keep it in "+t.program)
+		return
+	}
+	if g.divided {
+		loseAll("no equal for one port that leads clients to different targets by their address", "keep these rules together in "+t.program)
 		return
 	}
 	if list := g.match.unequal(); len(list) > 0 {

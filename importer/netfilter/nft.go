@@ -37,6 +37,9 @@ func Nftables(text string, o Options) (*draft.Result, error) {
 		values = append(values, v[0])
 		entries = append(entries, renderEntry(v[0]))
 	}
+	if len(values) > maxPaths {
+		return nil, fmt.Errorf("more than %d entries: import the tables one by one", maxPaths)
+	}
 	if len(values) == 0 {
 		return nil, errors.New("no rules in it: give what 'nft -j list ruleset' prints")
 	}

@@ -110,8 +110,26 @@ func (t *translator) source(p *path, later []*path) {
 	t.objects = append(t.objects, &objectOf{p, o.name})
 	if r.do == doSNAT {
 		t.unowned(o.name, r, r.last)
+		if t.forOwnSources(m) && t.d.Config.Datapath != config.DatapathNftables && !t.stays {
+			t.d.Changed(o.name, r.line, r.text, "connections of the gateway itself keep their source on eBPF", "write datapath: nftables if they need the other address")
+		}
 	}
 	t.sourceDifferences(p, o.name, n, later)
+}
+
+// forOwnSources reports whether a match may be for connections of the gateway itself.
+func (t *translator) forOwnSources(m match) bool {
+	if len(m.src) == 0 {
+		return true
+	}
+	for _, list := range t.Addresses {
+		for _, a := range list {
+			if slices.ContainsFunc(m.src, func(p netip.Prefix) bool { return p.Contains(a.Addr()) }) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // unequalSource lists the conditions of a match that no source translation has.

@@ -134,6 +134,10 @@ func (t *translator) translate() error {
 	if t.stays {
 		t.onNftables()
 	}
+	if t.publishesGateway() {
+		t.d.Config.Datapath = config.DatapathNftables
+		t.d.Remark("datapath: nftables is set because a rule publishes all ports of an address of the gateway. On eBPF, the gateway's own connections from that address would lose their answers.")
+	}
 	t.remarks()
 	return nil
 }
@@ -165,6 +169,15 @@ func (t *translator) onNftables() {
 		t.d.Config.Datapath = config.DatapathNftables
 		t.d.Remark("datapath: nftables is set because rules for forwarded packets stay in " + t.program + ". Packets that eBPF forwards bypass these rules.")
 	}
+}
+
+// publishesGateway reports whether an object takes all ports of an address that may be the gateway's.
+func (t *translator) publishesGateway() bool {
+	all := func(l config.Listen) bool {
+		return len(l.Ports) == 0 && (!l.Address.IsValid() || t.owns(l.Address) != no)
+	}
+	return slices.ContainsFunc(t.d.Config.NAT, func(n config.NATRule) bool { return n.Listen != nil && all(*n.Listen) }) ||
+		slices.ContainsFunc(t.d.Config.Services, func(s config.Service) bool { return slices.ContainsFunc(s.Listen, all) })
 }
 
 // remarks adds the differences that every configuration of this form has.

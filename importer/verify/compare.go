@@ -73,7 +73,7 @@ func (p *Pair) Close() error {
 // Load replaces the rules of both gateways: the text by the program, and its import. The rest is
 // loaded before Sluice starts, as docs/guide/import.md advises.
 func (p *Pair) Load(program Program, text string, r *draft.Result) error {
-	p.result, p.text, p.sourcePort = r, text, 20000
+	p.result, p.text = r, text
 	cfg, err := config.Decode("imported", []byte(r.YAML))
 	if err != nil {
 		return err
@@ -127,23 +127,34 @@ func (p *Pair) Load(program Program, text string, r *draft.Result) error {
 // forget removes all entries of connection tracking.
 func forget() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }
 
+// firstPort of the probes. Ports are not used again until all have been, because flows of eBPF outlast
+// the rules that made them.
+const firstPort = 20000
+
 // Difference is a probe that the two gateways handle otherwise.
 type Difference struct {
-	Probe              Probe
-	Original, Imported []string // frames that left, as text
+	Probe Probe `json:"probe"`
+	// Original and Imported are the frames that left, as text.
+	Original []string `json:"original"`
+	Imported []string `json:"imported"`
 	// Lines have the original rules that matched.
-	Lines []int
+	Lines []int `json:"lines"`
 	// Known names a deliberate difference that docs/guide/import.md describes; empty for others.
-	Known string
+	Known string `json:"known,omitempty"`
 	// Announced reports whether a note of the import is about one of the lines, or about an object
 	// that the probe concerns.
-	Announced bool
+	Announced bool `json:"announced"`
 }
 
 // Compare sends the probes through both gateways and returns the differences.
-func (p *Pair) Compare(probes []Probe) (list []Difference, err error) {
+func (p *Pair) Compare(ctx context.Context, probes []Probe) (list []Difference, err error) {
 	for _, probe := range probes {
-		p.sourcePort++
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if p.sourcePort++; p.sourcePort < firstPort {
+			p.sourcePort = firstPort
+		}
 		if probe.SrcPort == 0 {
 			probe.SrcPort = p.sourcePort
 		}
@@ -203,7 +214,7 @@ func (p *Pair) explain(d *Difference) error {
 // known names a deliberate difference, "" if there is none.
 func (p *Pair) known(d *Difference) string {
 	switch asked := p.about(d.Probe); {
-	case p.anyPort && len(d.Lines) == 0 && len(d.Original) > 0 && strings.Contains(d.Original[0], d.Probe.Src.String()+" > "+d.Probe.Dst.String()+" ") && (len(d.Imported) == 0 || d.Original[0] == d.Imported[0]):
+	case p.anyPort && len(d.Original) > 0 && strings.Contains(d.Original[0], d.Probe.Src.String()+" > "+d.Probe.Dst.String()+" ") && (len(d.Imported) == 0 || d.Original[0] == d.Imported[0]):
 		return "eBPF translates the answer of an inside host to a connection straight to its address"
 	case len(asked) == 0:
 	case d.Probe.In == "" && len(d.Lines) == 0:

@@ -26,6 +26,9 @@ type Probe struct {
 	SrcPort, DstPort uint16        // SrcPort 0: the next free one
 }
 
+// MarshalText writes the probe as String does.
+func (p Probe) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
 // String describes the probe for the report.
 func (p Probe) String() string {
 	from := "of the gateway itself"
@@ -34,6 +37,9 @@ func (p Probe) String() string {
 	}
 	if p.Protocol == flow.ICMP || p.Protocol == flow.ICMPv6 {
 		return fmt.Sprintf("ping %s > %s %s", p.Src, p.Dst, from)
+	}
+	if p.In == "" {
+		return fmt.Sprintf("%s > %s %s", p.Protocol, netip.AddrPortFrom(p.Dst, p.DstPort), from)
 	}
 	return fmt.Sprintf("%s %s > %s %s", p.Protocol, netip.AddrPortFrom(p.Src, p.SrcPort), netip.AddrPortFrom(p.Dst, p.DstPort), from)
 }

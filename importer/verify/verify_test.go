@@ -139,7 +139,7 @@ func TestRandomRules(t *testing.T) {
 		}
 		list := verify.Probes(h, r, 40, c.Rand)
 		probes += len(list)
-		found, err := pair.Compare(list)
+		found, err := pair.Compare(context.Background(), list)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -230,7 +230,7 @@ func compareFile(t *testing.T, source string, program verify.Program, text strin
 	if err := pair.Load(program, text, r); err != nil {
 		t.Fatalf("%v\n%s\nrest:\n%s", err, r.YAML, r.Rest)
 	}
-	found, err := pair.Compare(verify.Probes(h, r, 150, rand.New(rand.NewPCG(1, 1))))
+	found, err := pair.Compare(context.Background(), verify.Probes(h, r, 150, rand.New(rand.NewPCG(1, 1))))
 	if err != nil {
 		t.Fatal(err)
 	}
