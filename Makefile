@@ -6,7 +6,7 @@ BIN     := bin/sluice
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build install uninstall demo test test-unit test-vm soak generate check-generated lint fuzz bench bench-docs bench-agreement deps deps-dev clean
+.PHONY: help build install uninstall demo test test-unit test-vm soak generate check-generated lint fuzz bench bench-check bench-shares bench-docs bench-agreement deps deps-dev clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,12 @@ fuzz: ## run every fuzz target for FUZZTIME (default 20s)
 bench: build ## measure the datapaths, and others, side by side (root, quiet machine)
 	@packaging/deps.sh bench
 	$(BIN) bench packets
+
+bench-check: build ## compare the eBPF rows of five suites with committed shares of the limit row (root, quiet machine)
+	$(BIN) bench guard
+
+bench-shares: build ## measure the shares that bench-check compares with (root, quiet machine)
+	$(BIN) bench guard --write
 
 bench-docs: build ## write docs/measurements/benchmarks.md from the committed results
 	$(BIN) bench docs

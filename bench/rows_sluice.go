@@ -244,5 +244,12 @@ func datapathFlowRows() []Row {
 		}
 		rows = append(rows, sluiceRow("sluice ebpf snat ("+attach+")", "one snat rule, 32 addresses, by "+attach, "ebpf", snatYAML(attach), toServer))
 	}
+	for _, mode := range []string{"dnat", "fullnat"} {
+		conf := service{mode: mode, protocol: "tcp", attach: "xdp", port: 80, vip: vip4, backend: server4, room: 1 << 20}.yaml
+		rows = append(rows, sluiceRow("sluice ebpf "+mode+" (xdp), tuples used once", "one service in mode "+mode+", by xdp; tables for 1,048,576 flows", "ebpf",
+			conf, func(t *Trial, n *network) error {
+				return reportFlows(t, n, clientLoad{dest: at(vip4, 80), source: clientsOf(false, 1_000_000), once: true})
+			}))
+	}
 	return rows
 }

@@ -19,9 +19,10 @@ func flowsSuite() Suite {
 		Name: "flows", Title: "Complete HTTP connections a second through one CPU",
 		About: "Each flow is a TCP handshake, a request, a response of 210 bytes and the closing of both sides: six packets " +
 			"through the gateway (direct server return: three). Client and server are XDP programs without a TCP stack; " +
-			"client, gateway and server run on one CPU. 100,000 source endpoints are used again and again.",
+			"client, gateway and server run on one CPU. 100,000 source endpoints are used again and again; in rows named “tuples used once” " +
+			"no endpoint is used twice. A row fails if more than 0.1 % of its connections are refused, fail or need a repetition.",
 		Reproduces: "nftlb: iptables against nftables, NAT against direct server return",
-		Yardstick:  true, MaxReps: 4,
+		Yardstick:  true, MaxReps: 4, Seconds: 3,
 		Points:  []Point{{Name: "HTTP", Value: 100_000}},
 		Metrics: []Metric{kflows},
 		Limit:   redirectRow,
@@ -89,7 +90,6 @@ func reportFlows(t *Trial, n *network, c clientLoad) error {
 	if err != nil {
 		return err
 	}
-	r.remark(t)
 	t.Report(kflows.Name, r.perSecond/1e3)
 	return nil
 }

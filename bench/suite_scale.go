@@ -23,7 +23,7 @@ func scaleSuite() Suite {
 		Name: "scale", Title: "From a thousand to four million flows",
 		About: "60-byte UDP packets. New flows: each packet is the first of its flow, all as fast as one CPU goes. Rate: packets " +
 			"over all these flows, shuffled. Memory a flow is all that the gateway holds for so many, divided by them: of eBPF every " +
-			"table (flows both ways, bindings, ports, hash tags), which is allocated as a whole; of connection tracking its entries in " +
+			"table (flows both ways, bindings, ports, hash tags) once the flows are open, as tables grow with them; of connection tracking its entries in " +
 			"the kernel's slabs and its hash table. Apply is the time from the configuration to its verified presence in the kernel. Expiry is " +
 			"the interrupt time of all CPUs while the flows are open and nothing is sent, where the timer that looks for ended flows runs.",
 		Yardstick: true,
@@ -45,7 +45,7 @@ func scaleSuite() Suite {
 	}
 	peer := func(name, about string, set setup, dest netip.Addr) Row {
 		return Row{Name: name, About: about, Absent: tooSlow, Run: func(t *Trial) error {
-			return scaleRow(t, dest, func(n *network) error { return set(t, n) })
+			return scaleRow(t, dest, func(n *network) (datapath.Datapath, error) { return nil, set(t, n) })
 		}}
 	}
 	s.Rows = []Row{
@@ -64,7 +64,7 @@ func scaleSuite() Suite {
 			if r.snat {
 				dest = outside
 			}
-			return scaleRow(t, dest, func(n *network) error { return n.applyScale(t, r.path, r.attach, r.snat) })
+			return scaleRow(t, dest, func(n *network) (datapath.Datapath, error) { return n.applyScale(t, r.path, r.attach, r.snat) })
 		}}
 		if r.path == "nftables" {
 			row.Absent = tooSlow
@@ -83,7 +83,7 @@ func tooSlow(p Point) string {
 }
 
 // scaleRow opens every flow once, then measures over all flows, then idle.
-func scaleRow(t *Trial, dest netip.Addr, set func(*network) error) error {
+func scaleRow(t *Trial, dest netip.Addr, set func(*network) (datapath.Datapath, error)) error {
 	n, err := newNetwork(t)
 	if err != nil {
 		return err
@@ -95,36 +95,35 @@ func scaleRow(t *Trial, dest netip.Addr, set func(*network) error) error {
 		return err
 	}
 	before := kernelMemory()
-	if err := set(n); err != nil {
+	d, err := set(n)
+	if err != nil {
 		return err
 	}
-	if _, tables := t.values["memory"]; tables {
-		before = 0 // the datapath has reported the size of its tables
-	}
-	return n.reportScale(t, streamTo(dest, t.Point.Value), before)
+	return n.reportScale(t, streamTo(dest, t.Point.Value), before, d)
 }
 
-func (n *network) applyScale(t *Trial, path, attach string, snat bool) error {
+// applyScale returns the datapath if it keeps the flows in tables of its own.
+func (n *network) applyScale(t *Trial, path, attach string, snat bool) (datapath.Datapath, error) {
 	yaml := service{mode: "dnat", protocol: "udp", attach: attach, port: 53, vip: vip4, backend: server4}.yaml(t.Point)
 	if snat {
 		yaml = snatYAML(attach)(t.Point)
 	}
 	c, err := config.Decode("bench", []byte(yaml))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if attach != "" {
 		c.Tables.Flows, c.Tables.Flows6 = max(t.Point.Value*21/20, 65536), 65536
 	}
 	d, change, err := applyConfig(t, n, path, c)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	t.Report("apply", float64(change.Duration)/1e6)
 	if path != "ebpf" {
-		return nil
+		return nil, nil // connection tracking keeps the flows
 	}
-	return n.reportTables(t, d)
+	return d, nil
 }
 
 // reportTables reports the memory of all tables of a datapath per flow.
@@ -143,7 +142,7 @@ func (n *network) reportTables(t *Trial, d datapath.Datapath) error {
 	return nil
 }
 
-func (n *network) reportScale(t *Trial, s stream, before uint64) error {
+func (n *network) reportScale(t *Trial, s stream, before uint64, d datapath.Datapath) error {
 	perSecond, arrived, err := n.openFlows(t, s, s.flows)
 	if err != nil {
 		return err
@@ -154,14 +153,18 @@ func (n *network) reportScale(t *Trial, s stream, before uint64) error {
 	if t.Point.Value >= 50_000 && perSecond > 0 {
 		t.Report("new flows", perSecond/1e3)
 	}
-	if used := kernelMemory(); before > 0 && used > before && t.Point.Value >= 1_000_000 {
+	if d != nil {
+		if err := n.reportTables(t, d); err != nil {
+			return err
+		}
+	} else if used := kernelMemory(); used > before && t.Point.Value >= 1_000_000 {
 		t.Report("memory", float64(used-before+conntrackBuckets())/float64(t.Point.Value))
 	}
 	s.open = true
 	if err := reportPackets(t, n, s); err != nil {
 		return err
 	}
-	if before > 0 || t.Point.Value < 1_000_000 {
+	if d == nil || t.Point.Value < 1_000_000 {
 		return nil
 	}
 	idle := readLoad()

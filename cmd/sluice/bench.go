@@ -64,7 +64,7 @@ func newBench(a *app) *cobra.Command {
 		}
 		return names, cobra.ShellCompDirectiveNoFileComp
 	}
-	cmd.AddCommand(newBenchDocs(a))
+	cmd.AddCommand(newBenchDocs(a), newBenchGuard(a))
 	flags := cmd.Flags()
 	flags.IntVar(&f.reps, "reps", 5, "repetitions, interleaved; a suite whose runs take long makes fewer")
 	flags.Float64Var(&f.seconds, "seconds", 0, "measured seconds of one run; 0: what the suite needs")
