@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/disk"
 )
 
 // recordDir contains one file per lab on the machine, and a directory for the lab's mounts.
@@ -66,20 +68,21 @@ func (r *Record) store(old *os.File) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(recordPath(r.ID)+unfinished, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o644)
+	var f *os.File // the descriptor that keeps the lock
+	err = disk.Replace(recordPath(r.ID), append(data, '\n'), 0o644, func(written *os.File) error {
+		if err := unix.Flock(int(written.Fd()), unix.LOCK_EX); err != nil {
+			return err
+		}
+		fd, err := unix.FcntlInt(written.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err == nil {
+			f = os.NewFile(uintptr(fd), recordPath(r.ID))
+		}
+		return err
+	})
 	if err != nil {
-		return nil, err
-	}
-	_, err = f.Write(append(data, '\n'))
-	if err == nil {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), recordPath(r.ID))
-	}
-	if err != nil {
-		os.Remove(f.Name())
-		f.Close()
+		if f != nil {
+			f.Close()
+		}
 		return nil, err
 	}
 	if old != nil {
@@ -88,9 +91,6 @@ func (r *Record) store(old *os.File) (*os.File, error) {
 	return f, nil
 }
 
-// unfinished is the suffix of an incomplete record.
-const unfinished = ".new"
-
 // removeUnfinished removes incomplete records of crashed processes; their labs have no other objects.
 func removeUnfinished() error {
 	unlock, err := lockRecords()
@@ -98,7 +98,7 @@ func removeUnfinished() error {
 		return err
 	}
 	defer unlock()
-	names, err := filepath.Glob(recordPath("*") + unfinished)
+	names, err := filepath.Glob(recordPath("*") + disk.Unfinished)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/disk"
 )
 
 // State is how far a journal entry has come.
@@ -77,7 +79,7 @@ func (s *System) lock() (unlock func(), err error) {
 		return nil, fmt.Errorf("journal %s: another 'sluice tune' is at work: %w", s.dir(), err)
 	}
 	// What a crash kept from being written whole.
-	left, _ := filepath.Glob(filepath.Join(s.dir(), "*.json"+unfinishedSuffix))
+	left, _ := filepath.Glob(filepath.Join(s.dir(), "*.json"+disk.Unfinished))
 	for _, name := range left {
 		_ = os.Remove(name) // tried again next time
 	}
@@ -90,37 +92,13 @@ func (s *System) save(e *Entry) error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(filepath.Join(s.dir(), e.ID+".json"), append(text, '\n'), 0o644)
-}
-
-// unfinishedSuffix is that of a file that is being written. Nothing reads such a file.
-const unfinishedSuffix = ".new"
-
-// replaceFile writes a file beside path, flushes it to the disk and renames it.
-func replaceFile(path string, content []byte, mode os.FileMode) error {
-	f, err := os.OpenFile(path+unfinishedSuffix, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, mode)
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name()) // nothing is left there after the rename
-	_, err = f.Write(content)
-	if err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close()) // else the name is lost with the power
+	return disk.Replace(filepath.Join(s.dir(), e.ID+".json"), append(text, '\n'), 0o644)
 }
 
 // keepsFiles refuses a directory for the next boot that takes no files, before anything
 // is changed: such as that of a read-only system.
 func (s *System) keepsFiles() error {
-	name := s.file() + unfinishedSuffix
+	name := s.file() + disk.Unfinished
 	err := os.MkdirAll(filepath.Dir(name), 0o755)
 	if err == nil {
 		err = os.WriteFile(name, nil, 0o644)
@@ -231,7 +209,7 @@ func (s *System) persist(e *Entry, now time.Time) error {
 	if f.Existed {
 		mode = os.FileMode(f.Mode)
 	}
-	return replaceFile(f.Path, []byte(f.Written), mode)
+	return disk.Replace(f.Path, []byte(f.Written), mode)
 }
 
 // fileText joins what is in the file with the entry's values.
@@ -270,7 +248,7 @@ func restoreFile(f *File) (note string, err error) {
 		return fmt.Sprintf("%s was edited since it was written: left alone; it still holds the tuned values", f.Path), nil
 	}
 	if f.Existed {
-		return "", replaceFile(f.Path, []byte(f.Content), os.FileMode(f.Mode))
+		return "", disk.Replace(f.Path, []byte(f.Content), os.FileMode(f.Mode))
 	}
 	return "", os.Remove(f.Path)
 }

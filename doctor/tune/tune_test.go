@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-lb/sluice/capacity"
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/disk"
 )
 
 // stock is what a small router holds before anyone tuned it.
@@ -364,7 +365,7 @@ func TestReadOnlyEtc(t *testing.T) {
 		t.Errorf("journal %v, %v", list, err)
 	}
 	path := filepath.Join(s.Proc, "file")
-	if err := errors.Join(os.WriteFile(path, []byte("mine"), 0o644), os.Mkdir(path+unfinishedSuffix, 0o755)); err != nil {
+	if err := errors.Join(os.WriteFile(path, []byte("mine"), 0o644), os.Mkdir(path+disk.Unfinished, 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	if note, err := restoreFile(&File{Path: path, Existed: true, Content: "mine", Written: "tuned"}); note != "" || err != nil {
