@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-lb/sluice/audit"
@@ -39,6 +40,8 @@ type Control struct {
 	changed bool           // the file changed during the trial
 
 	drains drains
+
+	warnings atomic.Pointer[[]string] // read without waiting for a change
 }
 
 // ErrTrial is returned for changes while the last one waits for its confirmation.
@@ -48,8 +51,12 @@ var ErrTrial = errors.New("the last change is not confirmed yet: 'sluice config 
 func New(path string, s *store.Store, e *engine.Engine, log *slog.Logger) *Control {
 	nothing := &config.Config{}
 	nothing.SetDefaults()
-	return &Control{engine: e, store: s, path: path, log: log, file: nothing,
+	c := &Control{engine: e, store: s, path: path, log: log, file: nothing,
 		waiting: queue{turn: make(chan struct{}, 1)}, drains: drains{begun: make(chan struct{}, 1)}}
+	if c.warn(nil); s.Lost() != "" {
+		log.Warn(s.Lost())
+	}
+	return c
 }
 
 // Author says who makes a change, and how it is called in the history.
@@ -114,7 +121,7 @@ func (c *Control) Reload(ctx context.Context, by Author) (engine.Applied, error)
 
 func (c *Control) reload(ctx context.Context, by Author) (applied engine.Applied, err error) {
 	defer func() { c.tell(by, err) }()
-	file, err := config.Load(c.path)
+	file, err := c.load()
 	if err != nil {
 		c.engine.Refuse(err)
 		return engine.Applied{}, err
@@ -145,7 +152,7 @@ func (c *Control) follow(ctx context.Context, by Author, file *config.Config) (e
 	if keepErr == nil {
 		keepErr = pending.Commit()
 	}
-	if keepErr != nil {
+	if c.warn(keepErr); keepErr != nil {
 		c.log.Warn("the history of changes has a gap, and changes at run time will be refused", "error", keepErr)
 	}
 	c.file = file
@@ -272,7 +279,7 @@ func (c *Control) RevertAll(ctx context.Context, by Author) (applied engine.Appl
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	defer func() { c.tell(by, err) }()
-	file, err := config.Load(c.path)
+	file, err := c.load()
 	if err != nil {
 		return engine.Applied{}, err
 	}
@@ -323,6 +330,7 @@ func (c *Control) commit(by Author, wanted store.Content, change func() (engine.
 		_, back := c.engine.ApplyStates(context.Background(), before.Config, overrides(before.States))
 		return applied, errors.Join(err, back)
 	}
+	c.warn(nil)
 	c.log.Info("changed at run time", "revision", c.store.Revision(), "by", by.Who, "what", by.What)
 	return applied, nil
 }
@@ -350,6 +358,21 @@ func (c *Control) Save(by Author) (err error) {
 	}
 	c.file = inForce
 	return pending.Commit()
+}
+
+// Warnings returns whether the history of changes is damaged or cannot be written.
+func (c *Control) Warnings() []string { return *c.warnings.Load() }
+
+// warn updates the warnings: unkept is why the file's content is not stored, nil if it is.
+func (c *Control) warn(unkept error) {
+	var list []string
+	if lost := c.store.Lost(); lost != "" {
+		list = append(list, lost)
+	}
+	if unkept != nil {
+		list = append(list, fmt.Sprintf("the history of changes has a gap, and changes at run time will be refused: %v", unkept))
+	}
+	c.warnings.Store(&list)
 }
 
 // Changes is what was changed at run time.

@@ -3,6 +3,7 @@
 package store
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -20,6 +21,17 @@ func (s State) String() string {
 		text += " then " + s.Then
 	}
 	return text
+}
+
+// check returns an error for a state that no operator can set.
+func (s State) check() error {
+	switch {
+	case !slices.Contains([]string{"up", "drain", "down"}, s.State):
+		return fmt.Errorf("state %q of backend %q of service %q: not one of up, drain, down", s.State, s.Backend, s.Service)
+	case !slices.Contains([]string{"", "keep", "reset"}, s.Then):
+		return fmt.Errorf("then %q of backend %q of service %q: not one of keep, reset", s.Then, s.Backend, s.Service)
+	}
+	return nil
 }
 
 // parseState reads what String has written.

@@ -8,7 +8,6 @@ package store
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,25 +18,11 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/disk"
 )
-
-// layout is the version of the document's form.
-const layout = 1
 
 // MaxHistory is how many revisions are kept.
 const MaxHistory = 20
-
-// document is the form on disk.
-type document struct {
-	Layout   int           `json:"layout"`
-	File     string        `json:"file"` // the operator's file
-	Base     string        `json:"base"` // what the edits begin from: a file of the same directory
-	Revision uint64        `json:"revision"`
-	Edits    []config.Edit `json:"edits"` // that make the configuration of the file's
-	States   []State       `json:"states"`
-	History  []Revision    `json:"history"` // oldest first
-	Trial    *Trial        `json:"trial,omitempty"`
-}
 
 // Trial says that the last change is taken back unless it is confirmed.
 type Trial struct {
@@ -95,18 +80,18 @@ type Store struct {
 	dir string
 	doc document
 	now func() time.Time
-	// base and content are what doc stands for; without a configuration before the first Commit.
+	// base and content are the configurations of doc; nil before the first Commit, and while lost.
 	base    *config.Config
 	content Content
+	lost    string // why doc has a base that cannot be read
 }
 
-// Open reads the document that belongs to a configuration file, given by its absolute path, from
-// the directory, which it makes. A document that cannot be read is an error: what it holds would be
-// lost by the next change.
+// Open reads the document that belongs to a configuration file, named by its absolute path, from
+// the directory. It writes nothing. A document that cannot be read is an error, because the next change
+// would replace it.
 func Open(dir, file string) (*Store, error) {
-	sum := sha256.Sum256([]byte(file))
-	s := &Store{dir: filepath.Join(dir, hex.EncodeToString(sum[:4])), now: time.Now, doc: document{Layout: layout, File: file}}
-	raw, err := os.ReadFile(s.path())
+	s := &Store{dir: directory(dir, file), now: time.Now, doc: document{Layout: layout, File: file}}
+	raw, err := disk.Read(s.path(), maxDocument)
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil
 	}
@@ -119,28 +104,46 @@ func Open(dir, file string) (*Store, error) {
 	return s, nil
 }
 
+// directory returns where the document of a configuration file is.
+func directory(dir, file string) string {
+	sum := sha256.Sum256([]byte(file))
+	return filepath.Join(dir, hex.EncodeToString(sum[:4]))
+}
+
 func (s *Store) read(raw []byte) error {
-	if err := json.Unmarshal(raw, &s.doc); err != nil {
-		return err
-	}
-	if s.doc.Layout != layout {
-		return fmt.Errorf("layout %d, this version reads %d", s.doc.Layout, layout)
-	}
-	base := filepath.Join(s.dir, filepath.Base(s.doc.Base))
-	text, err := os.ReadFile(base)
+	doc, err := decodeDocument(raw)
 	if err != nil {
 		return err
 	}
-	if s.base, err = config.Decode(base, text); err != nil {
-		return err
+	s.doc = *doc
+	if s.base, err = s.readBase(); err != nil {
+		s.doc.History, s.doc.Trial = nil, nil // they begin from the base
+		s.lost = fmt.Sprintf("the history of changes made at run time is lost, the changes are not: %v", err)
+		return nil
 	}
 	merged, _, conflicts, err := config.Merge(s.base, s.doc.Edits)
 	if err == nil && len(conflicts) > 0 {
-		err = fmt.Errorf("does not fit %s: %s", base, conflicts[0])
+		err = fmt.Errorf("does not fit %s: %s", s.doc.Base, conflicts[0])
 	}
 	s.content = Content{Config: merged, States: s.doc.States}
 	return err
 }
+
+// readBase reads the configuration that the edits begin from. Its name has its checksum.
+func (s *Store) readBase() (*config.Config, error) {
+	path := filepath.Join(s.dir, filepath.Base(s.doc.Base))
+	text, err := disk.Read(path, config.MaxFileSize)
+	if err != nil {
+		return nil, err
+	}
+	if baseName(text) != s.doc.Base {
+		return nil, fmt.Errorf("%s: %w", path, disk.ErrDamaged)
+	}
+	return config.Decode(path, text)
+}
+
+// Lost describes a loss that Open found and that keeps nothing from working; empty for none.
+func (s *Store) Lost() string { return s.lost }
 
 func (s *Store) path() string { return filepath.Join(s.dir, "changes.json") }
 
@@ -256,7 +259,7 @@ type Pending struct {
 	doc     document
 	base    *config.Config
 	content Content
-	temp    string // "": nothing changes
+	file    *disk.Pending // nil: nothing changes
 }
 
 // Prepare writes a change to the disk: file is what the operator's file says now, wanted what is to
@@ -301,11 +304,11 @@ func (p *Pending) write() error {
 			return err
 		}
 	}
-	text, err := json.Marshal(p.doc)
+	text, err := encodeDocument(&p.doc)
 	if err != nil {
 		return err
 	}
-	p.temp, err = p.s.writeTemp(append(text, '\n'))
+	p.file, err = disk.Prepare(p.s.path(), text, 0o600)
 	return err
 }
 
@@ -315,75 +318,49 @@ func (s *Store) there(name string) bool {
 	return name != "" && err == nil
 }
 
-// writeBase writes what the edits begin from, if it is not there.
+// writeBase writes the configuration that the edits begin from, if it is not there.
 func (p *Pending) writeBase() error {
 	base, err := config.Marshal(p.base)
 	if err != nil {
 		return err
 	}
-	sum := sha256.Sum256(base)
-	if p.doc.Base = "base-" + hex.EncodeToString(sum[:8]) + ".yaml"; p.s.there(p.doc.Base) {
+	p.doc.Base = baseName(base)
+	path := filepath.Join(p.s.dir, p.doc.Base)
+	if was, err := disk.Read(path, config.MaxFileSize); err == nil && baseName(was) == p.doc.Base {
 		return nil
 	}
-	temp, err := p.s.writeTemp(base)
-	if err != nil {
-		return err
-	}
-	return os.Rename(temp, filepath.Join(p.s.dir, p.doc.Base))
-}
-
-// writeTemp writes a new file that a crash of the machine does not lose once it has its name.
-func (s *Store) writeTemp(text []byte) (string, error) {
-	f, err := os.CreateTemp(s.dir, "new-*")
-	if err != nil {
-		return "", err
-	}
-	_, err = f.Write(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		os.Remove(f.Name())
-		return "", err
-	}
-	return f.Name(), nil
+	return disk.Replace(path, base, 0o600)
 }
 
 // Commit makes the change count.
 func (p *Pending) Commit() error {
-	if p.temp == "" {
+	if p.file == nil {
 		return nil
 	}
-	if err := os.Rename(p.temp, p.s.path()); err != nil {
+	if err := p.file.Commit(); err != nil {
 		return fmt.Errorf("the change cannot be kept: %w", err)
 	}
-	err := syncDir(p.s.dir)
-	p.s.doc, p.s.base, p.s.content = p.doc, p.base, p.content
+	p.s.doc, p.s.base, p.s.content, p.s.lost = p.doc, p.base, p.content, ""
 	p.s.sweep()
-	return err
+	return nil
 }
 
 // Discard forgets the change.
 func (p *Pending) Discard() {
-	if p.temp != "" {
-		os.Remove(p.temp)
+	if p.file != nil {
+		p.file.Discard()
 	}
 }
 
-// sweep removes what the document does not name: older bases, and what a crash left unfinished.
+// sweep removes older bases and files that a crash left unfinished. Other files are the operator's, for
+// example a document that was moved away.
 func (s *Store) sweep() {
 	entries, _ := os.ReadDir(s.dir)
 	for _, e := range entries {
-		if e.Name() != s.doc.Base && e.Name() != filepath.Base(s.path()) {
-			os.Remove(filepath.Join(s.dir, e.Name()))
+		name := e.Name()
+		older := strings.HasPrefix(name, "base-") && name != s.doc.Base
+		if older || strings.HasSuffix(name, disk.Unfinished) || strings.HasPrefix(name, "new-") { // the last by earlier versions
+			os.Remove(filepath.Join(s.dir, name))
 		}
 	}
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

@@ -8,11 +8,15 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/disk"
+	"github.com/sluice-lb/sluice/disk/damage"
 )
 
 func decode(t *testing.T, text string) *config.Config {
@@ -182,12 +186,131 @@ func TestBroken(t *testing.T) {
 	s := open(t, dir)
 	file := decode(t, "services:\n"+service("web", 1, 1))
 	change(t, s, file, Content{Config: file}, "start")
-	for name, text := range map[string]string{"not JSON": "{", "of another layout": `{"layout": 99}`, "without base": `{"layout": 1, "base": "base-1.yaml"}`} {
+	for name, text := range map[string]string{"not JSON": "{", "of another layout": `{"layout": 99}`, "no document": "{}", "null": "null"} {
 		if err := os.WriteFile(s.Path(), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := Open(dir, "/etc/sluice/sluice.yaml"); err == nil || !strings.Contains(err.Error(), "move the file away") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestDamage: a damaged document is refused with its name and the next step, or not damaged in its
+// meaning. A document of an earlier version, without a checksum, is read.
+func TestDamage(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	file := decode(t, "services:\n"+service("web", 1, 1))
+	change(t, s, file, Content{Config: file}, "start")
+	drained := []State{{Service: "web", Backend: "b", State: "drain", Until: time.Unix(1, 0).UTC(), Then: "reset"}}
+	change(t, s, file, Content{Config: decode(t, "services:\n"+service("web", 5, 1)), States: drained}, "apply")
+	intact, err := os.ReadFile(s.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := s.doc
+	for name, content := range map[string][]byte{"sealed": intact, "of an earlier version": unsealed(t, intact)} {
+		damage.Each(t, s.Path(), []damage.Damage{{Name: name, Content: content}}, func(damage.Damage) error {
+			s, err := Open(dir, "/etc/sluice/sluice.yaml")
+			if err == nil && (!reflect.DeepEqual(s.doc, want) || s.Lost() != "") {
+				err = fmt.Errorf("read as %+v, want %+v; lost %s", s.doc, want, s.Lost())
+			}
+			return err
+		})
+	}
+	damage.Each(t, s.Path(), damage.All(intact, 4096), func(d damage.Damage) error {
+		s, err := Open(dir, "/etc/sluice/sluice.yaml")
+		switch {
+		case d.Name == "missing":
+			return err
+		case err == nil && !reflect.DeepEqual(s.doc, want):
+			return fmt.Errorf("accepted as %+v", s.doc)
+		case err != nil && (!strings.Contains(err.Error(), s.pathOf(dir)) || !strings.Contains(err.Error(), "move the file away")):
+			return err
+		}
+		return nil
+	})
+	damage.Each(t, s.Path(), damage.All(unsealed(t, intact), 200), func(damage.Damage) error {
+		_, _ = Open(dir, "/etc/sluice/sluice.yaml")
+		return nil
+	})
+	for _, state := range []string{"drbin", "", "Up"} {
+		text := strings.Replace(string(unsealed(t, intact)), `"state":"drain"`, `"state":"`+state+`"`, 1)
+		damage.Each(t, s.Path(), []damage.Damage{{Name: state, Content: []byte(text)}}, func(damage.Damage) error {
+			if _, err := Open(dir, "/etc/sluice/sluice.yaml"); err == nil || !strings.Contains(err.Error(), "not one of up, drain, down") {
+				return fmt.Errorf("state %q: %v", state, err)
+			}
+			return nil
+		})
+	}
+}
+
+func unsealed(t *testing.T, text []byte) []byte {
+	t.Helper()
+	object, sealed, err := disk.Unseal(text)
+	if err != nil || !sealed {
+		t.Fatalf("the document has no checksum: %v", err)
+	}
+	return append(object, '\n')
+}
+
+// pathOf also works for a store that could not be opened.
+func (*Store) pathOf(dir string) string {
+	return (&Store{dir: directory(dir, "/etc/sluice/sluice.yaml")}).path()
+}
+
+// TestLostBase: without a readable base the changes hold, the history is lost, and the next change writes
+// a new base.
+func TestLostBase(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	file := decode(t, "services:\n"+service("web", 1, 1))
+	change(t, s, file, Content{Config: file}, "start")
+	change(t, s, file, Content{Config: decode(t, "services:\n"+service("web", 5, 1))}, "apply")
+	base := filepath.Join(s.dir, s.doc.Base)
+	document, err := os.ReadFile(s.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	intact, err := os.ReadFile(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	damage.Each(t, base, damage.Few(intact), func(d damage.Damage) error {
+		if err := os.WriteFile(s.Path(), document, 0o600); err != nil {
+			return err
+		}
+		s, err := Open(dir, "/etc/sluice/sluice.yaml")
+		if err != nil || !strings.Contains(s.Lost(), base) || len(s.History()) > 0 {
+			return fmt.Errorf("%v, lost %q, history %v", err, s.Lost(), s.History())
+		}
+		c, err := s.Merge(file)
+		if err != nil || c.Config.Services[0].Backends[0].Weight != 5 {
+			return fmt.Errorf("the change is lost: %v", err)
+		}
+		if d.Name == "directory" { // in the place of the new base
+			return nil
+		}
+		change(t, s, file, c, "start")
+		if s.Lost() != "" || open(t, dir).Lost() != "" {
+			return errors.New("the base is not written again")
+		}
+		return nil
+	})
+}
+
+// TestMovedAway: a document that the operator moved away is not deleted.
+func TestMovedAway(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	file := decode(t, "services:\n"+service("web", 1, 1))
+	change(t, s, file, Content{Config: file}, "start")
+	if err := os.Rename(s.Path(), s.Path()+".away"); err != nil {
+		t.Fatal(err)
+	}
+	change(t, open(t, dir), file, Content{Config: file}, "start")
+	if _, err := os.Stat(s.Path() + ".away"); err != nil {
+		t.Error(err)
 	}
 }
