@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/sluice-lb/sluice/disk"
 )
 
 // lock keeps a second daemon out of the same state directory. The kernel drops
@@ -94,11 +96,13 @@ func acquire(dir, command string) (*lock, error) {
 // lockFile opens a lock's file, making it if need be, and locks it.
 func lockFile(path string) (*os.File, error) {
 	// Whoever may read the file may lock it, and keep every daemon from starting: not everybody.
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_CLOEXEC, 0o640)
-	if err != nil {
-		if errors.Is(err, os.ErrPermission) {
-			return nil, errNoRoot
-		}
+	f, err := disk.Open(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o640)
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		return nil, errNoRoot
+	case errors.Is(err, syscall.ELOOP):
+		return nil, fmt.Errorf("lock %s: the file is a symbolic link, whose target would be overwritten: remove it", path)
+	case err != nil:
 		return nil, fmt.Errorf("lock: %w", err)
 	}
 	if err := f.Chmod(0o640); err != nil { // older versions made it for everybody
@@ -143,7 +147,7 @@ func (l *lock) leave(err error) {
 // freed waits until nobody holds the lock of a state directory, and returns what its
 // last holder could not do.
 func freed(ctx context.Context, dir string) error {
-	f, err := os.Open(filepath.Join(dir, "lock"))
+	f, err := disk.Open(filepath.Join(dir, "lock"), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

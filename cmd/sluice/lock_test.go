@@ -6,11 +6,14 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestFreed: who stops a daemon waits until it has let go of its lock, and hears what it
@@ -103,5 +106,67 @@ func TestLockOfAFileTakenAway(t *testing.T) {
 			t.Fatalf("a third beside the second: %v", err)
 		}
 		second.release()
+	}
+}
+
+// TestLockIsAFile: a symbolic link in the place of the lock is not followed, and a pipe blocks nobody.
+func TestLockIsAFile(t *testing.T) {
+	dir := t.TempDir()
+	path, target := filepath.Join(dir, "lock"), filepath.Join(t.TempDir(), "precious")
+	if err := errors.Join(os.WriteFile(target, []byte("data"), 0o600), os.Symlink(target, path)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"symbolic link", "regular file"} {
+		if _, err := acquire(dir, "sluice run"); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := freed(t.Context(), dir); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	info, err := os.Stat(target)
+	if text, _ := os.ReadFile(target); err != nil || string(text) != "data" || info.Mode().Perm() != 0o600 {
+		t.Errorf("the target of the link has %q, mode %v, %v", text, info.Mode(), err)
+	}
+}
+
+// TestSocketReplacesNoFile: only a socket without a listener is removed.
+func TestSocketReplacesNoFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte("data"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listen(path); err == nil || !strings.Contains(err.Error(), "no socket") {
+		t.Errorf("over a file: %v", err)
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(path, link); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listen(link); err == nil {
+		t.Error("over a symbolic link")
+	}
+	if text, err := os.ReadFile(path); string(text) != "data" {
+		t.Errorf("the file has %q, %v", text, err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	l, err := listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listen(path); err == nil || !strings.Contains(err.Error(), "another process listens") {
+		t.Errorf("over a listener: %v", err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // as kill -9 leaves it
+	l.Close()
+	if l, err = listen(path); err != nil {
+		t.Errorf("over a socket that nobody listens to: %v", err)
+	} else {
+		l.Close()
 	}
 }

@@ -21,7 +21,7 @@ type watched struct {
 	changed time.Time // when it was seen to be another than before; zero once that was told
 }
 
-// identity tells a file from another, and from what it was before it was written; zero for none.
+// identity differs between two files, and between two contents of one file. It is zero without a regular file.
 type identity struct {
 	device, inode uint64
 	size          int64
@@ -30,7 +30,7 @@ type identity struct {
 
 func identify(name string) identity {
 	info, err := os.Stat(name)
-	if err != nil {
+	if err != nil || !info.Mode().IsRegular() { // opening a pipe can block
 		return identity{}
 	}
 	s := info.Sys().(*syscall.Stat_t)
