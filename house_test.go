@@ -101,6 +101,25 @@ func TestImportsPointOneWay(t *testing.T) {
 	}
 }
 
+// TestFilesAreReplacedByOnePackage: only disk renames a file into the place of another, because a rename
+// without flushing the file and its directory can lose both contents.
+func TestFilesAreReplacedByOnePackage(t *testing.T) {
+	for name, p := range packages(t) {
+		if under(name, "disk", "audit", "datapath/ebpf/table") { // audit renames old records, table pins
+			continue
+		}
+		for _, file := range p.GoFiles {
+			text, err := os.ReadFile(filepath.Join(name, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if name != "nftlb" && bytes.Contains(text, []byte("os.Rename(")) || bytes.Contains(text, []byte("os.CreateTemp(")) {
+				t.Errorf("%s/%s replaces a file; disk.Replace does it durably", name, file)
+			}
+		}
+	}
+}
+
 // TestCompilerOfEBPFIsPure: the compiler and the ids import nothing that talks to a kernel. (The types of
 // netdev and wire link it.)
 func TestCompilerOfEBPFIsPure(t *testing.T) {

@@ -58,6 +58,16 @@ type Holder struct {
 	shown   []Status // cached result of Statuses for list; nil before the first call
 	foreign map[key]foreign
 	news    []news
+
+	lostRecord string // damage of the record at the start; "" for none
+}
+
+// Warnings returns the damage that the record of held addresses had at the start.
+func (h *Holder) Warnings() []string {
+	if h.lostRecord == "" {
+		return nil
+	}
+	return []string{h.lostRecord}
 }
 
 // foreign is an address of another station.
@@ -77,8 +87,11 @@ type news struct {
 // on interfaces.
 func New(opt Options) (*Holder, error) {
 	opt.Log = cmp.Or(opt.Log, slog.Default())
-	record, err := readRecord(opt.StateDir)
-	return &Holder{opt: opt, kicked: make(chan struct{}, 1), record: record, up: map[int]bool{}, sure: map[key]bool{}, was: map[netip.Addr]string{}, told: map[netip.Addr]bool{}, foreign: map[key]foreign{}}, err
+	record, lost, err := readRecord(opt.StateDir)
+	if lost != "" {
+		opt.Log.Warn(lost)
+	}
+	return &Holder{opt: opt, lostRecord: lost, kicked: make(chan struct{}, 1), record: record, up: map[int]bool{}, sure: map[key]bool{}, was: map[netip.Addr]string{}, told: map[netip.Addr]bool{}, foreign: map[key]foreign{}}, err
 }
 
 // Plan returns the changes that Set would make, without making them.

@@ -10,10 +10,13 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
@@ -43,8 +46,11 @@ type gate struct {
 
 func open(t *testing.T, n *lab.Node, dir string, wants ...Want) *gate {
 	t.Helper()
-	h, err := New(Options{StateDir: dir, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
+	var h *Holder
+	if err := n.Do(func() (err error) {
+		h, err = New(Options{StateDir: dir, Log: slog.New(slog.DiscardHandler)})
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	g := &gate{Holder: h, t: t, node: n, dir: dir}
@@ -242,8 +248,29 @@ func TestAfterACrash(t *testing.T) {
 	if err := os.WriteFile(dir+"/"+recordFile, []byte("["), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := New(Options{StateDir: dir}); err == nil || !strings.Contains(err.Error(), recordFile) {
-		t.Errorf("a broken record: %v", err)
+	// A damaged record is made again from the marks.
+	for name, damage := range map[string]func(path string) error{
+		"cut":        func(path string) error { return os.WriteFile(path, []byte("["), 0o600) },
+		"empty":      func(path string) error { return os.WriteFile(path, nil, 0o600) },
+		"no address": func(path string) error { return os.WriteFile(path, []byte("[{}]"), 0o600) },
+		"pipe":       func(path string) error { return errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)) },
+	} {
+		g := open(t, l.Node("g1"), dir, one("a", four), one("a", six))
+		g.holds(four, six)
+		g.end()
+		if err := damage(filepath.Join(dir, recordFile)); err != nil {
+			t.Fatal(err)
+		}
+		next := open(t, l.Node("g1"), dir, one("a", four))
+		if w := next.Warnings(); len(w) != 1 || !strings.Contains(w[0], recordFile) {
+			t.Errorf("%s: warnings %v", name, w)
+		}
+		next.holds(four)
+		next.end()
+		if err := next.node.Do(func() error { return Remove(dir) }); err != nil {
+			t.Fatal(err)
+		}
+		next.holds()
 	}
 }
 

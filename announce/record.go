@@ -7,10 +7,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-lb/sluice/disk"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // recordFile lists the addresses that Sluice has added to interfaces. If this process is killed, the next one, or
@@ -23,22 +29,58 @@ type recorded struct {
 	Address   netip.Addr `json:"address"`
 }
 
-// readRecord returns the addresses added by a process in this network namespace, with the names of the interfaces.
-func readRecord(dir string) (map[key]string, error) {
-	text, err := os.ReadFile(filepath.Join(dir, recordFile))
-	if errors.Is(err, os.ErrNotExist) {
-		return map[key]string{}, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("held addresses: %w", err)
+// maxRecord is the largest record that is read, in bytes.
+const maxRecord = 16 << 20
+
+// readRecord returns the addresses that a process added in this network namespace, with the names of the
+// interfaces. If the record is damaged, it returns the addresses with the mark of Sluice, and lost
+// describes the damage.
+func readRecord(dir string) (record map[key]string, lost string, err error) {
+	path := filepath.Join(dir, recordFile)
+	text, err := disk.Read(path, maxRecord)
+	if errors.Is(err, fs.ErrNotExist) {
+		return map[key]string{}, "", nil
 	}
 	var list []recorded
-	if err := json.Unmarshal(text, &list); err != nil {
-		return nil, fmt.Errorf("held addresses: %s: %w", filepath.Join(dir, recordFile), err)
+	if err == nil {
+		err = json.Unmarshal(text, &list)
 	}
-	record := map[key]string{}
+	if err == nil && slices.ContainsFunc(list, func(r recorded) bool { return !r.Address.IsValid() }) {
+		err = errors.New("an entry has no address")
+	}
+	if err != nil {
+		lost = fmt.Sprintf("held addresses: %s: %v; addresses with protocol %#x are taken for held ones", path, err, Protocol)
+		record, err = readMarked()
+		return record, lost, err
+	}
+	record = map[key]string{}
 	for _, r := range list {
 		record[key{r.Ifindex, r.Address}] = r.Interface
+	}
+	return record, "", nil
+}
+
+// readMarked returns the addresses on interfaces that have the mark of Sluice. Kernels before 5.18 do not
+// keep the mark.
+func readMarked() (map[key]string, error) {
+	addresses, err := readAddresses()
+	if err != nil {
+		return nil, err
+	}
+	links, err := netdev.Whole(netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("interfaces: %w", err)
+	}
+	record := map[key]string{}
+	for _, a := range addresses {
+		if a.proto != Protocol || a.bits != a.at.BitLen() {
+			continue
+		}
+		for _, l := range links {
+			if l.Attrs().Index == a.index {
+				record[key{a.index, a.at}] = l.Attrs().Name
+			}
+		}
 	}
 	return record, nil
 }
@@ -63,21 +105,21 @@ func writeRecord(dir string, record map[key]string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".new", append(text, '\n'), 0o600); err != nil {
+	if err := disk.Replace(path, append(text, '\n'), 0o600); err != nil {
 		return fmt.Errorf("held addresses: %w", err)
 	}
-	return os.Rename(path+".new", path)
+	return nil
 }
 
 // Left reports whether an earlier process has left addresses on interfaces.
 func Left(dir string) (bool, error) {
-	record, err := readRecord(dir)
+	record, _, err := readRecord(dir)
 	return len(record) > 0, err
 }
 
 // Remove removes the addresses that an earlier process left.
 func Remove(dir string) error {
-	record, err := readRecord(dir)
+	record, _, err := readRecord(dir)
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/sluice-lb/sluice/disk"
 )
 
 // Results of a change.
@@ -57,28 +59,52 @@ type Log struct {
 	mu     sync.Mutex // protects the rest
 	file   *os.File
 	length int64
-	failed bool // the last entry could not be written; the log has it
+	failed error // why the last entry could not be written; the log has it
 }
 
 // Name is that of the present file in the directory; older ones are Name.1 to Name.4.
 const Name = "audit.jsonl"
 
-// Open opens the record in a directory, which it makes.
-func Open(dir string, log *slog.Logger) (*Log, error) {
+// Open opens the record in a directory, which it creates. If that fails, the log and Warnings report it,
+// and each entry is another attempt.
+func Open(dir string, log *slog.Logger) *Log {
 	l := &Log{path: filepath.Join(dir, Name), log: log, size: maxSize, files: maxFiles, refused: newRefusals(dir, log)}
-	err := os.MkdirAll(dir, 0o700)
-	if err == nil {
-		err = errors.Join(l.open(), l.refused.journal.open())
+	l.note(l.open())
+	l.refused.journal.note(l.refused.journal.open())
+	return l
+}
+
+// note remembers why the record cannot be written, and logs it once.
+func (l *Log) note(err error) {
+	if err != nil && l.failed == nil {
+		l.log.Error("changes are not recorded", "file", l.path, "error", err)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("record of changes: %w", err)
+	l.failed = err
+}
+
+// Warnings returns why changes are not recorded; nothing if they are.
+func (l *Log) Warnings() []string {
+	if l == nil {
+		return nil
 	}
-	return l, nil
+	var list []string
+	if l.refused != nil {
+		list = l.refused.journal.Warnings()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.failed != nil {
+		list = append(list, fmt.Sprintf("changes are not recorded: %s: %v", l.path, l.failed))
+	}
+	return list
 }
 
 // open opens the present file, and ends a line that a crash has cut off.
 func (l *Log) open() error {
-	f, err := os.OpenFile(l.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+	if err := os.MkdirAll(filepath.Dir(l.path), 0o700); err != nil {
+		return err
+	}
+	f, err := disk.Open(l.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
@@ -123,11 +149,7 @@ func (l *Log) add(e Entry) {
 			*text = (*text)[:maxText-3] + "..."
 		}
 	}
-	err := l.write(e)
-	if err != nil && !l.failed {
-		l.log.Error("changes are not recorded", "file", l.path, "error", err)
-	}
-	l.failed = err != nil
+	l.note(l.write(e))
 }
 
 func (l *Log) write(e Entry) error {
@@ -264,7 +286,7 @@ func readFiles(path string, files, limit int) ([]Entry, error) {
 }
 
 func readFile(path string) ([]Entry, error) {
-	f, err := os.Open(path)
+	f, err := disk.Open(path, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -9,21 +9,20 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/disk/damage"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
 func open(t *testing.T, dir string) *Log {
 	t.Helper()
-	l, err := Open(dir, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := Open(dir, slog.New(slog.DiscardHandler))
 	t.Cleanup(func() { _ = l.Close() })
 	return l
 }
@@ -111,10 +110,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	var said bytes.Buffer
-	l, err := Open(dir, slog.New(slog.NewTextHandler(&said, nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := Open(dir, slog.New(slog.NewTextHandler(&said, nil)))
 	l.Add(Entry{What: "before"})
 	filler := filepath.Join(dir, "filler")
 	if err := os.WriteFile(filler, make([]byte, 60<<10), 0o600); err != nil {
@@ -221,4 +217,36 @@ func TestEveryRefusalCounts(t *testing.T) {
 	if got := sum(open(t, dir)); got != requests {
 		t.Errorf("%d requests after a restart, want %d", got, requests)
 	}
+}
+
+// TestDamage: no damage of the file keeps the record from being opened; a change is recorded, or a
+// warning reports that it is not.
+func TestDamage(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	l.Add(Entry{Who: "me", What: "a"})
+	intact, err := os.ReadFile(filepath.Join(dir, Name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	damage.Each(t, filepath.Join(dir, Name), damage.All(intact, 4096), func(d damage.Damage) error {
+		l := Open(dir, slog.New(slog.DiscardHandler))
+		defer l.Close()
+		l.Add(Entry{Who: "me", What: "b"})
+		list, err := l.Last(10)
+		recorded := err == nil && slices.ContainsFunc(list, func(e Entry) bool { return e.What == "b" })
+		if file := d.Content != nil || d.Name == "missing"; file != recorded || file != (len(l.Warnings()) == 0) {
+			return fmt.Errorf("recorded %v, %v, warnings %v", list, err, l.Warnings())
+		}
+		if recorded {
+			return nil
+		}
+		if err := os.RemoveAll(filepath.Join(dir, Name)); err != nil {
+			return err
+		}
+		if l.Add(Entry{What: "c"}); len(l.Warnings()) > 0 || whats(t, l, 10) != "c" {
+			return fmt.Errorf("without the obstacle: %v", l.Warnings())
+		}
+		return nil
+	})
 }

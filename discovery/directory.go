@@ -6,13 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/disk"
 )
 
 // Bounds of a directory.
@@ -101,17 +101,9 @@ func (d *directory) read(name string) *file {
 }
 
 func backendsOf(name string) ([]config.Backend, error) {
-	f, err := os.Open(name)
+	raw, err := disk.Read(name, mostOfFile)
 	if err != nil {
 		return nil, err
-	}
-	defer f.Close()
-	raw, err := io.ReadAll(io.LimitReader(f, mostOfFile+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(raw) > mostOfFile {
-		return nil, fmt.Errorf("%s: larger than %d bytes", name, mostOfFile)
 	}
 	if len(strings.TrimSpace(string(raw))) == 0 {
 		return nil, nil

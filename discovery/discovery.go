@@ -46,14 +46,18 @@ type Finder struct {
 	mu      sync.Mutex // protects the following fields
 	last    map[string]saved
 	watches map[string]*watch // by service
+	unsaved string            // why the file does not have the results; "" if it has
 }
 
-// New returns a finder with the stored results of the previous run.
-func New(opt Options) (*Finder, error) {
+// New returns a finder with the results that an earlier process saved.
+func New(opt Options) *Finder {
 	f := &Finder{opt: opt, wanted: make(chan *config.Config, 1), watches: map[string]*watch{}}
-	var err error
-	f.last, err = load(opt.Path)
-	return f, err
+	last, err := load(opt.Path)
+	if f.last = last; err != nil {
+		f.unsaved = err.Error() + "; the sources are asked again"
+		f.opt.Log.Warn("backends-from", "trouble", f.unsaved)
+	}
+	return f
 }
 
 // Last returns the stored results of the previous run.
@@ -308,9 +312,6 @@ func (w *watch) put(ctx context.Context, list []config.Backend) bool {
 	w.mu.Unlock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.last == nil {
-		f.last = map[string]saved{}
-	}
 	f.last[name] = saved{Origin: w.spec.from.Origin(), Backends: list}
 	f.save()
 	return true
@@ -348,9 +349,15 @@ func (f *Finder) Statuses() []Status {
 	return list
 }
 
-// Warnings describes the sources that do not answer and the backends that remain in force.
+// Warnings returns which sources do not answer, so that their last results stay in force, and whether
+// the file of the results could not be read or written.
 func (f *Finder) Warnings() []string {
 	var list []string
+	f.mu.Lock()
+	if f.unsaved != "" {
+		list = append(list, f.unsaved)
+	}
+	f.mu.Unlock()
 	for _, s := range f.Statuses() {
 		if s.Trouble != "" {
 			list = append(list, fmt.Sprintf("service %s: backends from %s: %s", s.Service, s.Origin, strings.ReplaceAll(s.Trouble, "\n", "; ")))
@@ -359,9 +366,14 @@ func (f *Finder) Warnings() []string {
 	return list
 }
 
-// save stores the results. The caller must hold the lock.
+// save writes the results to the file. The caller holds the lock.
 func (f *Finder) save() {
+	before := f.unsaved
+	f.unsaved = ""
 	if err := store(f.opt.Path, f.last); err != nil {
-		f.opt.Log.Warn("discovered backends cannot be stored for the next start", "error", err)
+		f.unsaved = fmt.Sprintf("the backends found will not be known after a restart: %v", err)
+	}
+	if f.unsaved != "" && f.unsaved != before {
+		f.opt.Log.Warn("backends-from", "trouble", f.unsaved)
 	}
 }

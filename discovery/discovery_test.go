@@ -16,7 +16,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/disk/damage"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
@@ -84,10 +87,7 @@ func services(t *testing.T, from string) *config.Config {
 func following(t *testing.T, path, from string) (*Finder, *sink) {
 	t.Helper()
 	s := &sink{found: map[string][]config.Backend{}}
-	f, err := New(Options{Put: s.put, Path: path, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := New(Options{Put: s.put, Path: path, Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() { defer close(ended); f.Run(ctx) }()
@@ -220,10 +220,7 @@ func TestRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &sink{found: map[string][]config.Backend{}, err: errors.New("the kernel refuses")}
-	f, err := New(Options{Put: s.put, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := New(Options{Put: s.put, Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go f.Run(ctx)
@@ -243,7 +240,7 @@ func TestTogether(t *testing.T) {
 	begun, free := make(chan struct{}), make(chan struct{})
 	var mu sync.Mutex
 	calls, in := 0, map[string]bool{}
-	f, err := New(Options{Log: slog.New(slog.DiscardHandler), Put: func(_ context.Context, found map[string][]config.Backend) error {
+	f := New(Options{Log: slog.New(slog.DiscardHandler), Put: func(_ context.Context, found map[string][]config.Backend) error {
 		mu.Lock()
 		calls++
 		first := calls == 1
@@ -262,9 +259,6 @@ func TestTogether(t *testing.T) {
 		}
 		return nil
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	results := make(chan error)
 	put := func(name string) { results <- f.put(context.Background(), name, nil) }
 	go put("first")
@@ -289,5 +283,59 @@ func TestTogether(t *testing.T) {
 	}
 	if refused != 1 || len(in) != 20 || in["s7"] || calls != 1+1+20 {
 		t.Errorf("%d refused, %d in force, %d calls", refused, len(in), calls)
+	}
+}
+
+// TestDamagedMemory: a damaged file of results is reported and replaced by the next result, and a damaged
+// result is never a backend.
+func TestDamagedMemory(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "discovered.json")
+	was := map[string]saved{}
+	for i, name := range []string{"web", "shop"} {
+		was[name] = saved{Origin: "directory /x", Backends: []config.Backend{{Name: "a", Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), Port: 80, Weight: 1, Priority: 1}}}
+	}
+	if err := store(path, was); err != nil {
+		t.Fatal(err)
+	}
+	intact, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	damage.Each(t, path, damage.All(intact, 4096), func(d damage.Damage) error {
+		f := New(Options{Path: path, Log: slog.New(slog.DiscardHandler)})
+		same := 0
+		for name, found := range f.Last() {
+			if slices.Equal(found, was[name].Backends) {
+				same++
+			} else if len(found) > 0 && was[name].Backends != nil {
+				return fmt.Errorf("%s has the backends %v", name, found)
+			}
+		}
+		if empty := d.Name == "missing" || d.Name == "empty object"; !empty && same < len(was) && len(f.Warnings()) == 0 && len(f.last) < len(was) {
+			return errors.New("no warning")
+		}
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.save()
+		if written := f.unsaved == ""; written != (d.Name != "directory") {
+			return fmt.Errorf("after the next result: %s", f.unsaved)
+		}
+		return nil
+	})
+}
+
+// TestNoFiles: entries of the directory that are no files block nothing; the other files count.
+func TestNoFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, "a.yaml"), []byte("- {address: 10.0.0.1}\n"), 0o600),
+		unix.Mkfifo(filepath.Join(dir, "b.yaml"), 0o600), os.Mkdir(filepath.Join(dir, "c.yaml"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	f, s := following(t, "", "{directory: "+dir+"}")
+	s.eventually(t, "10.0.0.1")
+	for _, name := range []string{"b.yaml", "c.yaml"} {
+		labtest.Eventually(t, 10*time.Second, "a warning", warned(f, filepath.Join(dir, name)+": not a regular file"))
 	}
 }

@@ -3,54 +3,96 @@
 package discovery
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/disk"
 )
 
-// saved is the stored result for a service.
+// saved is the last result of a service's source.
 type saved struct {
 	Origin   string           `json:"origin"`
 	Backends []config.Backend `json:"backends"`
+	Checksum string           `json:"checksum,omitempty"` // of the others; earlier versions wrote none
 }
 
+// sum returns the checksum of a result. Without it, a damaged digit would be another backend.
+func (s saved) sum() string {
+	s.Checksum = ""
+	raw, err := json.Marshal(s)
+	if err != nil {
+		return ""
+	}
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:8])
+}
+
+// maxSaved is the largest file of results that is read, in bytes.
+const maxSaved = 256 << 20
+
+// load returns the results of earlier processes. A service whose result is damaged has none until its
+// source answers. The error describes what is missing.
 func load(path string) (map[string]saved, error) {
+	last := map[string]saved{}
 	if path == "" {
-		return nil, nil
+		return last, nil
 	}
-	raw, err := os.ReadFile(path)
+	raw, err := disk.Read(path, maxSaved)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return last, nil
 	}
-	var last map[string]saved
 	if err == nil {
 		err = json.Unmarshal(raw, &last)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("backends found before: %s: %w; move the file away to start without them", path, err)
+		return map[string]saved{}, fmt.Errorf("the backends found before the start are not known: %s: %w", path, err)
 	}
-	return last, nil
+	if last == nil {
+		return map[string]saved{}, fmt.Errorf("the backends found before the start are not known: %s: the file is damaged", path)
+	}
+	var damaged []string
+	for service, s := range last {
+		if s.Checksum != "" && s.Checksum != s.sum() || !usableAll(s.Backends) {
+			damaged = append(damaged, service)
+			delete(last, service)
+		}
+	}
+	if len(damaged) > 0 {
+		slices.Sort(damaged)
+		err = fmt.Errorf("the backends of %s found before the start are not known: %s: %w", strings.Join(damaged, ", "), path, disk.ErrDamaged)
+	}
+	return last, err
 }
 
-// store replaces the file as a whole. The next query renews the data, so a crash of the machine may lose it.
+// usableAll reports whether backends can have been found: each has a name and an address.
+func usableAll(list []config.Backend) bool {
+	return !slices.ContainsFunc(list, func(b config.Backend) bool { return b.Name == "" || !b.Address.IsValid() })
+}
+
+// store replaces the file as a whole.
 func store(path string, last map[string]saved) error {
 	if path == "" {
 		return nil
+	}
+	for service, s := range last {
+		s.Checksum = s.sum()
+		last[service] = s
 	}
 	raw, err := json.Marshal(last)
 	if err == nil {
 		err = os.MkdirAll(filepath.Dir(path), 0o700)
 	}
 	if err == nil {
-		err = os.WriteFile(path+".new", raw, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(path+".new", path)
+		err = disk.Replace(path, raw, 0o600)
 	}
 	return err
 }

@@ -72,6 +72,7 @@ type Engine struct {
 	since     map[backendKey]time.Time      // start of each backend in slow start
 	earlier   []starting                    // backends in slow start under the previous daemon; nil after the first apply
 	kept      []starting                    // current content of the slow-start file
+	unkept    string                        // why the slow-start file does not have that content; "" if it has
 	left      map[string]bool               // datapaths with rules of an earlier daemon before the first apply
 	revision  uint64
 	lastApply Applied
@@ -225,6 +226,9 @@ func (e *Engine) applyIf(ctx context.Context, cfg *config.Config, expected func(
 }
 
 func (e *Engine) apply(ctx context.Context, given *config.Config) (Applied, error) {
+	if e.given == nil {
+		e.dropUnfit(given)
+	}
 	cfg := e.withFound(given)
 	plan, err := e.place(cfg)
 	if err != nil {

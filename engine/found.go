@@ -46,6 +46,21 @@ func (e *Engine) SetFound(ctx context.Context, by map[string][]config.Backend) (
 	return applied, nil
 }
 
+// dropUnfit removes backends found by an earlier process that a service cannot have: they must not keep
+// the configuration from being in force.
+func (e *Engine) dropUnfit(given *config.Config) {
+	for i := range given.Services {
+		s := &given.Services[i]
+		if len(e.found[s.Name]) == 0 {
+			continue
+		}
+		if err := valid(given, e.joined(s)); err != nil {
+			e.opt.Log.Warn("the backends found before the start are not used", "service", s.Name, "error", err)
+			delete(e.found, s.Name)
+		}
+	}
+}
+
 // valid validates one service.
 func valid(cfg *config.Config, s config.Service) error {
 	alone := &config.Config{Services: []config.Service{s}, Firewall: config.Firewall{Sets: cfg.Firewall.Sets}}

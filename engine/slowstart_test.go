@@ -5,6 +5,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/disk/damage"
 )
 
 // slow is a service with slow-start whose backends have these weights.
@@ -212,5 +214,46 @@ func TestSlowScale(t *testing.T) {
 		if got := datapath.SlowScale(&s); got != c.want {
 			t.Errorf("%d backends, the first of weight %d: %d, want %d", len(c.weights), c.weights[0], got, c.want)
 		}
+	}
+}
+
+// TestDamagedSlowStart: a damaged file of backends in slow-start is reported, and written again.
+func TestDamagedSlowStart(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "slow-start.json")
+	intact := fmt.Appendf(nil, `[{"service":"web","backend":"a","to":"10.0.0.1:0","since":%q}]`, time.Now().Format(time.RFC3339))
+	damage.Each(t, path, damage.All(intact, 4096), func(d damage.Damage) error {
+		e := New(Options{Coming: path, Log: slog.New(slog.DiscardHandler)})
+		for _, c := range e.earlier {
+			if c.Since.After(time.Now()) {
+				return fmt.Errorf("%v began in the future", c)
+			}
+		}
+		if d.Content == nil && (d.Name != "missing") != (len(e.warnings()) == 1) {
+			return fmt.Errorf("warnings %v", e.warnings())
+		}
+		if e.unkept != "" {
+			if e.saveStarting(nil); (len(e.warnings()) == 0) == (d.Name == "directory") {
+				return fmt.Errorf("after writing: warnings %v", e.warnings())
+			}
+		}
+		return nil
+	})
+}
+
+// TestUnfitFoundBackends: backends found by an earlier process do not keep the configuration from being
+// in force.
+func TestUnfitFoundBackends(t *testing.T) {
+	p := &fake{name: "nftables"}
+	e := New(Options{Datapaths: []datapath.Datapath{p}, Log: slog.New(slog.DiscardHandler)})
+	_, _ = e.SetFound(t.Context(), map[string][]config.Backend{"web": {{Name: "bad name!", Address: netip.MustParseAddr("10.0.0.9"), Weight: -1}}})
+	cfg, err := config.Decode("test", []byte(`{services: [{name: web, protocol: tcp, mode: dnat, listen: [{address: 192.0.2.1, ports: [80]}], backends-from: {directory: /x}}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Apply(t.Context(), cfg); err != nil {
+		t.Error(err)
+	}
+	if found := e.Found()["web"]; len(found) > 0 {
+		t.Errorf("in force are %v", found)
 	}
 }

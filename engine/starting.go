@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/disk"
 )
 
 // starting is a backend in slow start, in the form of the file that survives restarts of the
@@ -26,19 +27,33 @@ type starting struct {
 	Since   time.Time      `json:"since"` // start of the new flows
 }
 
+// maxStarting is the largest file of backends in slow start that is read, in bytes.
+const maxStarting = 64 << 20
+
 // readStarting reads the backends in slow start under the previous daemon. Without the file they
 // have their full weight.
 func (e *Engine) readStarting() {
 	if e.opt.Coming == "" {
 		return
 	}
-	raw, err := os.ReadFile(e.opt.Coming)
+	raw, err := disk.Read(e.opt.Coming, maxStarting)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	var list []starting
 	if err == nil {
-		err = json.Unmarshal(raw, &e.kept)
+		err = json.Unmarshal(raw, &list)
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		e.opt.Log.Warn("backends in slow start get their full weight", "error", fmt.Errorf("%s: %w", e.opt.Coming, err))
+	if err == nil && slices.ContainsFunc(list, func(c starting) bool { return c.Service == "" || c.Backend == "" }) {
+		err = errors.New("an entry names no backend")
 	}
+	if err != nil {
+		e.unkept = fmt.Sprintf("backends that were in slow start have their full weights: %s: %v", e.opt.Coming, err)
+		e.opt.Log.Warn(e.unkept)
+		return
+	}
+	now := time.Now() // a time in the future would keep a backend from ever having its full weight
+	e.kept = slices.DeleteFunc(list, func(c starting) bool { return c.Since.After(now) })
 	e.earlier = e.kept
 }
 
@@ -58,7 +73,7 @@ func (e *Engine) saveStarting(list []starting) {
 	slices.SortFunc(list, func(a, b starting) int {
 		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Backend, b.Backend))
 	})
-	if e.opt.Coming == "" || slices.Equal(list, e.kept) {
+	if e.opt.Coming == "" || slices.Equal(list, e.kept) && e.unkept == "" {
 		return
 	}
 	raw, err := json.Marshal(list)
@@ -66,13 +81,14 @@ func (e *Engine) saveStarting(list []starting) {
 		err = os.MkdirAll(filepath.Dir(e.opt.Coming), 0o700)
 	}
 	if err == nil {
-		err = os.WriteFile(e.opt.Coming+".new", raw, 0o600)
+		err = disk.Replace(e.opt.Coming, raw, 0o600)
 	}
-	if err == nil {
-		err = os.Rename(e.opt.Coming+".new", e.opt.Coming)
-	}
-	if err != nil {
-		e.opt.Log.Warn("after a restart of the daemon, backends that come by slow-start would have all of their weights at once", "error", err)
+	before := e.unkept
+	if e.unkept = ""; err != nil {
+		e.unkept = fmt.Sprintf("after a restart of the daemon, backends in slow start would have their full weights at once: %v", err)
+		if e.unkept != before {
+			e.opt.Log.Warn(e.unkept)
+		}
 	}
 	e.kept = list
 }

@@ -102,6 +102,9 @@ func (e *Engine) warnings() []string {
 			list = append(list, w.Warnings()...)
 		}
 	}
+	if e.unkept != "" {
+		list = append(list, e.unkept)
+	}
 	return append(list, e.addressWarnings()...)
 }
 

@@ -43,24 +43,32 @@ type API struct {
 
 	mu       sync.Mutex // protects the following fields
 	store    *store
-	unserved []string // requested by the objects and not in force
-	late     bool     // the objects changed, and the configuration has not followed yet
+	unserved []string // what the objects ask for that is not in force
+	late     bool     // the objects changed, and the configuration did not follow yet
+	lost     string   // why the objects of an earlier process are not known; "" if they are
+	unkept   string   // why the file does not have the objects; "" if it has
 }
 
-// New returns an API with the stored objects of an earlier one. They are not in force before [API.Start].
-func New(opt Options) (*API, error) {
+// New returns an API with the objects that an earlier one kept. Nothing of them is in force
+// before [API.Start].
+func New(opt Options) *API {
 	a := &API{opt: opt, store: newStore(opt.Network)}
-	if err := a.read(); err != nil {
-		return nil, err
-	}
-	return a, nil
+	a.read()
+	return a
 }
 
-// Warnings describes the settings of the objects that are not in force.
+// Warnings returns which requests of the objects are not in force, and whether their file is damaged or
+// cannot be written.
 func (a *API) Warnings() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return slices.Clone(a.unserved)
+	list := slices.Clone(a.unserved)
+	for _, trouble := range []string{a.lost, a.unkept} {
+		if trouble != "" {
+			list = append(list, trouble)
+		}
+	}
+	return list
 }
 
 // retry is the time between attempts to apply the objects.
@@ -92,8 +100,19 @@ func (a *API) Run(ctx context.Context) {
 	}
 }
 
+// follow puts the objects in force, also if they cannot be written: earlier objects are on disk.
 func (a *API) follow(ctx context.Context, what string) {
-	if err := a.apply(ctx, "nftlb API", what); err != nil && ctx.Err() == nil {
+	if a.lost != "" { // an empty list of objects would end all services of the API
+		return
+	}
+	before := a.unkept
+	a.unkept = ""
+	if err := a.write(); err != nil {
+		if a.unkept = err.Error(); a.unkept != before {
+			a.opt.Log.Warn(a.unkept)
+		}
+	}
+	if err := a.enforce(ctx, "nftlb API", what); err != nil && ctx.Err() == nil {
 		a.opt.Log.Error("the configuration does not follow the objects of the nftlb API; trying again", "every", retry, "error", err)
 	}
 }
@@ -146,6 +165,7 @@ func (a *API) answer(r *http.Request, body []byte) reply {
 	case http.MethodDelete:
 		answer = s.delete(path, body)
 	}
+	a.lost = ""
 	if err := a.apply(r.Context(), "nftlb client "+r.RemoteAddr, r.Method+" "+path); err != nil {
 		a.opt.Log.Error("the objects of the nftlb API changed, but the configuration did not follow; trying again", "every", retry, "error", err)
 		if answer.status == http.StatusOK {

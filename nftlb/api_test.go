@@ -3,6 +3,7 @@
 package nftlb
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,10 +12,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/disk"
+	"github.com/sluice-lb/sluice/disk/damage"
 )
 
 // fakeNetwork has the addresses of one interface, and knows some neighbours.
@@ -175,10 +179,7 @@ func TestRestart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "nftlb.json")
 	open := func() (*API, *gateway) {
 		g := newGateway()
-		a, err := New(Options{Network: fakeNetwork{}, Key: func() string { return testKey }, InForce: g.inForce, Change: g.change, Path: path, Log: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := New(Options{Network: fakeNetwork{}, Key: func() string { return testKey }, InForce: g.inForce, Change: g.change, Path: path, Log: slog.New(slog.DiscardHandler)})
 		a.Start(context.Background())
 		return a, g
 	}
@@ -201,12 +202,58 @@ func TestRestart(t *testing.T) {
 	if len(h.cfg.Services) != 0 {
 		t.Errorf("in force after the deletion: %+v", h.cfg.Services)
 	}
-	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+}
+
+// TestDamagedObjects: with a damaged file the API starts without objects and with a warning, leaves the
+// services in force, and does not delete the file.
+func TestDamagedObjects(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "nftlb.json")
+	g := newGateway()
+	open := func() *API {
+		return New(Options{Network: fakeNetwork{}, Key: func() string { return testKey }, InForce: g.inForce, Change: g.change, Path: path, Log: slog.New(slog.DiscardHandler)})
+	}
+	a := open()
+	a.Start(t.Context())
+	ask(t, a, "POST", "/farms", web)
+	ask(t, a, "POST", "/policies", `{"policies": [{"name": "p", "elements": [{"data": "198.51.100.0/24"}]}]}`)
+	_, want := ask(t, a, "GET", "/farms", "")
+	intact, err := os.ReadFile(path)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := New(Options{Network: fakeNetwork{}, Path: path}); err == nil || !strings.Contains(err.Error(), "move the file away") {
-		t.Errorf("a broken file: %v", err)
+	unsealed, _, err := disk.Unseal(intact)
+	if err != nil {
+		t.Fatal(err)
 	}
+	before := g.cfg
+	damage.Each(t, path, slices.Concat(damage.All(intact, 50), damage.Few(unsealed), []damage.Damage{{Name: "earlier version", Content: unsealed}}), func(d damage.Damage) error {
+		os.RemoveAll(path + ".damaged")
+		g.cfg = before
+		a := open()
+		a.Start(t.Context())
+		_, got := ask(t, a, "GET", "/farms", "")
+		lost, earlier := len(a.Warnings()) > 0, !bytes.Contains(d.Content, []byte("checksum"))
+		switch {
+		case d.Name == "missing":
+			return nil
+		case d.Name == "earlier version" && lost:
+			return errors.New(a.Warnings()[0])
+		case !lost && got != want && !earlier:
+			return fmt.Errorf("the objects are %s", got)
+		case lost && len(g.cfg.Services) != 1:
+			return errors.New("the service is not in force any more")
+		}
+		if !lost {
+			return nil
+		}
+		if _, err := os.Lstat(path + ".damaged"); err != nil {
+			return err
+		}
+		if ask(t, a, "POST", "/farms", strings.Replace(web, `"web"`, `"second"`, 1)); len(a.Warnings()) > 0 || g.cfg.Services[0].Name != "nftlb-second" {
+			return fmt.Errorf("after a change: %v, %+v", a.Warnings(), g.cfg.Services)
+		}
+		return nil
+	})
 }
 
 // TestRefused: a farm that cannot be in force keeps no other from it, and is told of.

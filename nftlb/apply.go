@@ -13,12 +13,18 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// apply stores the objects and updates the configuration.
+// apply writes the objects to disk and puts them in force.
 func (a *API) apply(ctx context.Context, who, what string) error {
 	if err := a.write(); err != nil {
 		a.late = true
 		return err
 	}
+	a.unkept = ""
+	return a.enforce(ctx, who, what)
+}
+
+// enforce puts the objects in force.
+func (a *API) enforce(ctx context.Context, who, what string) error {
 	used, err := a.put(ctx, who, what, a.store.portions())
 	if err != nil {
 		used, err = a.each(ctx, who, what, err)

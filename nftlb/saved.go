@@ -3,12 +3,16 @@
 package nftlb
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+
+	"github.com/sluice-lb/sluice/disk"
 )
 
 // saved is the stored form of the objects.
@@ -40,36 +44,18 @@ func (a *API) write() error {
 	if err != nil {
 		return err
 	}
-	if old, err := os.ReadFile(a.opt.Path); err == nil && string(old) == string(raw) {
+	raw = disk.Seal(raw)
+	if old, err := disk.Read(a.opt.Path, maxSaved); err == nil && string(old) == string(raw) {
 		return nil
 	}
-	if err := replace(a.opt.Path, raw); err != nil {
+	err = os.MkdirAll(filepath.Dir(a.opt.Path), 0o700)
+	if err == nil {
+		err = disk.Replace(a.opt.Path, raw, 0o600)
+	}
+	if err != nil {
 		return fmt.Errorf("the objects of the nftlb API cannot be kept: %w", err)
 	}
 	return nil
-}
-
-// replace writes a file such that a crash leaves the old or the new content.
-func replace(path string, raw []byte) error {
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(dir, "new-nftlb-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(raw)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		os.Remove(f.Name())
-	}
-	return err
 }
 
 func (s *store) save() saved {
@@ -99,26 +85,56 @@ func (s *store) save() saved {
 	return d
 }
 
-func (a *API) read() error {
+// maxSaved is the largest file of objects that is read, in bytes.
+const maxSaved = 256 << 20
+
+// read restores the objects of an earlier process. If their file is damaged, it is renamed and nothing
+// is restored.
+func (a *API) read() {
 	if a.opt.Path == "" {
-		return nil
+		return
 	}
-	raw, err := os.ReadFile(a.opt.Path)
+	raw, err := disk.Read(a.opt.Path, maxSaved)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return
 	}
 	var d saved
+	sealed := false
 	if err == nil {
-		err = json.Unmarshal(raw, &d)
+		raw, sealed, err = disk.Unseal(raw)
+	}
+	if err == nil {
+		decoder := json.NewDecoder(bytes.NewReader(raw))
+		if !sealed { // by an earlier version: a damaged key must not be passed over
+			decoder.DisallowUnknownFields()
+		}
+		err = decoder.Decode(&d)
 	}
 	if err == nil && d.Layout != layout {
 		err = fmt.Errorf("layout %d, this version reads %d", d.Layout, layout)
 	}
-	if err != nil {
-		return fmt.Errorf("objects of the nftlb API: %s: %w; move the file away to start without them", a.opt.Path, err)
+	if err == nil && !d.whole() {
+		err = disk.ErrDamaged
 	}
-	a.store.restore(d)
-	return nil
+	if err == nil {
+		a.store.restore(d)
+		return
+	}
+	place := a.opt.Path + ".damaged"
+	if moved := os.Rename(a.opt.Path, place); moved != nil {
+		place = a.opt.Path
+	}
+	a.lost = fmt.Sprintf("the objects of the nftlb API are lost: %s: %v; their services stay in force until a client of the API changes an object", place, err)
+	a.opt.Log.Warn(a.lost)
+}
+
+// whole reports whether no object is missing in a list or has no name.
+func (d saved) whole() bool {
+	return !slices.Contains(d.Policies, nil) &&
+		!slices.ContainsFunc(d.Addresses, func(a savedAddress) bool { return a.Address == nil }) &&
+		!slices.ContainsFunc(d.Farms, func(f savedFarm) bool {
+			return f.Farm == nil || slices.Contains(f.Farm.Backends, nil) || slices.Contains(f.Farm.Sessions, nil)
+		})
 }
 
 // restore restores the stored objects, with all rules pending.

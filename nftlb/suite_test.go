@@ -45,10 +45,7 @@ const testKey = "correct horse"
 func newTestAPI(t *testing.T, n Network) (*API, *gateway) {
 	t.Helper()
 	g := newGateway()
-	a, err := New(Options{Network: n, Key: func() string { return testKey }, InForce: g.inForce, Change: g.change, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := New(Options{Network: n, Key: func() string { return testKey }, InForce: g.inForce, Change: g.change, Log: slog.New(slog.DiscardHandler)})
 	return a, g
 }
 

@@ -5,24 +5,22 @@ package main
 import (
 	"context"
 	"path/filepath"
+	"slices"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/discovery"
 )
 
-// newFinder makes what finds backends, and hands the engine what was found before a restart, so that the
-// first apply has it.
-func (d *daemon) newFinder(ctx context.Context) (err error) {
+// newFinder creates the finder of backends. The engine gets the backends found before a restart, so that
+// the first apply has them.
+func (d *daemon) newFinder(ctx context.Context) {
 	d.applied = make(chan struct{}, 1)
-	d.finder, err = discovery.New(discovery.Options{Path: filepath.Join(d.storeDirectory(), "discovered.json"), Log: d.log,
+	d.finder = discovery.New(discovery.Options{Path: filepath.Join(d.storeDirectory(), "discovered.json"), Log: d.log,
 		Put: func(ctx context.Context, found map[string][]config.Backend) error {
 			_, err := d.engine.SetFound(ctx, found)
 			return err
 		}})
-	if err == nil {
-		_, err = d.engine.SetFound(ctx, d.finder.Last())
-	}
-	return err
+	_, _ = d.engine.SetFound(ctx, d.finder.Last()) // before the first apply it only stores them
 }
 
 // tellApplied tells those who follow the configuration in force; it never blocks.
@@ -51,9 +49,9 @@ func (d *daemon) followSources(ctx context.Context) {
 	}
 }
 
-// warnings are those of what runs beside the engine.
+// warnings returns the warnings of all parts but the engine.
 func (d *daemon) warnings() []string {
-	list := d.finder.Warnings()
+	list := slices.Concat(d.control.Warnings(), d.audit.Warnings(), d.holder.Warnings(), d.finder.Warnings())
 	if d.nftlb != nil {
 		list = append(list, d.nftlb.api.Warnings()...)
 	}

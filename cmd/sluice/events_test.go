@@ -137,10 +137,7 @@ func TestEventsOverARestart(t *testing.T) {
 // TestAuditCommand: by the daemon, or without one by the record itself.
 func TestAuditCommand(t *testing.T) {
 	state := t.TempDir()
-	record, err := audit.Open(filepath.Join(state, "changes"), slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	record := audit.Open(filepath.Join(state, "changes"), slog.New(slog.DiscardHandler))
 	defer record.Close()
 	record.Add(audit.Entry{Who: "process 7 (sluice) of user 0", What: "backend web a drain", Result: audit.Done, Revision: 12})
 	record.Add(audit.Entry{Who: "CN=admin at 192.0.2.7:4711", What: "PUT /api/v1/config", Result: audit.Refused, Error: "not YAML"})

@@ -103,7 +103,7 @@ func (d *daemon) newNftlb(ctx context.Context) (*nftlbServer, error) {
 		return nil, err
 	}
 	var local *server.Local
-	handler, err := nftlb.New(nftlb.Options{
+	handler := nftlb.New(nftlb.Options{
 		Network: nftlb.Host{}, Key: key.current, Path: filepath.Join(d.storeDirectory(), "nftlb.json"), Log: d.log,
 		Refused: func(client, cause string) { local.Refused(client, cause) },
 		InForce: func() *config.Config { return d.engine.Config() },
@@ -112,9 +112,6 @@ func (d *daemon) newNftlb(ctx context.Context) (*nftlbServer, error) {
 			return err
 		},
 	})
-	if err != nil {
-		return nil, err
-	}
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.address)
 	if err != nil {
 		return nil, fmt.Errorf("--nftlb-api: %w", err)

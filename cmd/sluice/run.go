@@ -122,6 +122,7 @@ type daemon struct {
 	watcher *event.Watch // tells events of full tables, drops and warnings
 	audit   *audit.Log
 	finder  *discovery.Finder
+	holder  *announce.Holder
 	applied chan struct{} // has one element after an apply
 	nftlb   *nftlbServer  // nil without --nftlb-api
 	mapper  *pcp.Server   // nil on a host without a datapath that makes mappings
@@ -169,9 +170,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	defer listener.Close()
-	if d.audit, err = audit.Open(d.storeDirectory(), d.log); err != nil {
-		return err
-	}
+	d.audit = audit.Open(d.storeDirectory(), d.log)
 	defer d.audit.Close()
 	defer d.closeTCP()
 	if err := d.listenTCP(ctx); err != nil {
@@ -186,20 +185,17 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		d.log.Warn("changes of interfaces and routes take effect with the next reload", "error", err)
 	}
-	holder, err := newHolder(d.directory(), d.log)
-	if err != nil {
+	if d.holder, err = newHolder(d.directory(), d.log); err != nil {
 		return errors.Join(err, monitor.Close())
 	}
 	d.mapper = newMapper(paths, d.log)
 	d.events = event.New(event.Held)
 	d.watcher = &event.Watch{Log: d.events, Read: d.reading}
-	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log, Verbose: d.verbose, Applied: d.tellApplied, Addresses: holder, Events: d.events,
+	d.engine = engine.New(engine.Options{Datapaths: paths.list, Health: monitor, Log: d.log, Verbose: d.verbose, Applied: d.tellApplied, Addresses: d.holder, Events: d.events,
 		Coming: filepath.Join(d.storeDirectory(), "slow-start.json")})
 	d.control = control.New(abs, changes, d.engine, d.log)
 	d.control.Events, d.control.Audit = d.events, d.audit
-	if err := d.newFinder(ctx); err != nil {
-		return errors.Join(err, monitor.Close())
-	}
+	d.newFinder(ctx)
 	if err := d.control.Start(ctx, cfg); err != nil {
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // told to end while it waited for the first probes
 			d.log.Info("ending before anything was applied")
@@ -207,7 +203,7 @@ func (d *daemon) run(ctx context.Context) error {
 		}
 		return errors.Join(err, d.engine.Stop(context.Background(), true), monitor.Close())
 	}
-	d.accompany(ctx, network, holder)
+	d.accompany(ctx, network)
 	err = d.serve(ctx, listener, file, paths, metricsPage(d, paths, monitor))
 	d.log.Info("ending", "keep", d.keep)
 	stopped := errors.Join(d.engine.Stop(context.Background(), d.keep), monitor.Close())
@@ -239,7 +235,7 @@ func (d *daemon) closeTCP() {
 }
 
 // accompany starts what runs beside the engine until the context ends.
-func (d *daemon) accompany(ctx context.Context, network *netdev.Watcher, holder *announce.Holder) {
+func (d *daemon) accompany(ctx context.Context, network *netdev.Watcher) {
 	if network != nil {
 		go d.follow(ctx, network)
 	}
@@ -250,7 +246,7 @@ func (d *daemon) accompany(ctx context.Context, network *netdev.Watcher, holder 
 	if d.mapper != nil {
 		go d.mapper.Run(ctx)
 	}
-	go holder.Run(ctx)
+	go d.holder.Run(ctx)
 	go d.control.Run(ctx)
 	go d.followSources(ctx)
 	go d.watcher.Run(ctx)
@@ -360,9 +356,21 @@ func shortTime(groups []string, attr slog.Attr) slog.Attr {
 	return attr
 }
 
-// listen opens the socket for root and the group alone.
+// listen opens the socket, with access for root and its group alone. It replaces a socket without a
+// listener, as a killed daemon leaves one, and no other file.
 func listen(path string) (net.Listener, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	info, err := os.Lstat(path)
+	if err == nil && info.Mode().Type() != os.ModeSocket {
+		return nil, fmt.Errorf("socket %s: the file exists and is no socket: name another path with --socket, or remove it", path)
+	}
+	if err == nil {
+		if c, err := net.Dial("unix", path); err == nil {
+			c.Close()
+			return nil, fmt.Errorf("socket %s: another process listens there: name another path with --socket, or stop that process", path)
+		}
+		err = os.Remove(path)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	old := syscall.Umask(0o117) // srw-rw----
