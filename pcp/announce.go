@@ -66,8 +66,7 @@ func (a *announcer) next(now time.Duration) {
 func (s *Server) announceAll(sockets map[link]*net.UDPConn) {
 	for l, c := range sockets {
 		for _, m := range s.announcements(l.name) {
-			// A client that misses it reads the epoch in the next answer.
-			_, _ = c.WriteToUDPAddrPort(m.bytes, m.to)
+			s.send(c, m.bytes, nil, m.to) // a client that misses it sees the epoch in the next answer
 		}
 	}
 }

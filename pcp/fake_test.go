@@ -137,7 +137,7 @@ func plain(lifetime uint32) []byte { return message(alice, 1, flow.TCP, 80, life
 // ask sends a message as client and returns result, lifetime and outside endpoint.
 func (b *bench) ask(client string, m []byte) string {
 	b.t.Helper()
-	out := b.answer(m, netip.MustParseAddr(client), "lan0")
+	out := b.answer(m, netip.MustParseAddr(client), "lan0", true)
 	switch {
 	case out == nil:
 		return "silence"

@@ -8,22 +8,41 @@ import (
 	"time"
 )
 
-// Limits of requests: a source may send burst requests at once and perSecond per second. So a client with the maximum
-// number of mappings can renew all in time. IPv6 sources count by /64. At most maxSources sources are served at a
-// time; others get no answer until one has been silent for a while.
+// Limits of requests: a source may send burst at once and perSecond each second. That is enough for a client
+// with the maximum of mappings to renew them all in time. IPv6 sources count by /64. At most maxSources
+// sources are served at a time; others get no answer until one of these has sent nothing for a while.
 const (
 	burst      = 64
 	perSecond  = 16
 	maxSources = 4096
 )
 
-// subscriber returns the prefix that counts as one client. An IPv6 host can use any address of its /64.
+// A reply to an unresolved source, whose hardware address the kernel has to ask for, stays in the socket's
+// send buffer for up to three seconds. An interface has at most unresolvedPerSecond requests from such
+// sources: their replies fill a small part of the buffer. A host that asks is resolved before that,
+// because it had to ask for the gateway's hardware address.
+const unresolvedPerSecond = 32
+
+// subscriber is the prefix that counts as one client. An IPv6 host can use any address of its /64.
 func subscriber(client netip.Addr) netip.Addr {
 	if client.Is6() {
 		p, _ := client.Prefix(64)
 		return p.Addr()
 	}
 	return client
+}
+
+// pace is a limit of n requests at once and n each second. The zero value is ready.
+type pace struct{ conforms time.Duration }
+
+func (p *pace) allow(n int, now time.Duration) bool {
+	each := time.Second / time.Duration(n)
+	at := max(p.conforms, now) + each
+	if at > now+time.Second {
+		return false
+	}
+	p.conforms = at
+	return true
 }
 
 // limiter limits the rate of requests per source. The zero value is ready.

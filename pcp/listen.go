@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 const port = ":5351" // RFC 6887 §19.1
@@ -119,8 +120,16 @@ func (s *Server) listen(ctx context.Context, sockets map[link]*net.UDPConn) erro
 			errs = append(errs, err)
 			continue
 		}
+		neighbours, err := netdev.OpenNeighbours()
+		if err != nil {
+			errs = append(errs, errors.Join(err, c.Close()))
+			continue
+		}
 		sockets[l] = c
-		go s.serve(c, l.name)
+		go func() {
+			defer neighbours.Close()
+			s.serve(c, l, resolver(l, want[l], neighbours))
+		}()
 	}
 	return errors.Join(errs...)
 }
@@ -197,8 +206,20 @@ func openAs(ctx context.Context, network, name string) (*net.UDPConn, error) {
 	return c.(*net.UDPConn), nil
 }
 
-// serve answers the requests on one socket until it is closed.
-func (s *Server) serve(c *net.UDPConn, name string) {
+// resolver returns a function that reports whether the kernel sends a packet to a client at once. Clients
+// behind a router are taken for resolved, because the router is.
+func resolver(l link, networks []netip.Prefix, neighbours *netdev.Neighbours) func(netip.Addr) bool {
+	if i, err := net.InterfaceByIndex(l.index); err == nil && (len(i.HardwareAddr) == 0 || i.Flags&net.FlagPointToPoint != 0) {
+		return func(netip.Addr) bool { return true }
+	}
+	return func(client netip.Addr) bool {
+		onLink := client.IsLinkLocalUnicast() || slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Contains(client) })
+		return !onLink || neighbours.Resolved(netdev.Hop{Ifindex: l.index, Addr: client})
+	}
+}
+
+// serve answers the requests of one socket until it is closed.
+func (s *Server) serve(c *net.UDPConn, l link, resolved func(netip.Addr) bool) {
 	b, control := make([]byte, maxMessage+1), make([]byte, unix.CmsgSpace(unix.SizeofInet6Pktinfo))
 	for {
 		n, size, _, from, err := c.ReadMsgUDPAddrPort(b, control)
@@ -210,9 +231,34 @@ func (s *Server) serve(c *net.UDPConn, name string) {
 			continue
 		}
 		client := netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
-		if out := s.answer(b[:n], client.Addr(), name); out != nil {
-			// The same control message selects the source of the answer: the destination of the request.
-			_, _, _ = c.WriteMsgUDPAddrPort(out, control[:size], from)
+		if out := s.answer(b[:n], client.Addr(), l.name, resolved(client.Addr())); out != nil {
+			// The control message of the request selects the source of the reply: the address asked.
+			s.send(c, out, control[:size], from)
 		}
 	}
+}
+
+// send sends a message, or drops and counts it if the send buffer is full: replies that wait for the hardware
+// addresses of their clients must not make all others wait.
+func (s *Server) send(c *net.UDPConn, out, control []byte, to netip.AddrPort) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return // closed
+	}
+	// A client that misses a reply asks again; other errors are ICMP errors to earlier replies.
+	_ = raw.Control(func(fd uintptr) {
+		err = unix.Sendmsg(int(fd), out, control, socketAddress(c, to), unix.MSG_DONTWAIT)
+	})
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ENOBUFS) {
+		s.countDropped()
+	}
+}
+
+// socketAddress returns an address in the family of the socket. The socket is bound to its interface, so that
+// a zone is not needed.
+func socketAddress(c *net.UDPConn, to netip.AddrPort) unix.Sockaddr {
+	if local, ok := c.LocalAddr().(*net.UDPAddr); ok && local.IP.To4() != nil {
+		return &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().Unmap().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
 }

@@ -5,10 +5,13 @@ package pcp
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -85,7 +88,7 @@ func TestListen(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	go b.serve(four, "lan9")
+	go b.serve(four, link{name: "lan9"}, func(netip.Addr) bool { return true })
 	asks(alice, "10.0.0.9")
 
 	clear(sockets)
@@ -132,5 +135,99 @@ func TestWhatFailsIsSaidOnce(t *testing.T) {
 	}
 	if n := strings.Count(text.String(), "\n"); n != 2 {
 		t.Errorf("said %d times, want twice:\n%s", n, &text)
+	}
+}
+
+// TestUnusedAddresses: requests from addresses that nobody has, whose replies wait for ARP or neighbour
+// discovery, do not keep a host from being answered, and are counted.
+func TestUnusedAddresses(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	l := labtest.New(t, lab.Topology{Name: "pcpflood", Nodes: []lab.NodeSpec{{Name: "gateway"}, {Name: "host"}}, Links: []lab.LinkSpec{{
+		A: lab.End{Node: "gateway", Iface: "lan0", Addresses: []string{"10.0.0.1/24", "fd00::1/64"}},
+		B: lab.End{Node: "host", Iface: "eth0", Addresses: []string{alice + "/24", six + "/64"}}}}})
+	b := newBench(t, rule("six", "2001:db8::1", "fd00::/64"))
+	sockets := map[link]*net.UDPConn{}
+	if err := l.Node("gateway").Do(func() error { return b.follow(t.Context(), sockets) }); err != nil {
+		t.Fatal(err)
+	}
+	unused := net.ListenConfig{Control: func(network, _ string, raw syscall.RawConn) (err error) {
+		outer := raw.Control(func(fd uintptr) {
+			if err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1); network == "udp6" {
+				err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
+			}
+		})
+		return errors.Join(outer, err)
+	}}
+	// The gateway's hardware address is known to the host from the first request on.
+	for _, f := range []struct{ family, host, prefix, gateway string }{{"udp4", alice, "10.0.0.", "10.0.0.1"}, {"udp6", six, "fd00::1:", "fd00::1"}} {
+		host, err := l.Node("host").Dial(t.Context(), &net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(f.host), 0))},
+			f.family, net.JoinHostPort(f.gateway, port[1:]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		answers := 0
+		ask := func() error {
+			if _, err := host.Write(message(f.host, 1, flow.TCP, 80, hour, anyPort)); err != nil {
+				return err
+			}
+			_ = host.SetReadDeadline(time.Now().Add(time.Second))
+			_, err := host.Read(make([]byte, maxMessage))
+			return err
+		}
+		labtest.Eventually(t, time.Minute, "an answer", ask)
+		for round := range 20 {
+			for n := range 100 {
+				from := fmt.Sprintf("%s%d", f.prefix, 50+(100*round+n)%200)
+				if err := l.Node("host").Do(func() error {
+					c, err := unused.ListenPacket(t.Context(), f.family, net.JoinHostPort(from, "0"))
+					if err != nil {
+						return err
+					}
+					defer c.Close()
+					_, err = c.WriteTo(message(from, 1, flow.TCP, 80, hour, anyPort), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(net.JoinHostPort(f.gateway, port[1:]))))
+					return err
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if ask() == nil {
+				answers++
+			}
+			b.Server.mu.Lock()
+			b.now += 100 * time.Millisecond // 1,000 requests a second
+			b.Server.mu.Unlock()
+		}
+		if answers < 15 {
+			t.Errorf("%s: %d of 20 requests of the host were answered", f.family, answers)
+		}
+		host.Close()
+	}
+	if counts := b.Counts(); counts[Count{"map", "unresolved"}] == 0 {
+		t.Errorf("counted are %v", counts)
+	}
+}
+
+// TestFullSendBuffer: a reply for which the send buffer has no room is dropped and counted.
+func TestFullSendBuffer(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	l := labtest.New(t, lab.Topology{Name: "pcpfull", Nodes: []lab.NodeSpec{{Name: "gateway"}, {Name: "host"}}, Links: []lab.LinkSpec{{
+		A: lab.End{Node: "gateway", Iface: "lan0", Addresses: []string{"10.0.0.1/24"}}, B: lab.End{Node: "host", Iface: "eth0", Addresses: []string{alice + "/24"}}}}})
+	b := newBench(t)
+	for _, family := range []string{"udp4", "udp6"} {
+		var c *net.UDPConn
+		if err := l.Node("gateway").Do(func() (err error) { c, err = openAs(t.Context(), family, "lan0"); return err }); err != nil {
+			t.Fatal(err)
+		}
+		before := b.Counts()[Count{"reply", "dropped"}]
+		for i := range 100_000 { // each waits for ARP
+			b.send(c, make([]byte, maxMessage), nil, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(50 + i%200)}), 5000))
+			if b.Counts()[Count{"reply", "dropped"}] > before {
+				break
+			}
+		}
+		if b.Counts()[Count{"reply", "dropped"}] == before {
+			t.Errorf("%s: no reply was dropped", family)
+		}
+		c.Close()
 	}
 }

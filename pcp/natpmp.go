@@ -67,8 +67,8 @@ func natpmpCode(r result) uint16 {
 	return 2 // not authorized, refused
 }
 
-// answerNATPMP returns the answer to a message of version 0, or nil. s.mu must be locked.
-func (s *Server) answerNATPMP(b []byte, client netip.Addr, iface string, now time.Duration) []byte {
+// answerNATPMP returns the answer to a message of version 0, nil for none. s.mu is held.
+func (s *Server) answerNATPMP(b []byte, client netip.Addr, iface string, resolved bool, now time.Duration) []byte {
 	op := natpmpOp(b[1])
 	count := func(text string) { s.counts[Count{op.String(), text}]++ }
 	if !client.Is4() || (op == natpmpMapUDP || op == natpmpMapTCP) && len(b) < natpmpMapRequest {
@@ -79,6 +79,9 @@ func (s *Server) answerNATPMP(b []byte, client netip.Addr, iface string, now tim
 	switch {
 	case len(rules) == 0 && !neighbour:
 		count("not-a-client")
+		return nil
+	case !resolved && !s.allowUnresolved(iface, now):
+		count("unresolved")
 		return nil
 	case !s.limit.allow(client, now):
 		count("rate-limited")

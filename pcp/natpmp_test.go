@@ -27,7 +27,7 @@ func natpmp(op natpmpOp, internal, external uint16, lifetime uint32) []byte {
 // askNATPMP sends a message as client and returns the result code with what follows.
 func (b *bench) askNATPMP(client, iface string, m []byte) string {
 	b.t.Helper()
-	out := b.answer(m, netip.MustParseAddr(client), iface)
+	out := b.answer(m, netip.MustParseAddr(client), iface, true)
 	if out == nil {
 		return "silence"
 	}

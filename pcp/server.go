@@ -40,6 +40,7 @@ type Server struct {
 	clients  map[netip.Addr]int        // mappings of each subscriber
 	networks map[string][]netip.Prefix // on the interfaces with a socket
 	limit    limiter
+	fresh    map[string]*pace // of requests of unresolved sources, by interface
 	counts   map[Count]uint64
 	failed   map[string]time.Duration // time of the datapath's last refusal with a text
 }
@@ -49,8 +50,9 @@ type endpoint struct {
 	inside   netip.AddrPort
 }
 
-// Count is the key of request counters: opcode and result, in words. Unanswered requests have the result
-// "rate-limited" or "not-a-client".
+// Count is the opcode and the result of requests, in words. Requests without an answer have the result
+// "rate-limited", "not-a-client" or "unresolved"; the opcode "reply" counts "dropped" replies, for which
+// the send buffer had no room.
 type Count struct{ Opcode, Result string }
 
 // New returns a server for the mappings of a datapath. It answers nothing before
@@ -61,7 +63,7 @@ func New(mapper datapath.Mapper, log *slog.Logger) *Server {
 
 func newServer(mapper datapath.Mapper, log *slog.Logger, now func() time.Duration) *Server {
 	return &Server{mapper: mapper, log: log, now: now, kicked: make(chan struct{}, 1), mappings: map[endpoint]datapath.Mapping{},
-		clients: map[netip.Addr]int{}, counts: map[Count]uint64{}, failed: map[string]time.Duration{}}
+		clients: map[netip.Addr]int{}, fresh: map[string]*pace{}, counts: map[Count]uint64{}, failed: map[string]time.Duration{}}
 }
 
 // Kick notifies the server of an apply of the datapath. It never blocks.
@@ -165,8 +167,9 @@ func (s *Server) expire() error {
 	return nil
 }
 
-// answer returns the answer to a message from a client on an interface, or nil.
-func (s *Server) answer(b []byte, client netip.Addr, iface string) []byte {
+// answer returns the answer to a message of a client on an interface, nil for none. The client is resolved
+// if the kernel has its hardware address, or needs none.
+func (s *Server) answer(b []byte, client netip.Addr, iface string, resolved bool) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r, res, ok := parse(b, client)
@@ -175,12 +178,15 @@ func (s *Server) answer(b []byte, client netip.Addr, iface string) []byte {
 	}
 	now := s.now()
 	if b[0] == natpmpVersion {
-		return s.answerNATPMP(b, client, iface, now)
+		return s.answerNATPMP(b, client, iface, resolved, now)
 	}
 	rules := s.rulesOf(client, iface)
 	switch {
 	case len(rules) == 0:
 		s.counts[Count{r.opcode.String(), "not-a-client"}]++
+		return nil
+	case !resolved && !s.allowUnresolved(iface, now):
+		s.counts[Count{r.opcode.String(), "unresolved"}]++
 		return nil
 	case !s.limit.allow(client, now):
 		s.counts[Count{r.opcode.String(), "rate-limited"}]++
@@ -199,7 +205,23 @@ func (s *Server) answer(b []byte, client netip.Addr, iface string) []byte {
 	return r.reply(g.external, g.lifetime, epoch)
 }
 
-// epochSeconds returns the number of seconds without a lost mapping.
+// allowUnresolved counts a request of an unresolved source, and reports whether it is within the limit of
+// the interface.
+func (s *Server) allowUnresolved(iface string, now time.Duration) bool {
+	if s.fresh[iface] == nil {
+		s.fresh[iface] = &pace{}
+	}
+	return s.fresh[iface].allow(unresolvedPerSecond, now)
+}
+
+// countDropped counts a reply for which the send buffer had no room.
+func (s *Server) countDropped() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts[Count{"reply", "dropped"}]++
+}
+
+// epochSeconds is for how many seconds no mapping was lost.
 func (s *Server) epochSeconds(now time.Duration) uint32 {
 	return uint32(max(now-s.mapper.Epoch(), 0) / time.Second)
 }
