@@ -38,6 +38,9 @@ type Control struct {
 	file    *config.Config // the operator's file as it was last accepted
 	trial   *time.Timer    // ends the trial of the last change; nil for none
 	changed bool           // the file changed during the trial
+	// conflict is why the file on disk does not fit the changes made at run time. Then the file in its last
+	// accepted state is in force with them. Nil if it fits.
+	conflict error
 
 	drains drains
 
@@ -100,7 +103,24 @@ func (c *Control) Start(ctx context.Context, file *config.Config) (err error) {
 			return err
 		}
 	}
-	_, err = c.follow(ctx, by, file)
+	if _, err = c.follow(ctx, by, file); c.conflict != nil && c.store.Accepted() != nil {
+		return c.startAccepted(ctx, &by, err)
+	}
+	return err
+}
+
+// startAccepted starts with the last accepted content of the file, in place of one that contradicts the
+// changes made at run time: after a reboot, there would be no rules at all.
+func (c *Control) startAccepted(ctx context.Context, by *Author, conflict error) error {
+	c.tell(*by, conflict)
+	c.log.Error("the file is not in force: starting with its last accepted content", "error", conflict)
+	by.What = "start with the last accepted configuration"
+	_, err := c.follow(ctx, *by, c.store.Accepted())
+	if err == nil {
+		c.conflict = conflict
+		c.warn(nil)
+		c.engine.Refuse(conflict)
+	}
 	return err
 }
 
@@ -136,6 +156,8 @@ func (c *Control) follow(ctx context.Context, by Author, file *config.Config) (e
 	wanted, err := c.store.Merge(file)
 	if err != nil {
 		err = fmt.Errorf("%s: %w", c.path, err)
+		c.conflict = err
+		c.warn(nil)
 		c.engine.Refuse(err)
 		return engine.Applied{}, err
 	}
@@ -152,6 +174,7 @@ func (c *Control) follow(ctx context.Context, by Author, file *config.Config) (e
 	if keepErr == nil {
 		keepErr = pending.Commit()
 	}
+	c.conflict = nil
 	if c.warn(keepErr); keepErr != nil {
 		c.log.Warn("the history of changes has a gap, and changes at run time will be refused", "error", keepErr)
 	}
@@ -271,7 +294,12 @@ func (c *Control) Revert(ctx context.Context, by Author, revision uint64) (appli
 	if err != nil {
 		return engine.Applied{}, err
 	}
-	return c.replace(ctx, by, wanted)
+	if applied, err = c.replace(ctx, by, wanted); err == nil && c.conflict != nil { // the file may fit now
+		if again, err := c.reload(ctx, c.FileChanged()); err == nil {
+			applied = again
+		}
+	}
+	return applied, err
 }
 
 // RevertAll goes back to what the file says, without anything that was changed at run time.
@@ -283,8 +311,15 @@ func (c *Control) RevertAll(ctx context.Context, by Author) (applied engine.Appl
 	if err != nil {
 		return engine.Applied{}, err
 	}
+	before := c.file
 	c.file = file
-	return c.replace(ctx, by, store.Content{Config: file})
+	if applied, err = c.replace(ctx, by, store.Content{Config: file}); err != nil {
+		c.file = before
+		return applied, err
+	}
+	c.conflict = nil
+	c.warn(nil)
+	return applied, nil
 }
 
 func (c *Control) replace(ctx context.Context, by Author, wanted store.Content) (engine.Applied, error) {
@@ -345,8 +380,11 @@ func (c *Control) Save(by Author) (err error) {
 		return ErrTrial
 	}
 	inForce := c.engine.Config()
-	if inForce == nil {
+	switch {
+	case inForce == nil:
 		return errors.New("no configuration is in force yet")
+	case c.conflict != nil:
+		return fmt.Errorf("the file has changes that are not in force and would be lost: %w", c.conflict)
 	}
 	pending, err := c.store.Prepare(inForce, store.Content{Config: inForce, States: c.store.States()}, by.Who, by.What)
 	if err != nil {
@@ -360,14 +398,18 @@ func (c *Control) Save(by Author) (err error) {
 	return pending.Commit()
 }
 
-// Warnings returns whether the history of changes is damaged or cannot be written.
+// Warnings returns whether the file contradicts the changes made at run time, and whether the history of
+// changes is damaged or cannot be written.
 func (c *Control) Warnings() []string { return *c.warnings.Load() }
 
-// warn updates the warnings: unkept is why the file's content is not stored, nil if it is.
+// warn updates the warnings. unkept is why the content of the file is not stored, nil if it is.
 func (c *Control) warn(unkept error) {
 	var list []string
 	if lost := c.store.Lost(); lost != "" {
 		list = append(list, lost)
+	}
+	if c.conflict != nil {
+		list = append(list, "the file is not in force: "+strings.ReplaceAll(c.conflict.Error(), "\n", "; "))
 	}
 	if unkept != nil {
 		list = append(list, fmt.Sprintf("the history of changes has a gap, and changes at run time will be refused: %v", unkept))

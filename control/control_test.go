@@ -185,6 +185,77 @@ func TestConflicts(t *testing.T) {
 	g.want(t, "10.0.0.11 up, 10.0.0.22 up")
 }
 
+// TestConflictAtStart: a file that contradicts the changes made at run time, edited while no daemon ran,
+// leaves the last accepted configuration in force. Warnings and events report it until the file fits.
+func TestConflictAtStart(t *testing.T) {
+	elsewhere := strings.Replace(two, "10.0.0.2", "10.0.0.33", 1)
+	removed := "services: []\n" // the state of a backend has no service
+	for name, c := range map[string]struct {
+		edited string
+		solve  func(t *testing.T, g *gateway, file string) error
+		want   string
+	}{
+		"revert --all": {elsewhere, func(t *testing.T, g *gateway, _ string) error { _, err := g.RevertAll(t.Context(), me); return err }, "10.0.0.1 up, 10.0.0.33 up"},
+		"revert":       {elsewhere, func(t *testing.T, g *gateway, _ string) error { _, err := g.Revert(t.Context(), me, 1); return err }, "10.0.0.1 up, 10.0.0.33 up"},
+		"file": {elsewhere, func(t *testing.T, g *gateway, file string) error {
+			write(t, file, strings.Replace(two, "10.0.0.1}", "10.0.0.11}", 1))
+			_, err := g.Reload(t.Context(), g.FileChanged())
+			return err
+		}, "10.0.0.11 up, 10.0.0.22 up"},
+		"removed service": {removed, func(t *testing.T, g *gateway, _ string) error { _, err := g.RevertAll(t.Context(), me); return err }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			file := filepath.Join(dir, "sluice.yaml")
+			write(t, file, two)
+			g := begin(t, file, filepath.Join(dir, "store"))
+			if _, err := g.Apply(t.Context(), me, decode(t, strings.Replace(two, "10.0.0.2", "10.0.0.22", 1)), nil, 0); err != nil {
+				t.Fatal(err)
+			}
+			write(t, file, c.edited)
+			for range 2 { // the next start is the same
+				g = begin(t, file, g.at)
+				g.want(t, "10.0.0.1 up, 10.0.0.22 up")
+			}
+			if w := strings.Join(g.Warnings(), "\n"); !strings.Contains(w, "the file is not in force") || !strings.Contains(w, "services/web") {
+				t.Errorf("warnings %q", w)
+			}
+			if g.engine.View().Applied.Err == nil {
+				t.Error("show does not report the refusal")
+			}
+			told := ""
+			events, _, _ := g.Events.After(0, 100)
+			for _, e := range events {
+				told += e.Text + "\n"
+			}
+			if !strings.Contains(told, "refused: start") || !strings.Contains(told, "start with the last accepted configuration") {
+				t.Errorf("events:\n%s", told)
+			}
+			if err := g.Save(me); err == nil {
+				t.Error("save replaces the edited file")
+			}
+			if err := g.SetState(t.Context(), me, "web", "a", State{State: "drain"}, nil); err != nil {
+				t.Errorf("a change meanwhile: %v", err)
+			}
+			if err := g.SetState(t.Context(), me, "web", "a", State{State: "auto"}, nil); err != nil {
+				t.Errorf("a change meanwhile: %v", err)
+			}
+			if len(g.Warnings()) != 1 {
+				t.Errorf("after other changes: warnings %q", g.Warnings())
+			}
+			if err := c.solve(t, g, file); err != nil {
+				t.Fatal(err)
+			}
+			if w := g.Warnings(); len(w) > 0 {
+				t.Errorf("afterwards: warnings %q", w)
+			}
+			g.want(t, c.want)
+			g = begin(t, file, g.at)
+			g.want(t, c.want)
+		})
+	}
+}
+
 // TestRefused: what the datapath refuses is not kept.
 func TestRefused(t *testing.T) {
 	dir := t.TempDir()

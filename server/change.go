@@ -87,8 +87,14 @@ func (s *server) registerChanges(g huma.API) {
 }
 
 func (s *server) changes(context.Context, *struct{}) (*body[api.ConfigChanges], error) {
-	c := s.opt.Control.Changes()
-	v := api.ConfigChanges{File: c.File, Revision: c.Revision, Edits: append([]config.Edit{}, c.Edits...), States: []api.OperatorState{}, History: []api.ConfigRevision{}, Discovered: s.discovered()}
+	v := Changes(s.opt.Control.Changes())
+	v.Discovered = s.discovered()
+	return &body[api.ConfigChanges]{v}, nil
+}
+
+// Changes returns changes made at run time in the form of the API, without discovered backends.
+func Changes(c control.Changes) api.ConfigChanges {
+	v := api.ConfigChanges{File: c.File, Revision: c.Revision, Edits: append([]config.Edit{}, c.Edits...), States: []api.OperatorState{}, History: []api.ConfigRevision{}, Discovered: []api.DiscoveredBackend{}}
 	if c.Trial != nil {
 		v.Trial = &api.Trial{Until: c.Trial.Until, Back: c.Trial.Back}
 	}
@@ -98,7 +104,7 @@ func (s *server) changes(context.Context, *struct{}) (*body[api.ConfigChanges], 
 	for _, r := range c.History {
 		v.History = append(v.History, api.ConfigRevision{Revision: r.Number, At: r.At, Who: r.Who, What: r.What, Edits: r.Edits()})
 	}
-	return &body[api.ConfigChanges]{v}, nil
+	return v
 }
 
 // discovered returns the backends in force that were found.

@@ -18,6 +18,8 @@ import (
 // layout is the version of the document's form.
 const layout = 1
 
+const documentName = "changes.json"
+
 // maxDocument is the largest document that is read, in bytes: its history can hold several configurations.
 const maxDocument = 16 * config.MaxFileSize
 

@@ -86,6 +86,21 @@ type Store struct {
 	lost    string // why doc has a base that cannot be read
 }
 
+// Files returns the configuration files that have a document in the directory. A damaged document is
+// left out.
+func Files(dir string) []string {
+	var files []string
+	documents, _ := filepath.Glob(filepath.Join(dir, "*", documentName)) // the pattern is valid
+	for _, path := range documents {
+		if raw, err := disk.Read(path, maxDocument); err == nil {
+			if doc, err := decodeDocument(raw); err == nil {
+				files = append(files, doc.File)
+			}
+		}
+	}
+	return files
+}
+
 // Open reads the document that belongs to a configuration file, named by its absolute path, from
 // the directory. It writes nothing. A document that cannot be read is an error, because the next change
 // would replace it.
@@ -145,7 +160,7 @@ func (s *Store) readBase() (*config.Config, error) {
 // Lost describes a loss that Open found and that keeps nothing from working; empty for none.
 func (s *Store) Lost() string { return s.lost }
 
-func (s *Store) path() string { return filepath.Join(s.dir, "changes.json") }
+func (s *Store) path() string { return filepath.Join(s.dir, documentName) }
 
 // Path is where the document is.
 func (s *Store) Path() string { return s.path() }
@@ -190,7 +205,11 @@ func (e *ConflictError) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Merge returns what is to be in force with this content of the file: the file, and what was changed
+// Accepted returns the content of the file in its last accepted state, with which Merge succeeds. It returns
+// nil before the first change, and while that content is lost.
+func (s *Store) Accepted() *config.Config { return s.base }
+
+// Merge returns the configuration in force for this content of the file: the file with the changes made
 // at run time.
 func (s *Store) Merge(file *config.Config) (Content, error) {
 	merged, _, conflicts, err := config.Merge(file, s.doc.Edits)

@@ -6,11 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/store"
 )
 
 // checked is what check says about a file with --json.
@@ -18,6 +21,8 @@ type checked struct {
 	File   string        `json:"file"`
 	Valid  bool          `json:"valid"`
 	Errors config.Errors `json:"errors,omitempty"`
+	// Conflict is how the file contradicts the changes made at run time.
+	Conflict string `json:"conflict,omitempty"`
 	// What the file configures; zero when it is not valid.
 	Services int `json:"services"`
 	Backends int `json:"backends"`
@@ -32,7 +37,8 @@ func newCheck(a *app) *cobra.Command {
 		Short:   "Validate a configuration file",
 		Long: `Check reads a configuration file and reports everything that is wrong with it, with the place in the file and
 what to write instead. It needs no root, no daemon and no kernel feature, and changes nothing. FILE may be - for
-standard input. The exit code is 1 when the file is not valid.`,
+standard input. The exit code is 1 when the file is not valid, or contradicts changes that were made at run time:
+the daemon would not put it in force.`,
 		Example:           "  sluice check /etc/sluice/sluice.yaml\n  sluice check --json - < new.yaml",
 		Args:              exactly("file"),
 		ValidArgsFunction: completeYAML,
@@ -49,6 +55,9 @@ func (a *app) check(file string) error {
 	result := checked{File: file, Valid: err == nil, Errors: errs}
 	if c != nil {
 		result.count(c)
+		if result.Conflict, err = a.conflict(file, c); err != nil {
+			return err
+		}
 	}
 	perr := a.print(result, func(w io.Writer) error {
 		if err != nil {
@@ -56,14 +65,40 @@ func (a *app) check(file string) error {
 			_, err := fmt.Fprintf(a.stderr, "\n%s\n", a.paint(a.stderr, red, plural(len(errs), "error")))
 			return err
 		}
+		if result.Conflict != "" {
+			fmt.Fprintf(a.stderr, "%s %s\n", a.paint(a.stderr, red, file+":"), result.Conflict)
+		}
 		_, err := fmt.Fprintf(w, "%s: %s: %s, %s, %s, %s\n", file, a.paint(w, green, "valid"),
 			plural(result.Services, "service"), plural(result.Backends, "backend"), plural(result.NAT, "NAT rule"), plural(result.Rules, "firewall rule"))
 		return err
 	})
-	if perr == nil && err != nil {
+	if perr == nil && (err != nil || result.Conflict != "") {
 		return exitError{code: exitFailure}
 	}
 	return perr
+}
+
+// conflict returns how the file contradicts changes that were made at run time; empty if it does not.
+func (a *app) conflict(file string, c *config.Config) (string, error) {
+	if file == "-" {
+		return "", nil
+	}
+	path, err := filepath.Abs(file)
+	if err != nil {
+		return "", err
+	}
+	s, err := store.Open(a.storeDirectory(), path)
+	if errors.Is(err, fs.ErrPermission) {
+		a.progress("whether it fits the changes made at run time is not known: %v", err)
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	if _, err := s.Merge(c); err != nil {
+		return err.Error(), nil
+	}
+	return "", nil
 }
 
 // load reads a configuration file, or standard input for "-".

@@ -19,7 +19,7 @@ import (
 )
 
 func newConfigDiff(a *app) *cobra.Command {
-	return &cobra.Command{
+	return addFileFlag(&cobra.Command{
 		Use:   "diff",
 		Short: "Show what was changed at run time, against the daemon's file",
 		Long: `Diff lists each value that was changed at run time: + added, - removed, ~ replaced.
@@ -40,16 +40,35 @@ diff FILE' shows what another file would change.`,
 				return writeEdits(w, "", edits)
 			})
 		},
-	}
+	})
 }
 
-// changes asks the daemon what was changed at run time.
+// changes returns the changes made at run time, of the daemon or without one from the disk.
 func (a *app) changes(cmd *cobra.Command) (*api.ConfigChanges, error) {
 	c, err := a.client()
 	if err != nil {
 		return nil, err
 	}
-	return c.Changes(cmd.Context())
+	changes, err := c.Changes(cmd.Context())
+	if file, there := fileFlag(cmd); there && a.offline(err) {
+		return a.storedChanges(file)
+	}
+	return changes, err
+}
+
+// addFileFlag adds the flag of commands that work without a daemon.
+func addFileFlag(cmd *cobra.Command) *cobra.Command {
+	cmd.Flags().StringP("config", "c", "", "without a daemon: its file, if several files have changes")
+	_ = cmd.MarkFlagFilename("config", "yaml", "yml")
+	return cmd
+}
+
+func fileFlag(cmd *cobra.Command) (file string, there bool) {
+	flag := cmd.Flags().Lookup("config")
+	if flag == nil {
+		return "", false
+	}
+	return flag.Value.String(), true
 }
 
 func newConfigHistory(a *app) *cobra.Command {
@@ -70,7 +89,7 @@ func newConfigHistory(a *app) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&edits, "edits", false, "show the values that each revision changed")
-	return cmd
+	return addFileFlag(cmd)
 }
 
 func writeHistory(w io.Writer, history []api.ConfigRevision, edits bool) error {
@@ -123,7 +142,7 @@ func newConfigRevert(a *app) *cobra.Command {
 		Short: "Go back to an earlier revision, or to the daemon's file",
 		Long: `Revert applies the configuration that was in force after a revision of 'sluice config history'.
 With --all it drops everything that was changed at run time. Either is a new revision,
-which can be reverted too.`,
+which can be reverted too. Without a daemon it changes what the next one starts with.`,
 		Example: "  sluice config revert 12\n  sluice config revert --all",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			to := api.Revert{All: all}
@@ -143,6 +162,16 @@ which can be reverted too.`,
 				return err
 			}
 			out, err := c.Revert(cmd.Context(), to)
+			if a.offline(err) {
+				file, _ := fileFlag(cmd)
+				if err := a.revertStored(file, to); err != nil {
+					return err
+				}
+				return a.print(map[string]bool{"reverted": true}, func(w io.Writer) error {
+					_, err := fmt.Fprintln(w, "reverted; no daemon runs: the next one starts with it")
+					return err
+				})
+			}
 			if err != nil {
 				return err
 			}
@@ -150,7 +179,7 @@ which can be reverted too.`,
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "drop everything that was changed at run time")
-	return cmd
+	return addFileFlag(cmd)
 }
 
 func newConfigConfirm(a *app) *cobra.Command {

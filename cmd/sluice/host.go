@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"slices"
 
 	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/conntrack"
@@ -104,6 +105,7 @@ func newMapper(paths *datapaths, log *slog.Logger) *pcp.Server {
 // reading is how full the tables are, the kernel's own included, and what is dropped.
 func (d *daemon) reading(ctx context.Context) event.Reading {
 	r := d.engine.Reading(ctx)
+	r.Warnings = slices.Concat(r.Warnings, d.control.Warnings(), d.audit.Warnings(), d.holder.Warnings())
 	limits, counters, err := conntrack.ReadNumbers(ctx, conntrack.CurrentNamespace())
 	if err != nil { // without connection tracking
 		return r
