@@ -21,45 +21,33 @@ import (
 // lock keeps a second daemon out of the same state directory. The kernel drops
 // it with the process, so a crash leaves nothing to clean.
 type lock struct {
-	file  *os.File
-	keeps bool  // the file tells who waits in freed how the end went
-	also  *lock // of the usual state directory, for a daemon with another one
+	file      *os.File
+	keeps     bool      // the file tells who waits in freed how the end went
+	namespace io.Closer // the lock of the network namespace; nil if it could not be taken
 }
 
 // errHeld is wrapped when another daemon holds a lock.
 var errHeld = errors.New("stop that daemon first ('sluice stop'): a network namespace has one gateway")
 
-// acquireAlone is acquire for who changes the kernel: of a network namespace's usual state
-// directory the lock is taken too, for two that have directories of their own would undo
-// each other's rules. Where the usual one cannot be made, log hears of it.
-func acquireAlone(usual, own, command string, log *slog.Logger) (*lock, error) {
+// acquireAlone is acquire for a process that changes the kernel. It also takes the lock of the network
+// namespace: two daemons with state directories of their own, such as one in a container on the host's
+// network, would undo each other's rules.
+func acquireAlone(own, command string, log *slog.Logger) (*lock, error) {
+	return acquireIn(namespaceLock, own, command, log)
+}
+
+func acquireIn(namespace, own, command string, log *slog.Logger) (*lock, error) {
 	l, err := acquire(own, command)
 	if err != nil {
 		return nil, err
 	}
-	if l.also, err = acquireOther(usual, own, command); errors.Is(err, errHeld) {
+	if l.namespace, err = lockNamespace(namespace, command+", state directory "+own, log); errors.Is(err, errHeld) {
 		l.release()
 		return nil, err
 	} else if err != nil {
 		log.Warn("a second daemon in this network namespace would not be noticed", "error", err)
 	}
 	return l, nil
-}
-
-// acquireOther takes the lock of the usual directory; it returns nil when that is one's own.
-func acquireOther(usual, own, command string) (*lock, error) {
-	if err := os.MkdirAll(usual, 0o755); err != nil {
-		return nil, fmt.Errorf("state directory %s: %w", usual, err)
-	}
-	a, err := os.Stat(usual)
-	if err != nil {
-		return nil, err
-	}
-	b, err := os.Stat(own)
-	if err != nil || os.SameFile(a, b) {
-		return nil, err
-	}
-	return acquire(usual, command)
 }
 
 // acquire takes the lock of a state directory and writes into it who holds it: a
@@ -122,13 +110,13 @@ func lockFile(path string) (*os.File, error) {
 
 // release takes the file away as long as nobody else can have the lock.
 func (l *lock) release() {
+	if l.namespace != nil { // first: a process that waits in freed may start the next daemon
+		l.namespace.Close()
+	}
 	if !l.keeps {
 		_ = os.Remove(l.file.Name())
 	}
 	l.file.Close()
-	if l.also != nil {
-		l.also.release()
-	}
 }
 
 const failed = "failed: "

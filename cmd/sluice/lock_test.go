@@ -3,17 +3,25 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
 // TestFreed: who stops a daemon waits until it has let go of its lock, and hears what it
@@ -47,38 +55,86 @@ func TestFreed(t *testing.T) {
 	}
 }
 
-// TestOneDaemonOfANamespace: another state directory does not make room for a second one.
+// TestOneDaemonOfANamespace: another state directory does not make room for a second daemon, and its
+// error names the first one. The lock is free after release and after the end of the process.
 func TestOneDaemonOfANamespace(t *testing.T) {
-	usual, own, other := filepath.Join(t.TempDir(), "sluice"), t.TempDir(), t.TempDir()
+	name := fmt.Sprintf("@sluice/test-%d", os.Getpid())
+	own, other := t.TempDir(), t.TempDir()
 	log := slog.New(slog.DiscardHandler)
-	first, err := acquireAlone(usual, own, "sluice run", log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, dir := range []string{usual, own, other} {
-		if _, err := acquireAlone(usual, dir, "sluice run", log); !errors.Is(err, errHeld) {
-			t.Errorf("a second daemon with the state directory %s: %v", dir, err)
-		}
-	}
-	if i, err := os.Stat(filepath.Join(usual, "lock")); err != nil || i.Mode().Perm()&0o007 != 0 {
-		t.Errorf("everybody may take the lock: mode %v, error %v", i.Mode(), err)
-	}
-	first.release()
-	link := filepath.Join(own, "link") // as /var/run is one to /run
-	if err := os.Symlink(usual, link); err != nil {
-		t.Fatal(err)
-	}
-	for _, dir := range []string{link, usual, other} {
-		l, err := acquireAlone(usual, dir, "sluice run", log)
+	for range 2 {
+		first, err := acquireIn(name, own, "sluice run -c first.yaml", log)
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.release()
-	}
-	for _, dir := range []string{usual, own, other} {
-		if _, err := os.Stat(filepath.Join(dir, "lock")); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("a lock is left in %s: %v", dir, err)
+		if _, err := acquireIn(name, own, "sluice run", log); !errors.Is(err, errHeld) {
+			t.Errorf("a second daemon with the same state directory: %v", err)
 		}
+		_, err = acquireIn(name, other, "sluice run", log)
+		if !errors.Is(err, errHeld) || !strings.Contains(err.Error(), fmt.Sprintf("process %d", os.Getpid())) || !strings.Contains(err.Error(), "first.yaml") || !strings.Contains(err.Error(), own) {
+			t.Errorf("a second daemon with another state directory: %v", err)
+		}
+		if i, err := os.Stat(filepath.Join(own, "lock")); err != nil || i.Mode().Perm()&0o007 != 0 {
+			t.Errorf("everybody may take the lock: mode %v, error %v", i.Mode(), err)
+		}
+		first.release()
+		for _, dir := range []string{own, other} {
+			if _, err := os.Stat(filepath.Join(dir, "lock")); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("a lock is left in %s: %v", dir, err)
+			}
+		}
+	}
+}
+
+// TestSquatter: a process without rights that takes the lock's name is reported, and keeps no daemon from
+// starting.
+func TestSquatter(t *testing.T) {
+	if os.Getenv("SLUICE_SQUAT") != "" {
+		l, err := net.Listen("unix", os.Getenv("SLUICE_SQUAT"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Println("listening")
+		_, _ = io.Copy(io.Discard, os.Stdin) // until the parent closes it
+		l.Close()
+		return
+	}
+	labtest.Require(t, labtest.Root)
+	name := fmt.Sprintf("@sluice/squat-%d", os.Getpid())
+	test, err := os.ReadFile("/proc/self/exe") // user 65534 may not enter the directory of the test
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary := filepath.Join(os.TempDir(), fmt.Sprintf("squat-%d", os.Getpid()))
+	if err := os.WriteFile(binary, test, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(binary)
+	cmd := exec.Command(binary, "-test.run=^TestSquatter$")
+	cmd.Dir, cmd.Env = "/", append(os.Environ(), "SLUICE_SQUAT="+name)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { in.Close(); _ = cmd.Wait() }()
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "listening\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	var said bytes.Buffer
+	l, err := acquireIn(name, t.TempDir(), "sluice run", slog.New(slog.NewTextHandler(&said, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.release()
+	if !strings.Contains(said.String(), "no gateway") || !strings.Contains(said.String(), "of user 65534") {
+		t.Errorf("the log: %s", &said)
 	}
 }
 

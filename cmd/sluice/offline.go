@@ -62,7 +62,7 @@ func (a *app) storedChanges(file string) (*api.ConfigChanges, error) {
 
 // revertStored reverts changes without a daemon. The lock keeps one from starting meanwhile.
 func (a *app) revertStored(file string, to api.Revert) (err error) {
-	lock, err := acquireAlone(usualDirectory(), a.directory(), "sluice config revert", slog.New(slog.DiscardHandler))
+	lock, err := acquireAlone(a.directory(), "sluice config revert", slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}

@@ -155,7 +155,7 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	lock, err := acquireAlone(usualDirectory(), d.directory(), "sluice run -c "+abs, d.log)
+	lock, err := acquireAlone(d.directory(), "sluice run -c "+abs, d.log)
 	if err != nil {
 		return err
 	}

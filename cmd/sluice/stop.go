@@ -98,7 +98,7 @@ func (a *app) removeLeft(ctx context.Context) (bool, error) {
 		rules, err := health.RemovePaths()
 		return rules > 0, errors.Join(err, e.Stop(ctx, true))
 	}
-	lock, err := acquireAlone(usualDirectory(), a.directory(), "sluice stop --force", slog.New(slog.DiscardHandler))
+	lock, err := acquireAlone(a.directory(), "sluice stop --force", slog.New(slog.DiscardHandler))
 	if err != nil {
 		return false, errors.Join(err, e.Stop(ctx, true))
 	}
