@@ -72,6 +72,7 @@ type Engine struct {
 	since     map[backendKey]time.Time      // start of each backend in slow start
 	earlier   []starting                    // backends in slow start under the previous daemon; nil after the first apply
 	kept      []starting                    // current content of the slow-start file
+	foreign   map[string][]time.Time        // times at which rules changed by another program were put back, by datapath
 	unkept    string                        // why the slow-start file does not have that content; "" if it has
 	left      map[string]bool               // datapaths with rules of an earlier daemon before the first apply
 	revision  uint64

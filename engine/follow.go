@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -83,6 +84,32 @@ func (e *Engine) repair(ctx context.Context) error {
 	})
 }
 
+// Another program that changes the rules foreignTimes within foreignPeriod is probably another gateway, for
+// example one of an older version, which knows no lock of the network namespace.
+const (
+	foreignTimes  = 3
+	foreignPeriod = time.Minute
+)
+
+// noteForeign records that rules of a datapath were put back.
+func (e *Engine) noteForeign(datapath string, now time.Time) {
+	if e.foreign == nil {
+		e.foreign = map[string][]time.Time{}
+	}
+	times := append(e.foreign[datapath], now)
+	e.foreign[datapath] = times[max(0, len(times)-foreignTimes):]
+}
+
+// foreignWarnings returns the datapaths whose rules another program changes again and again.
+func (e *Engine) foreignWarnings(now time.Time) (list []string) {
+	for _, name := range slices.Sorted(maps.Keys(e.foreign)) {
+		if times := e.foreign[name]; len(times) == foreignTimes && now.Sub(times[0]) < foreignPeriod {
+			list = append(list, fmt.Sprintf("another program changes the rules of Sluice on %s again and again, and they are put back each time: is another gateway running in this network namespace?", name))
+		}
+	}
+	return list
+}
+
 // again applies the snapshots in force to the datapaths that need it, and logs the reason if that
 // changed something.
 func (e *Engine) again(ctx context.Context, level slog.Level, why string, needs func(datapath.Datapath) (bool, error)) error {
@@ -102,6 +129,9 @@ func (e *Engine) again(ctx context.Context, level slog.Level, why string, needs 
 		if need {
 			var change *datapath.Change
 			if change, err = d.Apply(ctx, s); err == nil && !change.Empty() {
+				if level == slog.LevelWarn { // by repair
+					e.noteForeign(d.Name(), time.Now())
+				}
 				e.opt.Log.Log(ctx, level, why, "datapath", d.Name(), "objects", change.Objects, "rules", change.Rules, "elements", change.Elements)
 				e.opt.Events.Add(event.Event{Kind: event.Apply, Object: d.Name(), Who: "sluice", What: why, Text: fmt.Sprintf("%s: %s", d.Name(), why)})
 			}

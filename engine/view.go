@@ -102,6 +102,7 @@ func (e *Engine) warnings() []string {
 			list = append(list, w.Warnings()...)
 		}
 	}
+	list = append(list, e.foreignWarnings(time.Now())...)
 	if e.unkept != "" {
 		list = append(list, e.unkept)
 	}
