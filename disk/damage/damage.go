@@ -42,6 +42,9 @@ var kinds = []Damage{
 
 // Few returns the damages for a test that is slow: a cut and a flipped bit stand for all.
 func Few(intact []byte) []Damage {
+	if len(intact) == 0 {
+		intact = []byte{' '}
+	}
 	half := len(intact) / 2
 	return append([]Damage{{Name: "cut in half", Content: intact[:half]}, flipped(intact, half, 1)}, kinds...)
 }
