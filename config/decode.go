@@ -15,8 +15,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxNodes bounds how many YAML nodes one file may come to when its aliases are
-// written out: enough for 100,000 services, too few for a bomb of aliases.
+// maxNodes bounds how many YAML nodes a text of Sluice's own may have: enough for 100,000 services. Texts from
+// outside may have twice the nodes of [nodeLimit] when their aliases are written out.
 const maxNodes = 5_000_000
 
 // decoder fills a Config from a YAML tree. It goes on after an error, so that
@@ -149,7 +149,7 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
 	l := layoutOf(v.Type())
 	seen := make([]*yaml.Node, len(l.fields)) // keys, by field
 	var unknown []string
-	for i := 0; i+1 < len(n.Content); i += 2 {
+	for i := 0; i+1 < len(n.Content) && !d.truncated; i += 2 {
 		key, value := follow(n.Content[i]), n.Content[i+1]
 		if key.Kind != yaml.ScalarNode {
 			d.errorf(key, "write a word", "%s where a key belongs", describe(key))
@@ -232,6 +232,9 @@ func (f *field) hintMissing() string {
 	return "write " + f.key + ": ..."
 }
 
+// firstItems is how many items of a list are allocated before the first one is decoded.
+const firstItems = 1024
+
 func (d *decoder) sequence(n *yaml.Node, v reflect.Value) {
 	if n.Kind != yaml.SequenceNode {
 		hint := `write a list, each item after "- "`
@@ -243,8 +246,15 @@ func (d *decoder) sequence(n *yaml.Node, v reflect.Value) {
 		d.errorf(n, hint, "%s where a list belongs", describe(n))
 		return
 	}
-	v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
+	v.Set(reflect.MakeSlice(v.Type(), 0, min(len(n.Content), firstItems)))
 	for i, item := range n.Content {
+		if d.truncated || d.budget < 0 {
+			return // an item of an object takes more memory than its text
+		}
+		if v.Len() == v.Cap() {
+			v.Grow(min(v.Cap(), len(n.Content)-i))
+		}
+		v.SetLen(i + 1)
 		d.enter(step{index: i}, func() {
 			if isNull(follow(item)) {
 				d.errorf(item, "remove it", "an empty list item")
@@ -260,8 +270,8 @@ func (d *decoder) dictionary(n *yaml.Node, v reflect.Value) {
 		d.errorf(n, "write names and values", "%s where a mapping belongs", describe(n))
 		return
 	}
-	v.Set(reflect.MakeMapWithSize(v.Type(), len(n.Content)/2))
-	for i := 0; i+1 < len(n.Content); i += 2 {
+	v.Set(reflect.MakeMapWithSize(v.Type(), min(len(n.Content)/2, firstItems)))
+	for i := 0; i+1 < len(n.Content) && !d.truncated; i += 2 {
 		key, value := follow(n.Content[i]), n.Content[i+1]
 		d.enter(step{key: key.Value}, func() {
 			k := reflect.ValueOf(key.Value)

@@ -61,14 +61,14 @@ func Load(path string) (*Config, error) {
 // which JSON is a part. Name stands in the messages for the file's name. The
 // error is an Errors with everything that is wrong, in file order.
 func Decode(name string, data []byte) (*Config, error) {
-	return decode(name, data, maxNodes)
+	return decode(name, data, 2*nodeLimit(len(data)))
 }
 
 func decode(name string, data []byte, budget int) (*Config, error) {
 	if len(data) > MaxFileSize {
 		return nil, Errors{{File: name, Cause: fmt.Sprintf("larger than %d MiB", MaxFileSize>>20), Hint: "split the sets or services over several gateways"}}
 	}
-	root, err := parse(data)
+	root, err := parseBounded(data)
 	if err != nil {
 		return nil, finish(name, data, Errors{err})
 	}
@@ -99,6 +99,14 @@ func decode(name string, data []byte, budget int) (*Config, error) {
 	return nil, errs
 }
 
+// parseBounded is parse for texts from outside.
+func parseBounded(data []byte) (*yaml.Node, *Error) {
+	if e := tooDense(data); e != nil {
+		return nil, e
+	}
+	return parse(data)
+}
+
 // parse reads the one document of data. It returns nil for an empty one.
 func parse(data []byte) (*yaml.Node, *Error) {
 	dec := yaml.NewDecoder(bytes.NewReader(data))
@@ -110,7 +118,7 @@ func parse(data []byte) (*yaml.Node, *Error) {
 	if err == nil {
 		err = dec.Decode(&next)
 		if errors.Is(err, io.EOF) {
-			return doc.Content[0], long(doc.Content[0])
+			return doc.Content[0], long(doc.Content[0], 1)
 		}
 		if err == nil {
 			return nil, &Error{Line: next.Line, Column: next.Column, Cause: "a second document", Hint: "write one configuration in one file"}
@@ -119,13 +127,16 @@ func parse(data []byte) (*yaml.Node, *Error) {
 	return nil, syntaxError(data, err)
 }
 
-// long returns an error about the first value or key that is too long, nil for none.
-func long(n *yaml.Node) *Error {
+// long returns an error about the first value or key that is too long or too deep, nil for none.
+func long(n *yaml.Node, depth int) *Error {
+	if depth > maxDepth {
+		return &Error{Line: n.Line, Column: n.Column, Cause: fmt.Sprintf("values more than %d deep in each other", maxDepth), Hint: "no key has values that deep"}
+	}
 	if len(n.Value) > maxText {
 		return &Error{Line: n.Line, Column: n.Column, Cause: fmt.Sprintf("a value of %d bytes", len(n.Value)), Hint: fmt.Sprintf("write one of at most %d", maxText)}
 	}
 	for _, c := range n.Content {
-		if e := long(c); e != nil {
+		if e := long(c, depth+1); e != nil {
 			return e
 		}
 	}

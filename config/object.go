@@ -138,13 +138,13 @@ func (c *Config) Put(path string, value []byte) (*Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	root, syntax := parse(value)
+	root, syntax := parseBounded(value)
 	if syntax != nil {
 		return nil, Errors{syntax}
 	}
 	v := reflect.New(t).Elem()
 	if root != nil {
-		d := decoder{budget: maxNodes, named: true}
+		d := decoder{budget: 2 * nodeLimit(len(value)), named: true}
 		d.value(root, v, nil)
 		if len(d.errs) > 0 {
 			for _, e := range d.errs {
@@ -203,7 +203,7 @@ func (c *Config) with(path string, v reflect.Value) (*Config, error) {
 func (c *Config) Add(path, name string, value []byte) (next *Config, at string, err error) {
 	if name == "" {
 		var named struct{ Name, Address string }
-		root, syntax := parse(value)
+		root, syntax := parseBounded(value)
 		if syntax != nil {
 			return nil, "", Errors{syntax}
 		}
@@ -236,7 +236,7 @@ func (c *Config) Patch(path string, patch []byte) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	root, syntax := parse(patch)
+	root, syntax := parseBounded(patch)
 	if syntax != nil {
 		return nil, Errors{syntax}
 	}

@@ -8,6 +8,7 @@ package importer
 import (
 	"fmt"
 	"net/netip"
+	"regexp"
 	"strings"
 
 	"github.com/sluice-lb/sluice/importer/balancer"
@@ -68,6 +69,27 @@ const (
 	MaxLines = 500_000
 )
 
+// Bounds of a text. The time of an import grows with the square of the number of sections, which have names
+// that are compared with each other.
+const (
+	maxLines    = 500_000
+	maxSections = 10_000
+)
+
+// sections matches the lines that begin a section in the text of a load balancer.
+var sections = regexp.MustCompile(`(?m)^[ \t]*(?:listen|frontend|backend|defaults|virtual_server|virtual_server_group|vrrp_instance|real_server)\b`)
+
+// bounded returns an error for a text with more lines or sections than an import handles.
+func bounded(text string) error {
+	if n := strings.Count(text, "\n"); n > maxLines {
+		return fmt.Errorf("%d lines, of which at most %d are read: import it in parts", n, maxLines)
+	}
+	if n := len(sections.FindAllStringIndex(text, maxSections+1)); n > maxSections {
+		return fmt.Errorf("more than %d sections: import it in parts", maxSections)
+	}
+	return nil
+}
+
 // Import reads the text of a source.
 func Import(source, text string, o Options) (*draft.Result, error) {
 	for _, s := range Sources {
@@ -83,6 +105,9 @@ func Import(source, text string, o Options) (*draft.Result, error) {
 			return nil, fmt.Errorf("it is empty: give %s", s.give())
 		case strings.Contains(text, "\x00"):
 			return nil, fmt.Errorf("it is no text: give %s", s.give())
+		}
+		if err := bounded(text); err != nil {
+			return nil, err
 		}
 		return s.read(text, o)
 	}

@@ -202,3 +202,17 @@ func FuzzImport(f *testing.F) {
 		}
 	})
 }
+
+// TestLargeTextsAreRefused: texts with more lines or sections than an import handles are refused with the
+// limit.
+func TestLargeTextsAreRefused(t *testing.T) {
+	for source, text := range map[string]string{
+		"haproxy":    strings.Repeat("listen a\n  bind :80\n", 300_000/2),
+		"keepalived": strings.Repeat("virtual_server 192.0.2.1 80 {\n}\n", 150_000),
+		"iptables":   strings.Repeat("-A INPUT -j ACCEPT\n", 600_000),
+	} {
+		if _, err := importer.Import(source, text, importer.Options{}); err == nil || !strings.Contains(err.Error(), "import it in parts") {
+			t.Errorf("%s: %v", source, err)
+		}
+	}
+}

@@ -9,6 +9,8 @@ import (
 	"io"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/sluice-lb/sluice/config"
 )
 
 // node is a part of a document with ordered keys.
@@ -24,14 +26,18 @@ type named struct {
 	node node
 }
 
-// maxDepth bounds the nesting of a document; the API needs 5 levels.
-const maxDepth = 100
+// maxDepth bounds how deep a document is nested, and maxMembers the members of an object. The API needs 5
+// and fewer than 100.
+const (
+	maxDepth   = 100
+	maxMembers = 1000
+)
 
 var errDocument = errors.New("not a JSON document")
 
 // read parses a document that consists of one object or list.
 func read(raw []byte) (node, error) {
-	if !utf8.Valid(raw) {
+	if !utf8.Valid(raw) || config.Bounded(raw) != nil {
 		return node{}, errDocument
 	}
 	d := json.NewDecoder(bytes.NewReader(raw))
@@ -77,7 +83,9 @@ func readNode(d *json.Decoder, depth int) (node, error) {
 			if err != nil {
 				return node{}, err
 			}
-			n.put(key.(string), value)
+			if n.put(key.(string), value); len(n.members) > maxMembers {
+				return node{}, errDocument // put takes time for each member
+			}
 		}
 		_, err := d.Token()
 		return n, err

@@ -6,6 +6,7 @@ package server
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -78,6 +79,8 @@ func build(mux *http.ServeMux, opt Options) huma.API {
 	cfg.OpenAPIPath = "/openapi"
 	cfg.DocsPath = ""
 	cfg.CreateHooks = nil // answers carry no $schema member
+	format := huma.Format{Marshal: huma.DefaultJSONFormat.Marshal, Unmarshal: unmarshal}
+	cfg.Formats = map[string]huma.Format{"application/json": format, "json": format}
 	cfg.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
 		"token":       {Type: "http", Scheme: "bearer", Description: "over TCP, with --token-file"},
 		"certificate": {Type: "mutualTLS", Description: "over TCP, with --client-ca"},
@@ -95,6 +98,14 @@ func build(mux *http.ServeMux, opt Options) huma.API {
 	s.register(group)
 	complete(hapi.OpenAPI())
 	return hapi
+}
+
+// unmarshal reads a body in JSON that does not take much more memory than its size allows.
+func unmarshal(data []byte, v any) error {
+	if err := config.Bounded(data); err != nil {
+		return err
+	}
+	return json.Unmarshal(data, v)
 }
 
 // untagged refuses If-Match for operations on resources that have no ETag. To ignore it would make the
