@@ -22,26 +22,36 @@ const maxSecret = 1 << 20
 // token is what may stand behind "Bearer" (RFC 6750 §2.1, b64token).
 var token = regexp.MustCompile(`^[A-Za-z0-9._~+/-]+=*$`)
 
-// Token is one of a file of tokens. The name is for the log alone.
-type Token struct{ Name, Secret string }
+// RoleMetrics is the role of a token that may read the metrics page alone.
+const RoleMetrics = "metrics"
+
+// Token is one of a file of tokens. The name is for the log alone. A token without a role may use the
+// whole API.
+type Token struct{ Name, Role, Secret string }
 
 // String is the token as it stands in the file.
 func (t Token) String() string {
-	if t.Name == "" {
-		return t.Secret
+	switch {
+	case t.Role != "":
+		return t.Name + ":" + t.Role + ":" + t.Secret
+	case t.Name != "":
+		return t.Name + ":" + t.Secret
 	}
-	return t.Name + ":" + t.Secret
+	return t.Secret
 }
 
-// ParseTokens splits the content of a file of tokens: separated by white space, each with or without its
-// name, as in "NAME:TOKEN".
+// ParseTokens splits the content of a file of tokens: separated by white space, each as TOKEN, NAME:TOKEN or
+// NAME:ROLE:TOKEN.
 func ParseTokens(text string) (tokens []Token) {
 	for word := range strings.FieldsSeq(text) {
-		name, secret, named := strings.Cut(word, ":")
-		if !named {
-			name, secret = "", word
+		t := Token{Secret: word}
+		if name, rest, named := strings.Cut(word, ":"); named {
+			t.Name, t.Secret = name, rest
 		}
-		tokens = append(tokens, Token{name, secret})
+		if role, secret, limited := strings.Cut(t.Secret, ":"); limited {
+			t.Role, t.Secret = role, secret
+		}
+		tokens = append(tokens, t)
 	}
 	return tokens
 }
@@ -59,6 +69,9 @@ func ReadTokens(file string) ([]Token, error) {
 		return nil, fmt.Errorf("token file %s: it is empty: write a token of %d bytes or more into it, as 'openssl rand -hex 32' makes them", file, minToken)
 	}
 	for i, t := range tokens {
+		if t.Role != "" && t.Role != RoleMetrics {
+			return nil, fmt.Errorf("token file %s: token %d has the role %q: the only role is %s; a token without a role may use the whole API", file, i+1, t.Role, RoleMetrics)
+		}
 		if len(t.Secret) < minToken {
 			return nil, fmt.Errorf("token file %s: token %d has %d bytes, at least %d keep it from being guessed: 'openssl rand -hex 32' makes one", file, i+1, len(t.Secret), minToken)
 		}

@@ -49,6 +49,10 @@ type Config struct {
 	// as VRRP. Addresses outside the connected networks are reached through routers and are not
 	// added.
 	HoldAddresses Switch `yaml:"hold-addresses,omitempty" json:"hold-addresses,omitempty" jsonschema:"enum=on,enum=off,default=on"`
+	// ExecDirectory is a directory of programs that health checks of type exec may run although they
+	// are not in this file. Changes by the API and the commands can use its programs, with any
+	// arguments, and no others, and cannot change this key. Only root may be able to write to it.
+	ExecDirectory string `yaml:"exec-directory,omitempty" json:"exec-directory,omitempty"`
 	// LowestIPv6MTU is the largest packet, in bytes, that every IPv6 path behind this gateway
 	// carries. IPv4 packets without DF that would become larger leave in fragments of that size
 	// (RFC 7915 §4.1). Zero uses the MTU of the output link, and fragments of 1280 bytes.

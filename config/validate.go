@@ -5,6 +5,7 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -57,6 +58,9 @@ func (c *Config) validate() *validator {
 		if slices.Contains(c.Interfaces[:i], name) {
 			v.errorf(p, "keep one of them", "interface %s is listed twice", name)
 		}
+	}
+	if dir := c.ExecDirectory; dir != "" && (!filepath.IsAbs(dir) || filepath.Clean(dir) != dir || dir == "/") {
+		v.errorf(at("exec-directory"), "write an absolute path, as in /etc/sluice/checks", "%q is not the absolute path of a directory", dir)
 	}
 	v.services()
 	v.nat()

@@ -338,6 +338,9 @@ func (c *Control) keep(by Author, wanted store.Content, change func() (engine.Ap
 	if c.trial != nil {
 		return engine.Applied{}, ErrTrial
 	}
+	if err := wanted.Config.CheckPrograms(c.file, c.engine.Config()); err != nil {
+		return engine.Applied{}, err
+	}
 	applied, err := c.commit(by, wanted, change)
 	if err == nil && !wanted.Until.IsZero() {
 		revision := c.store.Revision()

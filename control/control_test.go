@@ -481,3 +481,42 @@ func TestRefusedChangesFloodNothing(t *testing.T) {
 		})
 	}
 }
+
+// TestProgramsAreTheOperators: no change at run time adds a program that the daemon would run. Commands of the
+// file and programs of its exec-directory may be used, and the directory itself does not change.
+func TestProgramsAreTheOperators(t *testing.T) {
+	with := func(text, command string) string {
+		return strings.Replace(text, "mode: dnat,", "mode: dnat, check: {type: exec, command: "+command+"},", 1)
+	}
+	other := strings.NewReplacer("web", "shop", "192.0.2.10", "192.0.2.11")
+	file := "exec-directory: /etc/sluice/checks\n" + with(one, "[/usr/bin/own, a]")
+	for command, allowed := range map[string]bool{
+		"[/usr/bin/own, a]": true, "[/usr/bin/own, b]": false, "[/bin/sh, -c, id]": false, "[/etc/sluice/checks/one, any]": true,
+		"[/etc/sluice/checks/../../../bin/sh]": false, "[/etc/sluice/checks/below/one]": false, "[/etc/sluice/checks2/one]": false, "[/etc/sluice/checks]": false,
+	} {
+		g := gatewayWith(t, file)
+		service := strings.TrimPrefix(other.Replace(with(one, command)), "services:\n  - ")
+		for how, change := range map[string]func() error{
+			"apply": func() error {
+				_, err := g.Apply(t.Context(), me, decode(t, file+"  - "+service), nil, 0)
+				return err
+			},
+			"change": func() error {
+				_, err := g.Change(t.Context(), me, func(c *config.Config) (*config.Config, error) { return c.Put("services/shop", []byte(service)) })
+				return err
+			},
+		} {
+			err := change()
+			if (err == nil) != allowed {
+				t.Errorf("%s of %s: %v", how, command, err)
+			}
+			if err != nil && !strings.Contains(err.Error(), "exec-directory") {
+				t.Errorf("%s: %v", command, err)
+			}
+		}
+	}
+	g := gatewayWith(t, file)
+	if _, err := g.Apply(t.Context(), me, decode(t, strings.Replace(file, "/etc/sluice/checks", "/bin", 1)), nil, 0); err == nil {
+		t.Error("the exec-directory was changed at run time")
+	}
+}

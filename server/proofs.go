@@ -36,6 +36,7 @@ type proofs struct {
 // namedToken is a token that is known, by its hash.
 type namedToken struct {
 	name string // as it is called in the log
+	role string // of package api
 	hash [sha256.Size]byte
 }
 
@@ -92,43 +93,43 @@ func (f Files) parse(c content) (*proofs, error) {
 		if name == "" {
 			name = strconv.Itoa(i + 1)
 		}
-		p.tokens = append(p.tokens, namedToken{"token " + name, sha256.Sum256([]byte(token.Secret))})
+		p.tokens = append(p.tokens, namedToken{"token " + name, token.Role, sha256.Sum256([]byte(token.Secret))})
 	}
 	return p, nil
 }
 
-// admit returns the name of the token that a request brings, "" where none is asked for, or why it is
-// refused. What a certificate was worth when its
-// connection began does not count: files may have changed since.
-func (p *proofs) admit(r *http.Request) (token string, err error) {
+// admit returns the token of a request, without a name if no token is required, or an error if the request
+// is refused. The certificate is verified for every request, because the files may have changed since its
+// connection began.
+func (p *proofs) admit(r *http.Request) (token namedToken, err error) {
 	if p.clients != nil {
 		if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
-			return "", errors.New("no client certificate was shown")
+			return token, errors.New("no client certificate was shown")
 		}
 		chain := x509.VerifyOptions{Roots: p.clients, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 		for _, c := range r.TLS.PeerCertificates[1:] {
 			chain.Intermediates.AddCert(c)
 		}
 		if _, err := r.TLS.PeerCertificates[0].Verify(chain); err != nil {
-			return "", fmt.Errorf("the client certificate is not in force any more: %w", err)
+			return token, fmt.Errorf("the client certificate is not in force any more: %w", err)
 		}
 	}
 	if p.tokens == nil {
-		return "", nil
+		return token, nil
 	}
 	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") {
-		return "", errors.New("no token was sent: Authorization: Bearer TOKEN")
+		return token, errors.New("no token was sent: Authorization: Bearer TOKEN")
 	}
 	// Hashes have one length: the time tells nothing about the token's, nor which one it is near.
 	sent := sha256.Sum256([]byte(strings.TrimSpace(secret)))
 	for _, t := range p.tokens {
 		if subtle.ConstantTimeCompare(sent[:], t.hash[:]) == 1 {
-			token = t.name
+			token = t
 		}
 	}
-	if token == "" {
-		return "", errors.New("the token is not known")
+	if token.name == "" {
+		return token, errors.New("the token is not known")
 	}
 	return token, nil
 }

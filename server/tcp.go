@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/audit"
 )
 
@@ -206,9 +207,14 @@ func (t *TCP) admit(next http.Handler) http.Handler {
 			writeProblem(w, http.StatusUnauthorized, err.Error())
 			return
 		}
+		if token.role == api.RoleMetrics && (r.URL.Path != "/metrics" || !reads(r)) {
+			t.refusals.tell(r.RemoteAddr, token.name+" may read /metrics alone")
+			writeProblem(w, http.StatusForbidden, token.name+" may read /metrics alone: its role in the token file is "+api.RoleMetrics)
+			return
+		}
 		if !reads(r) && t.opt.Changes {
 			if others, ok := t.changes.take(); ok {
-				t.opt.Log.Info("a client asks for a change", "client", r.RemoteAddr, "certificate", certificateOf(r), "token", token, "method", r.Method, "path", r.URL.EscapedPath(), "others", others)
+				t.opt.Log.Info("a client asks for a change", "client", r.RemoteAddr, "certificate", certificateOf(r), "token", token.name, "method", r.Method, "path", r.URL.EscapedPath(), "others", others)
 			}
 		}
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -221,7 +227,7 @@ func (t *TCP) admit(next http.Handler) http.Handler {
 				return
 			}
 		}
-		next.ServeHTTP(w, withClient(r, token))
+		next.ServeHTTP(w, withClient(r, token.name))
 	})
 }
 

@@ -396,3 +396,33 @@ func TestTCPBounds(t *testing.T) {
 		})
 	}
 }
+
+// TestMetricsToken: a token with the role metrics reads the metrics page and nothing else.
+func TestMetricsToken(t *testing.T) {
+	d := newTCPDaemon(t)
+	d.write("tokens", []byte("prometheus:metrics:"+secret+"\nadmin:"+second), 0o600)
+	d.open("tokens", true, hello)
+	c := d.client()
+	for _, op := range operations(t) {
+		if resp, text, err := d.ask(c, op.method, op.path, "Authorization", "Bearer "+secret); err != nil || resp.StatusCode != 403 || !strings.Contains(text, "may read /metrics alone") {
+			t.Errorf("%s %s: %v %s", op.method, op.path, err, text)
+		}
+	}
+	for method, want := range map[string]int{"GET": 200, "HEAD": 200, "POST": 403, "DELETE": 403} {
+		if resp, _, err := d.ask(c, method, "/metrics", "Authorization", "Bearer "+secret); err != nil || resp.StatusCode != want {
+			t.Errorf("%s /metrics: %v", method, err)
+		}
+	}
+	for _, path := range []string{"/openapi.json", "/metrics/", "//metrics", "/metrics/../api/v1/config"} {
+		if resp, _, err := d.ask(c, "GET", path, "Authorization", "Bearer "+secret); err != nil || resp.StatusCode != 403 {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if resp, _, err := d.ask(c, "GET", "/api/v1/status", "Authorization", "Bearer "+second); err != nil || resp.StatusCode != 200 {
+		t.Errorf("the other token: %v", err)
+	}
+	d.write("tokens", []byte("prometheus:reader:"+secret), 0o600)
+	if _, err := api.ReadTokens(d.at("tokens")); err == nil || !strings.Contains(err.Error(), "the only role is metrics") {
+		t.Errorf("an unknown role: %v", err)
+	}
+}
