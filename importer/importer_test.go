@@ -68,6 +68,7 @@ func TestSamples(t *testing.T) {
 				t.Errorf("not valid: %v\n%s", err, r.YAML)
 			}
 			everyLine(t, s, r)
+			places(t, s, r)
 			carried(t, s.name, r.YAML)
 			var report strings.Builder
 			if err := r.Report(&report, true); err != nil {
@@ -130,6 +131,67 @@ func everyLine(t *testing.T, s sample, r *draft.Result) {
 		if strings.HasPrefix(l, "-A ") && !strings.Contains(l, "-j ") && !strings.Contains(l, "-g ") && !said[i+1] {
 			t.Errorf("nothing is said of line %d: %s", i+1, l)
 		}
+	}
+}
+
+// places wants each line of the source to have one place, and the rules of the rest to be in its text.
+func places(t *testing.T, s sample, r *draft.Result) {
+	t.Helper()
+	at := map[int]draft.Place{}
+	for _, l := range r.Lines {
+		if at[l.Number] != "" {
+			t.Errorf("line %d has two places", l.Number)
+		}
+		at[l.Number] = l.Place
+	}
+	if s.source != "iptables" {
+		return
+	}
+	kept := map[string]bool{}
+	for _, l := range strings.Split(r.Rest, "\n") {
+		kept[l] = true
+	}
+	for i, l := range strings.Split(s.text, "\n") {
+		if l == "" || l[0] == '#' {
+			continue
+		}
+		if at[i+1] == "" {
+			t.Errorf("line %d has no place: %s", i+1, l)
+		}
+		if l[0] == '-' && at[i+1] == draft.InRest && !kept[l] {
+			t.Errorf("line %d is not in the rest: %s", i+1, l)
+		}
+	}
+}
+
+// TestRefusedRules: the rules of an object that validation refuses are in the rest, also without
+// being the only ones there, and forwarded packets then pass nftables.
+func TestRefusedRules(t *testing.T) {
+	const refused = "-A POSTROUTING -j MASQUERADE"
+	text := "*nat\n:PREROUTING ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n-A PREROUTING -d 192.0.2.1/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.0.0.2\n" + refused + "\nCOMMIT\n"
+	r, err := importer.Import("iptables", text, importer.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(r.Rest, refused+"\n") || strings.Contains(r.Rest, "DNAT") || r.Config.Datapath != config.DatapathNftables || r.Count(draft.Lost) == 0 {
+		t.Errorf("rest:\n%s\n%s", r.Rest, r.YAML)
+	}
+}
+
+// TestPolicy: -P among the rules is the policy, and a policy that became a firewall rule does not drop in
+// the rest.
+func TestPolicy(t *testing.T) {
+	text := "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -i lo -j ACCEPT\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n-P INPUT DROP\nCOMMIT\n" +
+		"*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 8080\nCOMMIT\n"
+	r, err := importer.Import("iptables", text, importer.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(r.Rest, "INPUT DROP") || strings.Contains(r.YAML, "not understood") {
+		t.Errorf("rest:\n%s\n%s", r.Rest, r.YAML)
+	}
+	if rules := r.Config.Firewall.Rules; len(rules) != 3 || rules[2].Action != config.ActionDrop {
+		t.Errorf("%s", r.YAML)
 	}
 }
 

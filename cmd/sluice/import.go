@@ -31,7 +31,7 @@ type imported struct {
 	Verify *verified `json:"verify,omitempty"`
 }
 
-// importFlags are the flags of import besides those of the importer.
+// importFlags are the flags that the command handles by itself.
 type importFlags struct {
 	rest, addresses string
 	all, verify     bool

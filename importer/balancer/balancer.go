@@ -16,13 +16,13 @@ import (
 	"github.com/sluice-lb/sluice/importer/draft"
 )
 
-// Options are what the text of a source does not tell.
+// Options are facts that the text of a source lacks.
 type Options struct {
 	// Outside are the interfaces whose addresses are meant where a listener takes all.
 	Outside []string
 }
 
-// object is a service in the making. What is said about it is noted once it has its final name.
+// object is a service that is not complete. Its notes are written once it has its final name.
 type object struct {
 	d       *draft.Draft
 	service config.Service
@@ -44,10 +44,10 @@ func (o *object) without(line int, text, reason, next string) {
 	o.notes = append(o.notes, func(name string) { o.d.LostOf(name, line, text, reason, next) })
 }
 
-// from says that the service comes from the lines.
+// from adds lines to those that the service is made from.
 func (o *object) from(lines ...int) { o.lines = append(o.lines, lines...) }
 
-// add adds the service to the draft with all that is said of it, or notes that it has no equal.
+// add adds the service and its notes to the draft, or notes that it has no equal.
 func (o *object) add() {
 	if o.lost != "" {
 		for _, n := range o.lines {
@@ -157,7 +157,7 @@ func number(s string) (int, bool) {
 	return int(n), err == nil
 }
 
-// probe brings interval and timeout of a check into what is taken, and says so.
+// probe limits interval and timeout of a check to accepted values, and notes the change.
 func (o *object) probe(k *config.Check, line int) {
 	const shortest = config.Duration(100 * time.Millisecond)
 	if k.Interval != 0 && k.Interval < shortest {
@@ -176,7 +176,7 @@ func (o *object) probe(k *config.Check, line int) {
 	k.Rise, k.Fall = min(k.Rise, 100), min(k.Fall, 100)
 }
 
-// schedulers are those of IPVS; Changed says what is otherwise.
+// schedulers maps the schedulers of IPVS; changed describes the difference.
 var schedulers = map[string]struct {
 	ours    config.Scheduler
 	changed string
@@ -191,8 +191,8 @@ var schedulers = map[string]struct {
 	"fo":    {config.SchedulerRR, ""}, "ovf": {config.SchedulerRR, ""},
 }
 
-// schedule sets the scheduler of IPVS, once the backends are there. withPort tells that its hash is
-// over the client's port too.
+// schedule sets the scheduler of IPVS. It needs the backends. With withPort the hash includes the
+// client's port.
 func (o *object) schedule(name string, line int, withPort bool) {
 	if name == "" {
 		name = "wlc"

@@ -70,7 +70,7 @@ func (s *server) realServer(b *block) {
 	s.useCheck(b, check)
 }
 
-// useCheck makes a server's check that of the service, or notes that it is another one.
+// useCheck takes a server's check for the service, or notes that it differs.
 func (s *server) useCheck(b *block, k *config.Check) {
 	switch {
 	case k == nil:

@@ -53,7 +53,7 @@ type haproxy struct {
 	backends map[string]*section
 }
 
-// HAProxy imports a haproxy.cfg: what is in mode tcp.
+// HAProxy imports the sections of a haproxy.cfg in mode tcp.
 func HAProxy(text string, o Options) (*draft.Result, error) {
 	h := &haproxy{Options: o, d: draft.New("haproxy", text, "#")}
 	if err := h.read(); err != nil {

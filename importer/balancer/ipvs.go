@@ -89,7 +89,7 @@ func newVirtual(d *draft.Draft, line int, w []string) *virtual {
 	return v
 }
 
-// options reads what stands behind the address of a virtual service.
+// options reads the words after the address of a virtual service.
 func (v *virtual) options(w []string) {
 	for i := 0; i < len(w); i++ {
 		word, value := w[i], ""
@@ -198,7 +198,7 @@ func (v *virtual) server(line int, w []string) {
 	v.backend(line, b, method)
 }
 
-// backend adds a real server, unless its packets go another way than those of the first one.
+// backend adds a real server, unless its forwarding method differs from the first one's.
 func (v *virtual) backend(line int, b config.Backend, method config.Mode) {
 	if v.method == "" {
 		v.method = method

@@ -111,7 +111,7 @@ func (k *keepalived) virtualServer(b *block) {
 	for _, i := range b.inner {
 		s.statement(i)
 	}
-	for _, i := range b.inner { // after the settings, wherever these stand
+	for _, i := range b.inner { // after all settings
 		if i.words[0] == "real_server" && i.braces {
 			s.realServer(i)
 		}
@@ -168,7 +168,7 @@ func (s *server) group(name string) {
 	}
 }
 
-// addresses reads an address or a range of them ("192.0.2.1-9") and a port.
+// addresses reads one address or a range ("192.0.2.1-9"), and a port.
 func addresses(address, port string) (list []config.Listen, err error) {
 	n := uint64(0)
 	if port != "" {

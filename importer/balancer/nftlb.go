@@ -21,7 +21,7 @@ type nftlb struct {
 	policies  map[string]*draft.Value
 }
 
-// NFTLB imports the JSON of nftlb: its configuration file, or what its API answers to GET /farms.
+// NFTLB imports the JSON of nftlb: its configuration file, or the answer of its API to GET /farms.
 func NFTLB(text string, _ Options) (*draft.Result, error) {
 	list, err := draft.JSON(text)
 	if err != nil {
@@ -99,7 +99,7 @@ func (n *nftlb) farm(v *draft.Value) {
 	f.add()
 }
 
-// listenKey reads what the listeners are made of.
+// listenKey reads the keys that the listeners are made from.
 func (f *farm) listenKey(field draft.Field) {
 	value := field.Value.Str()
 	switch field.Key {
@@ -115,7 +115,7 @@ func (f *farm) listenKey(field draft.Field) {
 	}
 }
 
-// listeners reads the addresses of a farm: its own, or those of objects of their own.
+// listeners reads the addresses of a farm, from the farm or from address objects.
 func (f *farm) listeners() {
 	add := func(line int, address, ports string) {
 		if address == "" {
@@ -239,7 +239,7 @@ func (f *farm) key(field draft.Field) {
 	}
 }
 
-// beside looks at keys that were read, or belong to another one.
+// beside handles keys that other keys have read already.
 func (f *farm) beside(key, value string, line int, text string) {
 	switch key {
 	case "sched-param":

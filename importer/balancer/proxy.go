@@ -105,7 +105,7 @@ func (p *proxied) server(l statement) {
 	p.service.Backends = append(p.service.Backends, b)
 }
 
-// serverOptions reads what stands behind the address of a server, and reports whether it is checked.
+// serverOptions reads the words after the address of a server, and reports whether it is checked.
 func (p *proxied) serverOptions(b *config.Backend, l statement, w []string) (checked bool) {
 	for i := 0; i < len(w); i++ {
 		value := ""

@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// filter takes over what a chain filters, logs, marks or does not track. A firewall rule knows no
-// state of connections, no source ports and no negations. A rule is taken over only where it
-// meets the same packets as in its chain: no rule that has no equal may have accepted some before.
+// filter imports rules that filter, log, mark or disable tracking. A firewall rule of Sluice has no
+// connection state, source ports or negations. A rule is imported only if it matches the same
+// packets as in its chain: no rule that stays may have accepted some of these before.
 func (t *translator) filter(w *walker) {
 	var accepted, ended []match // by rules that stay where they are
 	var rules []config.FirewallRule
@@ -64,7 +64,7 @@ func (t *translator) filter(w *walker) {
 	t.needed(rules, of, w)
 }
 
-// firewallHook is where rules of the chain stand in the configuration.
+// firewallHook returns the hook of the chain in the configuration, or why there is none.
 func (c *chain) firewallHook() (config.Hook, string) {
 	switch c.hook {
 	case hookIngress:
@@ -278,6 +278,9 @@ func (t *translator) clamp(p *path) bool {
 		if len(p.match.out) == 0 || slices.Equal(p.match.out, s.path.match.out) {
 			n.MSSClamp, done = true, true
 			t.d.Changed(s.object.name, p.rule.line, p.rule.text, "mss-clamp lowers the option in both directions, and adds none to SYNs without it", "")
+			if len(p.match.out) == 0 {
+				t.d.Changed(s.object.name, p.rule.line, p.rule.text, "the rule clamps every forwarded connection, mss-clamp those by the interfaces of the object", "write mss-clamp at further rules, or keep it in "+t.program)
+			}
 			t.take(p, s.object)
 		}
 	}

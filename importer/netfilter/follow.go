@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// Bounds of what is followed: the rules of a large Kubernetes node are 100,000, and a chain may
-// be reached by several ways.
+// Bounds of the walk: a large Kubernetes node has 100,000 rules, and several ways may lead to one
+// chain.
 const (
 	maxDepth = 32
 	maxPaths = 200_000
@@ -21,11 +21,11 @@ type path struct {
 	place int     // among the paths of the chain
 	via   []*rule // the jumps
 	rule  *rule   // the last one
-	// match holds for all of it together; except are packets that left before: by a return or
-	// accept.
+	// match is the conjunction of all conditions; except are packets that a return or accept
+	// removed before.
 	match  match
 	except []exception
-	marks  []marking // by rules that it met before
+	marks  []marking // by earlier rules
 }
 
 // exception is a rule that lets packets leave a chain before others see them.
@@ -71,7 +71,7 @@ type walker struct {
 	err   error
 }
 
-// follow returns the paths of a base chain, in the order in which a packet meets their ends.
+// follow returns the paths of a base chain in the order in which a packet takes them.
 func (s *ruleset) follow(base *chain) (*walker, error) {
 	w := &walker{set: s, base: base}
 	w.walk(base, match{family: base.family}, nil, nil)
@@ -153,8 +153,8 @@ func (w *walker) emit(r *rule, m match, except []exception, via []*rule) {
 	w.paths = append(w.paths, &path{base: w.base, place: len(w.paths), via: via, rule: r, match: m, except: relevant, marks: marks})
 }
 
-// byDestination is a list that finds quickly what a packet to one address may meet: Kubernetes has
-// thousands of addresses with rules of their own.
+// byDestination is a list with an index by single destination: Kubernetes has thousands of
+// addresses with rules of their own.
 type byDestination[T any] struct {
 	single map[netip.Prefix][]T
 	others []T
@@ -173,7 +173,8 @@ func (l *byDestination[T]) add(m match, x T) {
 	l.single[m.dst[0]] = append(l.single[m.dst[0]], x)
 }
 
-// near returns what is about the destination of a match, and what is about no single one.
+// near returns the elements for the destination of a match, and the elements without a single
+// destination.
 func (l *byDestination[T]) near(m match) []T {
 	if !m.oneAddress() {
 		return l.all

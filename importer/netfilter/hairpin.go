@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// said is a difference that is to be noted.
+// said is a difference to note.
 type said struct {
 	line               int
 	text, reason, next string
@@ -36,8 +36,8 @@ func (t *translator) masquerades(r *rule) bool {
 	return slices.ContainsFunc(t.masquerading, func(k marked) bool { return r.do == doMark && r.mark&k.mask == k.value && k.mask != 0 })
 }
 
-// masqueraded reports whether the sources of all packets of a group are masqueraded, and what is to
-// be said where those of some are.
+// masqueraded reports whether the sources of all packets of a group are masqueraded. If only some
+// are, it returns the notes about these.
 func (t *translator) masqueraded(g *group) (all bool, list []said) {
 	seen := map[*rule]bool{}
 	for _, p := range g.paths {

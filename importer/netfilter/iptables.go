@@ -21,7 +21,7 @@ type iptables struct {
 	family int
 }
 
-// readIPTables parses the text of the draft. Of what it does not understand it notes that.
+// readIPTables parses the text of the draft.
 func readIPTables(d *draft.Draft) (*ruleset, error) {
 	p := &iptables{d: d, family: 4, set: &ruleset{chains: map[chainID]*chain{}, sets: map[string][]netip.Prefix{}, setLines: map[string][]int{}}}
 	seen := false
@@ -166,7 +166,7 @@ func (p *iptables) rule(n int, line string) {
 	c.rules = slices.Insert(c.rules, at, o.r)
 }
 
-// split breaks a line into words, as a shell would: iptables-save quotes what has spaces.
+// split breaks a line into words like a shell: iptables-save quotes words with spaces.
 func split(line string) (words []string, err error) {
 	var word strings.Builder
 	in, quoted, escaped := false, false, false

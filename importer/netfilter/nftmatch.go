@@ -193,7 +193,7 @@ func addressesOf(v *draft.Value) (list []netip.Prefix, err error) {
 	return list, nil
 }
 
-// portsIn reads ports and ranges of them.
+// portsIn reads single ports and ranges.
 func portsIn(v *draft.Value) (list []flow.Ports, err error) {
 	for _, a := range alternatives(v) {
 		text := a.Str()

@@ -20,8 +20,8 @@ type options struct {
 	r      *rule
 }
 
-// parse reads all words. An option that is not known takes what stands behind it, up to the next
-// one that begins with a dash.
+// parse reads all words. An unknown option includes the words up to the next one that begins with a
+// dash.
 func (o *options) parse() {
 	for len(o.words) > 0 {
 		word := o.next()
@@ -373,7 +373,7 @@ func portOf(s string, empty uint16) (uint16, error) {
 func otherPorts(list []flow.Ports) (rest []flow.Ports) {
 	list = slices.Clone(list)
 	slices.SortFunc(list, func(a, b flow.Ports) int { return int(a.First) - int(b.First) })
-	next := 1 // nobody uses port 0
+	next := 1 // port 0 is not used
 	for _, r := range list {
 		if int(r.First) > next {
 			rest = append(rest, flow.Ports{First: uint16(next), Last: r.First - 1})

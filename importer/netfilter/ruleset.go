@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netfilter imports the rules of iptables and nftables: both are read into one form,
-// chains are followed as a packet would follow them, and what a packet meets becomes NAT rules,
-// services and firewall rules. It is pure.
+// Package netfilter imports the rules of iptables and nftables. It reads both into one form,
+// follows the chains as a packet does, and makes NAT rules, services and firewall rules of the
+// paths. It is pure.
 //
 // It has more than 3,000 lines because the two readers share this form, and every rule that is followed
 // must be understood by both.
@@ -32,7 +32,7 @@ type chainID struct {
 	name  string
 }
 
-// hook is where a base chain stands.
+// hook is the netfilter hook of a base chain.
 type hook string
 
 const (
@@ -59,7 +59,7 @@ type chain struct {
 	called bool
 }
 
-// verdict is what a rule does with a packet that matches.
+// verdict is the action of a rule.
 type verdict string
 
 const (
@@ -88,7 +88,7 @@ type rule struct {
 	line int
 	text string
 	name string // from a comment
-	// match is what a packet must be like.
+	// match has the conditions of the rule.
 	match match
 	do    verdict
 	to    string // the chain of jump and goto
@@ -99,7 +99,7 @@ type rule struct {
 	ports     flow.Ports // zero: kept
 	shift     uint16     // the port that leads to the first of ports, the next to the next; 0 is none
 	random    bool
-	// reset tells that reject answers TCP by a reset, unreachable by port unreachable.
+	// reset: reject answers TCP with a reset. unreachable: with port unreachable.
 	reset       bool
 	unreachable bool
 	log         logLine
@@ -114,7 +114,7 @@ type rule struct {
 // part is a part of a rule that has no equal.
 type part struct {
 	text, next string
-	// effect is what comes of leaving it out.
+	// effect is the consequence of leaving the part out.
 	effect string
 }
 
@@ -126,8 +126,8 @@ type logLine struct {
 // match is a conjunction of conditions; the zero value matches all.
 type match struct {
 	family int // 4 or 6, 0 for both
-	// in and out are alternatives of interface names, with a final * for all that begin so;
-	// nil is any. notIn and notOut are none of these.
+	// in and out are alternative interface names; a final * matches all names with that
+	// beginning; nil is any. notIn and notOut exclude names.
 	in, out       []string
 	notIn, notOut []string
 	// The source is in one of src (nil: any) and in none of notSrc; the destination likewise.
@@ -150,7 +150,7 @@ type match struct {
 	never bool // no packet matches
 }
 
-// marked is a packet mark and the bits of it that count.
+// marked is a packet mark with its mask.
 type marked struct{ value, mask uint32 }
 
 // and returns the conjunction of both; possible is false when no packet matches.
@@ -211,7 +211,7 @@ func oneOf(r *match, a, b, what string) string {
 	return b
 }
 
-// both returns what is in one of each of two lists of alternatives, of which nil is everything.
+// both returns the intersection of two lists of alternatives; nil is everything.
 func both[T comparable](a, b []T, narrow func(T, T) (T, bool), unless func(bool)) []T {
 	if len(a) == 0 {
 		return b
@@ -309,14 +309,13 @@ func narrowPorts(a, b flow.Ports) (flow.Ports, bool) {
 	return r, r.First <= r.Last
 }
 
-// meets reports whether a packet may match both, as far as it is seen: conditions that have no
-// equal are taken for such as may hold.
+// meets reports whether one packet can match both. Conditions without an equal count as true.
 func (m match) meets(o match) bool {
 	_, possible := m.and(o)
 	return possible
 }
 
-// covers reports whether every packet that o matches is matched by m. Whoever is not sure says no.
+// covers reports whether every packet that o matches is matched by m. It is false in doubt.
 func (m match) covers(o match) bool {
 	within := func(a, b []netip.Prefix) bool { // a within b
 		return len(b) == 0 || len(a) > 0 && !slices.ContainsFunc(a, func(x netip.Prefix) bool {

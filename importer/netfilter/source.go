@@ -150,7 +150,7 @@ func unequalSource(m match) (list []string) {
 	return list
 }
 
-// byMark reports whether a path translates what a mark asks for, which services in mode fullnat do.
+// byMark reports whether a path translates packets with a mark, as services in mode fullnat do.
 func (t *translator) byMark(p *path) bool {
 	is := func(k *marked) bool { return k != nil && slices.Contains(t.masquerading, *k) }
 	return is(p.match.mark) || slices.ContainsFunc(p.except, func(e exception) bool { return is(e.match.notMark) })
@@ -220,8 +220,8 @@ func (t *translator) turns(p *path, target netip.Addr) bool {
 	return p.rule.first == p.rule.last && slices.ContainsFunc(m.src, func(s netip.Prefix) bool { return s.Contains(p.rule.first) })
 }
 
-// hairpins turns the hairpin of port-forwards off for which there was no rule, and on where one of
-// certain interfaces has rules for inside hosts beside it.
+// hairpins turns the hairpin of port-forwards off if no rule has its effect, and on if rules
+// publish the port for inside hosts of other interfaces too.
 func (t *translator) hairpins() {
 	for _, f := range t.forwards {
 		switch of := t.hairpinOf(f); {
@@ -258,7 +258,7 @@ func (t *translator) hairpinOf(f *forward) *config.Switch {
 	return nil
 }
 
-// oneOfAll reports whether a path is that of one protocol of a rule that follows for all, as libvirt
+// oneOfAll reports whether a path is for one protocol of a later rule for all protocols, as libvirt
 // writes them: with ports for TCP and UDP.
 func (t *translator) oneOfAll(p *path, later []*path) bool {
 	want := p.match
@@ -401,7 +401,7 @@ func overlaps(a, b []netip.Prefix) bool {
 	})
 }
 
-// sourceDifferences notes what an object translates otherwise than the path did.
+// sourceDifferences notes packets that an object translates otherwise than the path did.
 func (t *translator) sourceDifferences(p *path, object string, n config.NATRule, later []*path) {
 	m := p.match
 	for _, name := range m.notOut {

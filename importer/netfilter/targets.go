@@ -10,7 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// targets are those of iptables that are read; others are chains of the user or have no equal.
+// targets are the targets of iptables that the reader knows; others are user chains or have no
+// equal.
 var targets = map[string]verdict{
 	"ACCEPT": doAccept, "DROP": doDrop, "RETURN": doReturn, "REJECT": doReject, "DNAT": doDNAT, "SNAT": doSNAT, "MASQUERADE": doMasq,
 	"NETMAP": doNetmap, "REDIRECT": doRedirect, "LOG": doLog, "MARK": doMark, "NOTRACK": doNotrack, "TCPMSS": doOther, "CT": doOther,

@@ -12,10 +12,10 @@ import (
 	"github.com/sluice-lb/sluice/importer/draft"
 )
 
-// Options are what the rules do not tell.
+// Options are facts that the rules lack.
 type Options struct {
-	// Outside are the interfaces whose addresses are meant where a rule takes what is sent to
-	// any address of the host.
+	// Outside are the interfaces whose addresses are meant where a rule accepts packets to any
+	// address of the host.
 	Outside []string
 	// Addresses are the host's own by interface, with the length of their network; nil if unknown.
 	Addresses map[string][]netip.Prefix
@@ -38,16 +38,16 @@ type translator struct {
 	leaving     []*path
 	forwardedTo map[*path][]string
 	ways        []*way
-	forOwn      map[*rule]bool // rules that connections of the host itself meet
+	forOwn      map[*rule]bool // rules for connections of the host itself
 	objects     []*objectOf
-	// masquerading marks tell that a packet's source is translated where it leaves.
+	// masquerading has the marks of packets whose source is translated in postrouting.
 	masquerading []marked
 	sourced      []*sourceRule
 	// missed are translations that have no equal.
 	missed []*path
 	// returned are tables with a rule of an object that validation has refused.
 	returned map[string]bool
-	// stays tells that rules stay in the program that forwarded packets have to meet.
+	// stays: rules for forwarded packets stay in the program.
 	stays bool
 }
 
@@ -142,7 +142,7 @@ func (t *translator) translate() error {
 	return nil
 }
 
-// dropDead removes paths that no packet takes, because an earlier path takes all of them.
+// dropDead removes paths that an earlier path covers: no packet takes them.
 func (t *translator) dropDead(w *walker) {
 	var ends byDestination[*path]
 	alive := w.paths[:0:0]
@@ -243,7 +243,7 @@ func (t *translator) placeRules() {
 	}
 }
 
-// sets takes over the sets of addresses that rules use; objects that use one come from its lines too.
+// sets imports the sets of addresses that rules use.
 func (t *translator) sets() {
 	used := map[string]bool{}
 	for _, c := range t.set.order {

@@ -134,8 +134,8 @@ func (t *translator) wayTo(g *group, r *rule) (w way) {
 	return w
 }
 
-// leavesBy reports whether packets to a target leave by the interfaces of a path. Guessed tells that it
-// follows from an assumption about routes.
+// leavesBy reports whether packets to a target leave by the interfaces of a path. Guessed is true
+// if that is an assumption about routes.
 func (t *translator) leavesBy(q *path, target netip.Addr, g *group) (_ answer, guessed bool) {
 	m := q.match
 	var not []string

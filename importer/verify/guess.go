@@ -19,8 +19,7 @@ const (
 	maxNeighbours = 512
 )
 
-// mtu of the guessed interfaces in bytes: that of the outside one is smaller, so that a lowered MSS
-// shows.
+// MTU of the guessed interfaces in bytes. The outside one is smaller, so that a lowered MSS shows.
 const (
 	mtuInside  = 1500
 	mtuOutside = 1400

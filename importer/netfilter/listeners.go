@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
+)
+
+// listeners returns the endpoints that a match is about. With one, all ports lead to one port,
+// which a range of ports cannot.
+func (t *translator) listeners(g *group, target netip.Addr, one bool) (list []config.Listen, in config.Interfaces, problem, next string) {
+	m := g.match
+	in = interfaces(m.in)
+	ports := slices.Clone(m.dport)
+	if len(ports) == 1 && ports[0].Last == 65535 && ports[0].First <= 1 {
+		ports = nil
+	}
+	if one {
+		if ports = singles(ports); ports == nil {
+			return nil, "", "no equal for one target port of so many", "write a port-forward for each range"
+		}
+	}
+	for _, p := range m.dst {
+		if !p.IsSingleIP() {
+			return nil, "", "no equal for a whole network as the destination: " + p.String(), "write a port-forward for each address, or type: static for all ports of all"
+		}
+		if p.Addr().Is4() != target.Is4() {
+			continue
+		}
+		if t.owns(p.Addr()) == yes || len(m.in) == 0 || wildcard(m.in) {
+			list = append(list, config.Listen{Address: p.Addr(), Ports: ports})
+			continue
+		}
+		// Bound to interfaces, so that the gateway does not refuse other ports of an address
+		// that another host may have.
+		for _, name := range m.in {
+			list = append(list, config.Listen{Address: p.Addr(), Interface: name, Ports: ports})
+		}
+	}
+	if len(list) > 0 {
+		if list[0].Interface != "" {
+			in = ""
+		}
+		return list, in, "", ""
+	}
+	if m.dstLocal && len(m.notDst) == 0 {
+		if list = t.ownListeners(target, ports); len(list) > 0 {
+			return list, in, "", ""
+		}
+	}
+	if len(m.in) > 0 && !wildcard(m.in) {
+		for _, name := range m.in {
+			list = append(list, config.Listen{Interface: name, Ports: ports})
+		}
+		return list, in, "", ""
+	}
+	for _, name := range t.Outside {
+		list = append(list, config.Listen{Interface: name, Ports: ports})
+	}
+	if len(list) == 0 {
+		return nil, "", "the rule takes what is sent to any address of the host, and does not say which", "import again with --outside INTERFACE, the one whose address is meant"
+	}
+	return list, in, "", ""
+}
+
+// otherInterfaces writes "by every interface but" as the other interfaces, where these are known.
+func (t *translator) otherInterfaces(g *group) {
+	if t.Addresses == nil || len(g.exempt) == 0 || len(g.match.in) > 0 {
+		return
+	}
+	if slices.ContainsFunc(g.paths, func(p *path) bool { return t.forOwn[p.rule] }) {
+		return // connections of the host itself arrive by no interface
+	}
+	var others []string
+	for _, name := range slices.Sorted(maps.Keys(t.Addresses)) {
+		if name != "lo" && !slices.ContainsFunc(g.exempt, func(x string) bool { return nameWithin(name, x) }) {
+			others = append(others, name)
+		}
+	}
+	if len(others) > 0 {
+		g.match.in, g.exempt = others, nil
+	}
+}
+
+// wildcard reports whether one of the names is a pattern.
+func wildcard(names []string) bool {
+	return slices.ContainsFunc(names, func(s string) bool { return strings.HasSuffix(s, "*") })
+}
+
+// ownListeners listens on all known addresses of the host, in the family of the target.
+func (t *translator) ownListeners(target netip.Addr, ports []flow.Ports) (list []config.Listen) {
+	for _, name := range slices.Sorted(maps.Keys(t.Addresses)) {
+		for _, p := range t.Addresses[name] {
+			if a := p.Addr(); !a.IsLoopback() && !a.IsLinkLocalUnicast() && a.Is4() == target.Is4() {
+				list = append(list, config.Listen{Address: a, Ports: ports})
+			}
+		}
+	}
+	return list
+}
+
+// differences notes where listeners take other packets than the match did.
+func (t *translator) differences(g *group, object string, listen []config.Listen) {
+	p, m := g.paths[0], g.match
+	changed := func(reason, next string) { t.d.Changed(object, p.rule.line, p.rule.text, reason, next) }
+	switch byInterface := listen[0].Interface != "" && !listen[0].Address.IsValid(); {
+	case !byInterface:
+		t.otherPorts(g, object, listen)
+	case m.dstLocal:
+		changed("the rule takes every address of the host, the object that of interface "+listen[0].Interface, "give --outside several interfaces for more")
+	default:
+		changed("the rule takes packets to any address, the object those to the address of interface "+listen[0].Interface, "write address: for another one")
+	}
+	var other []string
+	for _, n := range g.exempt {
+		if n != "lo" {
+			other = append(other, n)
+		}
+	}
+	if len(other) > 0 {
+		changed("packets that arrive by "+strings.Join(other, ", ")+" are translated too", "write in: with the other interfaces, or leave it: hosts there reach the published port as others do")
+	}
+	if len(m.src) > 0 || m.srcSet != "" || len(m.notSrc) > 0 {
+		changed("clients that the rule does not name were not translated; here they are refused", "")
+	}
+	for _, d := range m.notDst {
+		if len(m.dst) == 0 && listen[0].Interface != "" && !d.Addr().IsLoopback() {
+			changed("packets to "+d.String()+" were not translated", "")
+		}
+	}
+}
+
+// otherPorts notes that the gateway refuses ports without a listener on an address that another host
+// may have.
+func (t *translator) otherPorts(g *group, object string, listen []config.Listen) {
+	if g.match.proto == flow.Any {
+		return
+	}
+	for _, l := range listen {
+		if l.Interface == "" && t.unowned(object, g.paths[0].rule, l.Address) {
+			return
+		}
+	}
+}
+
+// unowned notes that Sluice owns an address, unless it is known to be the host's own.
+func (t *translator) unowned(object string, r *rule, a netip.Addr) bool {
+	if t.owns(a) == yes {
+		return false
+	}
+	t.d.Changed(object, r.line, r.text, "Sluice refuses packets to an address of the object that is not the host's own, if no object takes them; the original routed them",
+		"import again with --addresses FILE, the output of 'ip -j addr'")
+	return true
+}
