@@ -4,6 +4,7 @@
 #define SLUICE_APPLY_H
 
 #include "answer.h"
+#include "source.h"
 
 // What a plan's route decides. REASON_NONE: send.
 static __always_inline enum reason after_route(struct plan *plan, enum reason routed)
@@ -138,13 +139,34 @@ static __noinline enum reason ready(const struct packet *p, struct plan *plan, e
 	return REASON_TO_FRAGMENT;
 }
 
+// Reports whether the kernel refuses the source of a packet for which the miss did not check it: of a flow
+// whose next hop is not current for this interface, of an ICMP error, and if "ip rule" may choose the way back by the
+// translated destination.
+static __always_inline bool refused_late(void *ctx, const struct packet *p, const struct plan *plan, bool current)
+{
+	if (plan->flags & PLAN_ERROR) {
+		if (plan->family != p->family)
+			return false; // the kernel does not route its source
+	} else if (plan->flags & PLAN_EXISTING ? current : !(checks_now() & CHECK_RULES)) {
+		return false;
+	}
+	return refuses_source(ctx, p->ifindex, p->tuple.saddr.w[0],
+			      plan->family == FAMILY_4 ? plan->to.daddr.w[0] : 0, true);
+}
+
 static __always_inline enum reason prepare(void *ctx, const struct packet *p, struct plan *plan, const bool xdp)
 {
 	enum reason reason = REASON_NONE;
+	bool current;
 
 	if (plan->backend_hop != NO_ENTRY)
 		backend_route(plan);
-	if (!hop_current(plan, p->now)) {
+	current = hop_current(p, plan);
+	if (p->family == FAMILY_4 && refused_late(ctx, p, plan, current)) {
+		plan->flags |= PLAN_HERE;
+		return REASON_NOT_ROUTED;
+	}
+	if (!current) {
 		reason = after_route(plan, xdp ? xdp_route(ctx, p, plan) : tc_route(ctx, p, plan));
 		if (have_nat && (reason == REASON_NONE || reason == REASON_NO_NEIGHBOUR) &&
 		    end_rerouted(p, plan) != REASON_NONE)

@@ -7,6 +7,7 @@
 #define SLUICE_DIRECT_H
 
 #include "encap.h"
+#include "source.h"
 
 #define NOT_DIRECT -1
 
@@ -50,7 +51,7 @@ static __always_inline __u32 direct_backend(__u32 service, __u32 hash)
 // The next hop at a place, while it is fresh.
 static __always_inline struct hop *direct_hop(__u64 way)
 {
-	struct hop *h = hop_remembered(way >> 32, way);
+	struct hop *h = hop_remembered(way >> 32, way, 0);
 
 	return h && hop_fresh(h, now_ticks()) ? h : (void *)0;
 }
@@ -154,7 +155,8 @@ static __always_inline bool straight_of(struct straight *s, void *data, void *en
 	if ((void *)ports + sizeof(struct udphdr) > end || *(__u8 *)ip != 0x45) // no options
 		return false;
 	d = direct_of(ip->daddr | (__u64)ports->dest << 32 | (__u64)ip->protocol << 48);
-	if (!d || (d->ifindex && d->ifindex != ifindex) || martian4(ip->saddr))
+	if (!d || (d->ifindex && d->ifindex != ifindex) || martian4(ip->saddr) ||
+	    maybe_own(ip->saddr) || checks_now() & CHECK_EACH)
 		return false;
 	s->length = bpf_ntohs(ip->tot_len);
 	s->ecn = ip->tos & ECN_MASK;

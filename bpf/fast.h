@@ -85,7 +85,7 @@ static __always_inline bool fast_flow(const struct packet *p, struct settled *s,
 	m = meta_of(s->entry, v6);
 	if (m->twin == NO_ENTRY || !conn_plain(p, m))
 		return false;
-	s->hop = hop_remembered(m->hop, m->hop_gen);
+	s->hop = hop_remembered(m->hop, m->hop_gen, p->ifindex);
 	if (!s->hop || !hop_fresh(s->hop, p->now) || !hop_takes(s->hop, xdp))
 		return false;
 	s->cross = m->flags & ENTRY_CROSS;
@@ -182,6 +182,7 @@ static __always_inline int xdp_fast(struct xdp_md *ctx, const bool v6)
 	struct packet p = {};
 
 	p.frame_len = end - data;
+	p.ifindex = ctx->ingress_ifindex;
 	if (!fast_find(&p, &s, data, end, 0, v6, true))
 		return -1;
 	fast_count(&s, v6);
@@ -203,6 +204,7 @@ static __always_inline int tc_fast(struct __sk_buff *ctx, const bool v6)
 	struct packet p = {};
 
 	p.frame_len = ctx->len;
+	p.ifindex = ctx->ingress_ifindex;
 	if (!fast_find(&p, &s, data, end, ctx->gso_size, v6, false))
 		return -1;
 	if (have_family_change && s.cross) {

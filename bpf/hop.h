@@ -280,7 +280,15 @@ static __always_inline enum reason fib_reason(int ret)
 	return REASON_NOT_ROUTED;
 }
 
-static __always_inline void hop_remember(const struct packet *p, const struct plan *plan, __u32 gen)
+// Added to the generation in a flow's entry while interfaces have rp_filter 1: packets that arrive by
+// another interface find no next hop there, and their source is checked.
+static __always_inline __u32 arrival(const struct control *c, __u32 ifindex)
+{
+	return c->checks & CHECK_STRICT ? ifindex * 0x9e3779b1U : 0;
+}
+
+static __always_inline void hop_remember(const struct control *c, const struct packet *p, const struct plan *plan,
+					 __u32 gen)
 {
 	struct entry_meta *m;
 
@@ -299,7 +307,7 @@ static __always_inline void hop_remember(const struct packet *p, const struct pl
 	if (!m)
 		return;
 	m->hop = plan->hop;
-	m->hop_gen = plan->hop ? gen : ~gen;
+	m->hop_gen = plan->hop ? gen + arrival(c, p->ifindex) : ~gen;
 }
 
 // The hardware address that is configured for a backend goes before the neighbour
@@ -413,12 +421,12 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 		plan->hop = 0;
 		w->hop.ifindex = fib->ifindex; // where the kernel sends it, if the table says that much
 		fib->tot_len = 0xffff;
-		if (c->route_mtus)
+		if (c->checks & CHECK_ROUTE_MTUS)
 			lower_to_route(plan, fib);
 		w->hop.mtu = fib->tot_len;
 		return reason;
 	}
-	if (c->route_mtus)
+	if (c->checks & CHECK_ROUTE_MTUS)
 		lower_to_route(plan, fib);
 	again = plan->flags & PLAN_ROUTED && before;
 	if (again) {
@@ -431,18 +439,19 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	plan->flags |= PLAN_ROUTED;
 	if (dry_run)
 		return REASON_NONE;
-	hop_remember(p, plan, gen);
+	hop_remember(c, p, plan, gen);
 	return again && kernel_probes(ctx, c, p, plan) ? REASON_NO_NEIGHBOUR : REASON_NONE;
 }
 
 BOTH_HOOKS(route, !p || !plan ? REASON_INTERNAL : route(ctx, p, plan), const struct packet *p, struct plan *plan)
 
-// The next hop at a place, if it was remembered in this generation; or null.
-static __always_inline struct hop *hop_remembered(__u32 at, __u32 gen)
+// Returns the next hop at a place, if it was stored in this generation; or null. ifindex: where the packet
+// of a flow's entry has arrived; 0 for other next hops.
+static __always_inline struct hop *hop_remembered(__u32 at, __u32 gen, __u32 ifindex)
 {
 	struct control *c = the_control();
 
-	if (!cache_hops || !c || gen != *(volatile __u32 *)&c->generation || !at)
+	if (!cache_hops || !c || gen - arrival(c, ifindex) != *(volatile __u32 *)&c->generation || !at)
 		return 0;
 	return bpf_map_lookup_elem(&hops, &at);
 }
@@ -454,16 +463,16 @@ static __always_inline bool hop_fresh(const struct hop *h, __u32 now)
 
 // Whether the hop that a plan remembers may still be used. The caller looks at the
 // routing table when it may not.
-static __always_inline bool hop_current(struct plan *plan, __u32 now)
+static __always_inline bool hop_current(const struct packet *p, struct plan *plan)
 {
-	struct hop *h = hop_remembered(plan->hop, plan->hop_gen);
+	struct hop *h = hop_remembered(plan->hop, plan->hop_gen, plan->backend_hop == NO_ENTRY ? p->ifindex : 0);
 
 	if (!h)
 		return false;
 	plan->flags |= PLAN_ROUTED;
-	if (hop_fresh(h, now))
+	if (hop_fresh(h, p->now))
 		return true;
-	h->checked = now; // this packet looks for all
+	h->checked = p->now; // this packet looks for all
 	return false;
 }
 

@@ -29,6 +29,31 @@ struct {
 	__type(value, struct hop);
 } hops SEC(".maps");
 
+// Settings of interfaces, and IPv4 addresses and broadcast addresses of this host, for the check of
+// sources. Written by user space when addresses or settings change.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, __u32);
+} source_checks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __be32);
+	__type(value, __u32);
+} own_sources SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct own_filter);
+} own_filter SEC(".maps");
+
 // MTUs of routes that have one, in bytes; 0 for more specific routes that have none. Written and deleted
 // by user space.
 struct {

@@ -4,6 +4,7 @@
 #define SLUICE_MISS_H
 
 #include "rewrite.h"
+#include "source.h"
 
 // A local socket goes before a binding of the same port. Its tuple is not in the frame
 // that everything behind a miss stands on.
@@ -50,7 +51,8 @@ static __always_inline bool to_local_pool(const struct packet *p)
 // may be decided on.
 static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan, const bool xdp)
 {
-	if (never_routed(p))
+	if (never_routed(p) || (p->family == FAMILY_4 && refuses_source(ctx, p->ifindex, p->tuple.saddr.w[0],
+									p->tuple.daddr.w[0], false)))
 		return REASON_NOT_ROUTED;
 	if (have_pools && to_local_pool(p) && socket_here(ctx, p))
 		return REASON_LOCAL_SOCKET;

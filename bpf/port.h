@@ -136,18 +136,39 @@ __noinline int take_exact(struct port_request *r)
 	return 1;
 }
 
+// Ports of r within first..last. On an address of this host those that its sockets get
+// (ip_local_port_range) are given out last, so that its own connections hardly ever take the endpoint of a
+// flow.
+static __always_inline int take_upper(struct port_request *r, __u32 first, __u32 last)
+{
+	__u32 number = r->map / PORT_CLASSES;
+	struct pool_addr *address;
+	int bit = -1;
+
+	if (first <= local_port_last && last > local_port_last) {
+		address = bpf_map_lookup_elem(&pools, &number);
+		if (address && address->local) {
+			bit = take_range(r, first, local_port_last);
+			first = local_port_last + 1;
+		}
+	}
+	return bit >= 0 ? bit : take_range(r, first, last);
+}
+
 // Takes a port; REASON_NONE and r->port, or REASON_NO_PORT. Ports below 1024 stand
 // for each other, and those above, as long as there are some (RFC 4787 REQ-3a).
 static __always_inline int choose_port(struct port_request *r)
 {
 	int bit;
 
-	if (r->whole || r->first >= 1024 || r->last < 1024) {
+	if (r->whole || r->last < 1024) {
 		bit = take_range(r, r->first, r->last);
+	} else if (r->first >= 1024) {
+		bit = take_upper(r, r->first, r->last);
 	} else {
-		bit = r->want < 1024 ? take_range(r, r->first, 1023) : take_range(r, 1024, r->last);
+		bit = r->want < 1024 ? take_range(r, r->first, 1023) : take_upper(r, 1024, r->last);
 		if (bit < 0)
-			bit = r->want < 1024 ? take_range(r, 1024, r->last) : take_range(r, r->first, 1023);
+			bit = r->want < 1024 ? take_upper(r, 1024, r->last) : take_range(r, r->first, 1023);
 	}
 	if (bit < 0)
 		return REASON_NO_PORT;

@@ -40,6 +40,25 @@ enum iface_key {
 	ANY_IFACE_OF_SERVICE = 0xc0000000U, // no interface's index
 };
 
+// Value of source_checks: how the kernel checks the sources of IPv4 packets that an interface receives.
+enum source_check {
+	SOURCE_STRICT = 0x01, // rp_filter 1
+	SOURCE_LOOSE = 0x02,  // rp_filter 2
+	SOURCE_ACCEPT_LOCAL = 0x04,
+};
+
+// Value of own_sources.
+enum own_kind {
+	OWN_ADDRESS = 1,
+	OWN_BROADCAST = 2,
+};
+
+// A bit for each address of own_sources, by hash, so that most other sources need no lookup.
+struct own_filter {
+	__u64 words[64];
+};
+ASSERT_SIZE(struct own_filter, 512);
+
 // Routes of an interface. bpf_fib_lookup reports the MTU of locked ones only.
 struct route_mtu_key {
 	__u32 prefix_len; // bits of what follows that count

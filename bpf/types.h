@@ -353,6 +353,16 @@ enum spliced {
 	SPLICED_FAMILIES = 0x04, // between IPv4 and IPv6; set by user space
 };
 
+// control.checks
+enum check {
+	CHECK_ROUTE_MTUS = 0x01, // the map route_mtus has entries
+	CHECK_RP_FILTER = 0x02,	 // interfaces with rp_filter
+	CHECK_STRICT = 0x04,	 // some of them with 1
+	CHECK_EACH = 0x08,	 // rp_filter may refuse packets that belong to no flow
+	CHECK_MULTIPATH = 0x10,	 // IPv4 routes over several next hops
+	CHECK_RULES = 0x20,	 // IPv4 rules of "ip rule" beside the default ones
+};
+
 // Words of the datapath as a whole; one element. Every packet reads the first
 // cache line, which is seldom written.
 struct control {
@@ -361,7 +371,7 @@ struct control {
 	__u32 spliced; // SPLICED_*: what flows may have been made with, so that programs must know how to go on with it
 	__u32 nat_order; // which of nat_orders is in force: one word, so that all places change at once
 	__u32 ended;	 // something was put into the map of that name
-	__u32 route_mtus; // the map of that name has entries
+	__u32 checks;	 // CHECK_*, written by user space
 	// Where the index of a flow table is in its map: first bucket << 32 | number of buckets. While
 	// another one is made ready, new slots are written to both; else "next" is 0.
 	__u64 index4;

@@ -21,7 +21,8 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if p.action != Forward {
 		return m.answered(in, v, p.answer, Outcome{Action: p.action, Reason: p.reason})
 	}
-	if p.here {
+	crosses := p.to.Source.IsValid() && p.to.Source.Addr().Is6() != v.v6
+	if p.here || !(v.kind == icmpError && crosses) && m.host.refuses(in.Interface, v.src.Addr()) {
 		return Outcome{Action: Pass, Reason: ReasonNotRouted}
 	}
 	if p.of.rerouted(m, v) {

@@ -25,6 +25,10 @@ type Interface struct {
 	MAC       packet.MAC
 	MTU       int            // bytes of the largest IP packet
 	Addresses []netip.Prefix // the host's own, with the length of their network
+	// RPFilter is rp_filter: 1 refuses IPv4 sources that are routed by another interface, 2 those that are not routed.
+	RPFilter int
+	// AcceptLocal takes IPv4 packets with a source address of this host.
+	AcceptLocal bool
 	// Stations are hardware addresses besides MAC at which frames are for this host: of links
 	// that stand on the interface (macvlan, VRRP).
 	Stations []packet.MAC
@@ -123,6 +127,30 @@ func (h *Host) route(dst netip.Addr) (hop, bool) {
 func (h *Host) Routed(dst netip.Addr) bool {
 	_, ok := h.route(dst)
 	return ok || h.Owns(dst)
+}
+
+// refuses reports whether the kernel forwards no packet from src that arrives on an interface
+// (fib_validate_source). It has no such check for IPv6.
+func (h *Host) refuses(iface string, src netip.Addr) bool {
+	in, ok := h.Interface(iface)
+	if !ok || !src.Is4() {
+		return false
+	}
+	if h.Owns(src) {
+		return !in.AcceptLocal
+	}
+	if in.RPFilter == 0 {
+		return false
+	}
+	for _, i := range h.Interfaces {
+		for _, p := range i.Addresses {
+			if p.Addr().Is4() && p.Bits() < 31 && p.Contains(src) && !p.Contains(src.Next()) {
+				return true // a broadcast address
+			}
+		}
+	}
+	back, ok := h.route(src)
+	return !ok || in.RPFilter == 1 && back.Name != iface
 }
 
 // networks are those that the host is connected to.

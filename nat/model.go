@@ -190,6 +190,8 @@ func (m *Model) decide(in Arrival, v *view) plan {
 	p := drop(ReasonDenied)
 	switch {
 	case v.firewalled(m, in.Interface):
+	case m.session(v) == nil && v.kind != icmpError && m.host.refuses(in.Interface, v.src.Addr()):
+		p = pass(ReasonNotRouted)
 	case m.session(v) == nil && v.neverRouted():
 		p = m.oddError(in, v)
 	default:

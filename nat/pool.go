@@ -116,6 +116,10 @@ func (m *Model) allocateOn(r request, address netip.Addr) (outsideKey, bool) {
 	return m.search(r, address, []flow.Ports{block.ports})
 }
 
+// firstLocalPort is the first port that sockets of the host get (ip_local_port_range by default). On its own
+// addresses these are given out last.
+const firstLocalPort = 32768
+
 // search looks for a free port in the spans, in three rounds: range and parity,
 // range, any.
 func (m *Model) search(r request, address netip.Addr, spans []flow.Ports) (outsideKey, bool) {
@@ -129,6 +133,12 @@ func (m *Model) search(r request, address netip.Addr, spans []flow.Ports) (outsi
 		rounds = []func(uint16) bool{any}
 	} else if !m.sameClassPossible(r, spans) { // a class that the rule does not have: parity still counts
 		rounds[0] = func(p uint16) bool { return p&1 == r.wanted&1 }
+	}
+	if m.host.Owns(address) && portClass(r.protocol) != flow.ICMP {
+		below := func(suits func(uint16) bool) func(uint16) bool {
+			return func(p uint16) bool { return p < firstLocalPort && suits(p) }
+		}
+		rounds = []func(uint16) bool{below(rounds[0]), below(rounds[1]), rounds[0], rounds[1], below(any), any}
 	}
 	key := outsideKey{protocol: portClass(r.protocol)}
 	for _, suits := range rounds {

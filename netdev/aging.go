@@ -44,6 +44,9 @@ func (w *Watcher) noteAge(key neighbour, n *netlink.Neigh) {
 		delete(w.aging, key)
 		return
 	}
+	if w.aging == nil {
+		w.aging = map[neighbour]Aging{}
+	}
 	w.aging[key] = Aging{Hop: Hop{key.ifindex, key.address}, MAC: n.HardwareAddr,
 		managed: n.FlagsExt&netlink.NTF_EXT_MANAGED != 0, learned: n.Flags&netlink.NTF_EXT_LEARNED != 0}
 }

@@ -20,13 +20,26 @@ type RouteMTU struct {
 	MTU     uint32
 }
 
-// RouteMTUs returns the routes with an MTU, and the more specific routes without one through the same
-// interfaces. Among equal routes in one table the kernel uses the one with the lowest metric. For equal routes
+// RouteFacts are properties of the routing tables of the calling thread's namespace.
+type RouteFacts struct {
+	MTUs      []RouteMTU
+	Multipath bool // an IPv4 route has several next hops
+	Default   bool // the main table has an IPv4 default route
+}
+
+// Routes reads the routing tables. MTUs are the routes with an MTU, and the more specific routes without one through
+// the same interfaces. Among equal routes in one table the kernel uses the one with the lowest metric. For equal routes
 // in several tables the list has the smallest MTU. Without any MTU each table is read once.
-func RouteMTUs() ([]RouteMTU, error) {
-	with, err := unicastRoutes(func(r *unicastRoute) bool { return r.mtu > 0 })
+func Routes() (facts RouteFacts, err error) {
+	with, err := unicastRoutes(func(r *unicastRoute) bool {
+		if r.to.Addr().Is4() {
+			facts.Multipath = facts.Multipath || len(r.by) > 1
+			facts.Default = facts.Default || r.to.Bits() == 0 && r.table == unix.RT_TABLE_MAIN
+		}
+		return r.mtu > 0
+	})
 	if err != nil || len(with) == 0 {
-		return nil, err
+		return facts, err
 	}
 	all, err := unicastRoutes(func(r *unicastRoute) bool {
 		return r.mtu > 0 || slices.ContainsFunc(with, func(w unicastRoute) bool { // Contains is false for another family
@@ -34,7 +47,7 @@ func RouteMTUs() ([]RouteMTU, error) {
 		})
 	})
 	if err != nil {
-		return nil, err
+		return facts, err
 	}
 	type place struct {
 		table, ifindex uint32
@@ -56,12 +69,11 @@ func RouteMTUs() ([]RouteMTU, error) {
 			smallest[key] = r.mtu
 		}
 	}
-	list := make([]RouteMTU, 0, len(smallest))
 	for key, mtu := range smallest {
 		key.MTU = mtu
-		list = append(list, key)
+		facts.MTUs = append(facts.MTUs, key)
 	}
-	return list, nil
+	return facts, nil
 }
 
 // unicastRoute is a route of any table.
@@ -72,6 +84,11 @@ type unicastRoute struct {
 }
 
 func (r *unicastRoute) leavesBy(ifindex uint32) bool { return slices.Contains(r.by, ifindex) }
+
+// special reports whether Routes returns anything about the route.
+func (r *unicastRoute) special() bool {
+	return r.mtu > 0 || r.to.Addr().Is4() && (len(r.by) > 1 || r.to.Bits() == 0)
+}
 
 // unicastRoutes lists the unicast routes of all tables that wanted selects.
 func unicastRoutes(wanted func(*unicastRoute) bool) ([]unicastRoute, error) {

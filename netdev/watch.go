@@ -23,13 +23,15 @@ type Kind uint8
 const (
 	Link      Kind = iota // an interface was added, removed, or changed its state, MAC or MTU
 	Address               // an address was added or removed
-	Route                 // a route, a routing rule or a next-hop object was added, removed or changed
+	Route                 // a route or a next-hop object was added, removed or changed
 	Neighbour             // the MAC of a known neighbour changed, or it is no longer known
 	Policy                // an IPsec policy was added, removed or changed
+	Rule                  // a routing rule was added or removed
+	Setting               // forwarding, rp_filter or another setting of an interface was written
 	Lost                  // the kernel had more changes than fitted the socket: anything may have changed
 )
 
-var kindNames = [...]string{"link", "address", "route", "neighbour", "policy", "lost"}
+var kindNames = [...]string{"link", "address", "route", "neighbour", "policy", "rule", "setting", "lost"}
 
 // String returns the kind in lower case.
 func (k Kind) String() string { return kindNames[k] }
@@ -39,13 +41,14 @@ type Event struct {
 	Kind    Kind
 	Ifindex int
 	Address netip.Addr
-	MTU     bool // of a Route: it is a unicast route that has an MTU
+	Special bool // of a Route: it is one that Routes reports
 }
 
 // groups are the multicast groups of NETLINK_ROUTE about next hops.
 var groups = []uint{
 	unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 	unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_NEXTHOP,
+	unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF,
 }
 
 // receiveBuffer in bytes. It holds the changes of some ten thousand routes. A table of a million routes
@@ -77,7 +80,7 @@ func Open() (*Watcher, error) {
 		// Without CAP_NET_ADMIN the kernel's own bound holds; Lost reports when it was too small.
 		_ = socket.SetReceiveBufferSize(receiveBuffer, false)
 	}
-	w := &Watcher{socket: socket, macs: map[neighbour]string{}, aging: map[neighbour]Aging{}}
+	w := &Watcher{socket: socket, macs: map[neighbour]string{}}
 	w.policies, err = nl.Subscribe(unix.NETLINK_XFRM, nl.XFRMNLGRP_POLICY)
 	if err != nil && !withoutIPsec(err) {
 		w.close()
@@ -161,9 +164,13 @@ func (w *Watcher) event(kind uint16, data []byte) (Event, bool) {
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		return Event{Kind: Address}, true
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		return Event{Kind: Route, MTU: w.route.read(data) && w.route.mtu > 0}, true
-	case unix.RTM_NEWRULE, unix.RTM_DELRULE, unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP:
+		return Event{Kind: Route, Special: w.route.read(data) && w.route.special()}, true
+	case unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP:
 		return Event{Kind: Route}, true
+	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
+		return Event{Kind: Rule}, true
+	case unix.RTM_NEWNETCONF:
+		return Event{Kind: Setting}, true
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
 		n, err := netlink.NeighDeserialize(data)
 		if err != nil {

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// agingLook is how often the daemon looks for used next hops whose address nobody has confirmed.
+	// agingLook is how often the daemon looks for used next hops with an unconfirmed address.
 	agingLook = time.Second
 	// probesPerLook bounds the requests sent at once; further neighbours are probed by the next looks.
 	probesPerLook = 1024

@@ -287,7 +287,7 @@ func (d *Datapath) write(want *compile.Desired, s *datapath.Snapshot, h *compile
 	}
 	hosts, ownedHosts := withoutNewlyOwned(want.Hosts, had.Hosts, func(k wire.HostKey) uint32 { return k.List })
 	members, ownedMembers := withoutNewlyOwned(want.Members, had.Members, func(k wire.MemberKey) uint32 { return k.List })
-	d.firstRouteMTUs()
+	d.firstRoutes()
 	err = errors.Join(
 		table.Equalise(t.Maps["hosts"], hosts, nil), table.Equalise(t.Maps["members"], members, nil),
 		putFirewall(t.Maps["firewall_rules"], want.Firewall), table.Equalise(t.Maps["sessions"], want.Sessions, nil),
@@ -325,16 +325,6 @@ func withoutNewlyOwned[K comparable](want, had map[K]uint64, list func(K) uint32
 }
 
 // bump makes every flow look up its next hop again.
-// firstRouteMTUs writes the MTUs of routes while nothing follows the routing tables yet.
-func (d *Datapath) firstRouteMTUs() {
-	if d.stop != nil {
-		return
-	}
-	if _, err := putRouteMTUs(d.t); err != nil {
-		d.opt.Log.Warn("mtus of routes are not known to the programs; larger packets may leave", "error", err)
-	}
-}
-
 func (d *Datapath) bump() { atomic.AddUint32(&d.t.Control.Values[0].Generation, 1) }
 
 // load returns the programs in force, or new ones when a switch has changed.

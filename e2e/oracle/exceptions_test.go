@@ -40,7 +40,6 @@ var exceptions = []exception{
 	{"nftables-stateless-errors", statelessErrors},
 	{"nftables-npt66-errors", prefixErrors},
 	{"nftables-dsr-at-ingress", dsrAtIngress},
-	{"TEMPORARY-C2-rp-filter", reversePath},
 }
 
 // parsed is a line of a frame.
@@ -462,14 +461,4 @@ func unresolvedErrors(s *situation) (missing, extra []string) {
 			f.error.Type == map[bool]uint8{true: 1, false: 3}[f.error.V6]
 	}
 	return filter(s.missing, unresolved), filter(s.extra, unresolved)
-}
-
-// reversePath: packets that the kernel's filter of reverse paths drops are forwarded by eBPF.
-func reversePath(s *situation) (missing, extra []string) {
-	for key, value := range s.run.settings {
-		if strings.HasSuffix(key, "rp_filter") && value != "0" {
-			return s.missing, s.extra
-		}
-	}
-	return nil, nil
 }

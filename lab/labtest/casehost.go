@@ -23,7 +23,7 @@ import (
 // namespace. It returns the indices of both by the interface's name.
 func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err error) {
 	for _, f := range [][2]string{{"ipv4/ip_forward", "1"}, {"ipv4/conf/all/promote_secondaries", "1"}, {"ipv6/conf/all/forwarding", "1"},
-		{"ipv6/conf/default/accept_dad", "0"}, {"ipv6/conf/default/addr_gen_mode", "1"}} {
+		{"ipv4/conf/all/rp_filter", "0"}, {"ipv4/conf/default/rp_filter", "0"}, {"ipv6/conf/default/accept_dad", "0"}, {"ipv6/conf/default/addr_gen_mode", "1"}} {
 		if err := setNet(f[0], f[1]); err != nil {
 			return nil, nil, err
 		}
@@ -55,7 +55,7 @@ func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err
 			return nil, nil, err
 		}
 		peers[i.Name] = peer.Attrs().Index
-		errs = append(errs, netlink.LinkSetUp(link), other.LinkSetUp(peer))
+		errs = append(errs, sources(i), netlink.LinkSetUp(link), other.LinkSetUp(peer))
 		for _, p := range i.Addresses {
 			a := &netlink.Addr{IPNet: network(p)}
 			if p.Addr().Is6() {
@@ -87,6 +87,15 @@ func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err
 	}
 	errs = append(errs, lab.AwaitAddresses(context.Background(), &netlink.Handle{}))
 	return ifaces, peers, errors.Join(errs...)
+}
+
+// sources writes the settings of an interface that decide which sources it accepts.
+func sources(i nat.Interface) error {
+	accept := 0
+	if i.AcceptLocal {
+		accept = 1
+	}
+	return errors.Join(setNet("ipv4/conf/"+i.Name+"/rp_filter", fmt.Sprint(i.RPFilter)), setNet("ipv4/conf/"+i.Name+"/accept_local", fmt.Sprint(accept)))
 }
 
 // setNet writes a setting of the current network namespace.

@@ -35,6 +35,10 @@ func ChangeHost(was, now nat.Host) (more bool, err error) {
 			more = true
 			errs = append(errs, netlink.LinkSetMTU(l, i.MTU))
 		}
+		if i.RPFilter != old.RPFilter || i.AcceptLocal != old.AcceptLocal {
+			more = true
+			errs = append(errs, sources(i))
+		}
 		if i.MAC != old.MAC {
 			more, renewed[i.Name] = true, true
 			errs = append(errs, netlink.LinkSetHardwareAddr(l, i.MAC[:]))

@@ -163,13 +163,13 @@ func Changed(h nat.Host, line string) (nat.Host, error) {
 }
 
 // readHost changes the host by one line: "mtu IFACE N", "mac IFACE MAC", "address IFACE CIDR", "unaddress IFACE CIDR",
-// "unnumbered IFACE" (takes its addresses), "station IFACE MAC" (a macvlan link), "neighbour IFACE ADDRESS MAC", "forget ADDRESS" (a neighbour), "unroute CIDR" or "route CIDR
+// "rp_filter IFACE N", "accept_local IFACE 1", "unnumbered IFACE" (takes its addresses), "station IFACE MAC" (a macvlan link), "neighbour IFACE ADDRESS MAC", "forget ADDRESS" (a neighbour), "unroute CIDR" or "route CIDR
 // via ADDRESS dev IFACE [mtu N]".
 func readHost(h *nat.Host, s string) error {
 	w := strings.Fields(s)
-	bad := fmt.Errorf("%q: write mtu IFACE N, mac IFACE MAC, address IFACE CIDR, unaddress IFACE CIDR, unnumbered IFACE, station IFACE MAC, neighbour IFACE ADDRESS MAC, forget ADDRESS, unroute CIDR or route CIDR via ADDRESS dev IFACE [mtu N]", s)
+	bad := fmt.Errorf("%q: write mtu IFACE N, mac IFACE MAC, address IFACE CIDR, unaddress IFACE CIDR, rp_filter IFACE N, accept_local IFACE 1, unnumbered IFACE, station IFACE MAC, neighbour IFACE ADDRESS MAC, forget ADDRESS, unroute CIDR or route CIDR via ADDRESS dev IFACE [mtu N]", s)
 	switch {
-	case len(w) == 3 && slices.Contains([]string{"mtu", "mac", "address", "unaddress"}, w[0]):
+	case len(w) == 3 && slices.Contains([]string{"mtu", "mac", "address", "unaddress", "rp_filter", "accept_local"}, w[0]):
 		for i := range h.Interfaces {
 			if h.Interfaces[i].Name == w[1] {
 				err := changeInterface(&h.Interfaces[i], w[0], w[2])
@@ -261,6 +261,12 @@ func changeInterface(i *nat.Interface, what, value string) (err error) {
 	case "mtu":
 		i.MTU, err = strconv.Atoi(value)
 		return err
+	case "rp_filter":
+		i.RPFilter, err = strconv.Atoi(value)
+		return err
+	case "accept_local":
+		i.AcceptLocal = value == "1"
+		return nil
 	case "mac":
 		i.MAC, err = packet.ParseMAC(value)
 		return err

@@ -100,7 +100,7 @@ type Control struct {
 	Spliced    uint32
 	NatOrder   uint32
 	Ended      uint32
-	RouteMtus  uint32
+	Checks     uint32
 	Index4     uint64
 	Index6     uint64
 	NextIndex4 uint64
@@ -408,6 +408,11 @@ type NatRule struct {
 	Group     uint8
 	Pad       [5]uint8
 	Prefix    Addr
+}
+
+type OwnFilter struct {
+	_     structs.HostLayout
+	Words [64]uint64
 }
 
 type OwnerPair struct {
@@ -807,6 +812,8 @@ const (
 	MapMembers              = "members"
 	MapNatOrders            = "nat_orders"
 	MapNatRules             = "nat_rules"
+	MapOwnFilter            = "own_filter"
+	MapOwnSources           = "own_sources"
 	MapOwnStations          = "own_stations"
 	MapPoolNumbers          = "pool_numbers"
 	MapPoolRules            = "pool_rules"
@@ -824,6 +831,7 @@ const (
 	MapServices             = "services"
 	MapSessions             = "sessions"
 	MapSlots                = "slots"
+	MapSourceChecks         = "source_checks"
 	MapStations             = "stations"
 	MapStickies             = "stickies"
 	MapStock4               = "stock4"
@@ -854,6 +862,7 @@ const (
 	VarExportBackendState   = "export_backend_state"
 	VarExportBlockEvent     = "export_block_event"
 	VarExportBucket         = "export_bucket"
+	VarExportCheck          = "export_check"
 	VarExportChoice         = "export_choice"
 	VarExportDirectPlace    = "export_direct_place"
 	VarExportEncap          = "export_encap"
@@ -879,6 +888,7 @@ const (
 	VarExportNatFlag        = "export_nat_flag"
 	VarExportNoEntry        = "export_no_entry"
 	VarExportNoRule         = "export_no_rule"
+	VarExportOwnKind        = "export_own_kind"
 	VarExportOwnerPair      = "export_owner_pair"
 	VarExportPlanFlag       = "export_plan_flag"
 	VarExportPlanOwner      = "export_plan_owner"
@@ -891,6 +901,7 @@ const (
 	VarExportScheduler      = "export_scheduler"
 	VarExportServed         = "export_served"
 	VarExportServiceFlag    = "export_service_flag"
+	VarExportSourceCheck    = "export_source_check"
 	VarExportSpliced        = "export_spliced"
 	VarExportStickyField    = "export_sticky_field"
 	VarHalfOpenMax          = "half_open_max"
@@ -1030,6 +1041,8 @@ type MapSpecs struct {
 	Members        *ebpf.MapSpec `ebpf:"members"`
 	NatOrders      *ebpf.MapSpec `ebpf:"nat_orders"`
 	NatRules       *ebpf.MapSpec `ebpf:"nat_rules"`
+	OwnFilter      *ebpf.MapSpec `ebpf:"own_filter"`
+	OwnSources     *ebpf.MapSpec `ebpf:"own_sources"`
 	OwnStations    *ebpf.MapSpec `ebpf:"own_stations"`
 	PoolNumbers    *ebpf.MapSpec `ebpf:"pool_numbers"`
 	PoolRules      *ebpf.MapSpec `ebpf:"pool_rules"`
@@ -1047,6 +1060,7 @@ type MapSpecs struct {
 	Services       *ebpf.MapSpec `ebpf:"services"`
 	Sessions       *ebpf.MapSpec `ebpf:"sessions"`
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
+	SourceChecks   *ebpf.MapSpec `ebpf:"source_checks"`
 	Stations       *ebpf.MapSpec `ebpf:"stations"`
 	Stickies       *ebpf.MapSpec `ebpf:"stickies"`
 	Stock4         *ebpf.MapSpec `ebpf:"stock4"`
@@ -1071,6 +1085,7 @@ type VariableSpecs struct {
 	ExportBackendState   *ebpf.VariableSpec `ebpf:"export_backend_state"`
 	ExportBlockEvent     *ebpf.VariableSpec `ebpf:"export_block_event"`
 	ExportBucket         *ebpf.VariableSpec `ebpf:"export_bucket"`
+	ExportCheck          *ebpf.VariableSpec `ebpf:"export_check"`
 	ExportChoice         *ebpf.VariableSpec `ebpf:"export_choice"`
 	ExportDirectPlace    *ebpf.VariableSpec `ebpf:"export_direct_place"`
 	ExportEncap          *ebpf.VariableSpec `ebpf:"export_encap"`
@@ -1096,6 +1111,7 @@ type VariableSpecs struct {
 	ExportNatFlag        *ebpf.VariableSpec `ebpf:"export_nat_flag"`
 	ExportNoEntry        *ebpf.VariableSpec `ebpf:"export_no_entry"`
 	ExportNoRule         *ebpf.VariableSpec `ebpf:"export_no_rule"`
+	ExportOwnKind        *ebpf.VariableSpec `ebpf:"export_own_kind"`
 	ExportOwnerPair      *ebpf.VariableSpec `ebpf:"export_owner_pair"`
 	ExportPlanFlag       *ebpf.VariableSpec `ebpf:"export_plan_flag"`
 	ExportPlanOwner      *ebpf.VariableSpec `ebpf:"export_plan_owner"`
@@ -1108,6 +1124,7 @@ type VariableSpecs struct {
 	ExportScheduler      *ebpf.VariableSpec `ebpf:"export_scheduler"`
 	ExportServed         *ebpf.VariableSpec `ebpf:"export_served"`
 	ExportServiceFlag    *ebpf.VariableSpec `ebpf:"export_service_flag"`
+	ExportSourceCheck    *ebpf.VariableSpec `ebpf:"export_source_check"`
 	ExportSpliced        *ebpf.VariableSpec `ebpf:"export_spliced"`
 	ExportStickyField    *ebpf.VariableSpec `ebpf:"export_sticky_field"`
 	HalfOpenMax          *ebpf.VariableSpec `ebpf:"half_open_max"`
@@ -1207,6 +1224,8 @@ type Maps struct {
 	Members        *ebpf.Map `ebpf:"members"`
 	NatOrders      *ebpf.Map `ebpf:"nat_orders"`
 	NatRules       *ebpf.Map `ebpf:"nat_rules"`
+	OwnFilter      *ebpf.Map `ebpf:"own_filter"`
+	OwnSources     *ebpf.Map `ebpf:"own_sources"`
 	OwnStations    *ebpf.Map `ebpf:"own_stations"`
 	PoolNumbers    *ebpf.Map `ebpf:"pool_numbers"`
 	PoolRules      *ebpf.Map `ebpf:"pool_rules"`
@@ -1224,6 +1243,7 @@ type Maps struct {
 	Services       *ebpf.Map `ebpf:"services"`
 	Sessions       *ebpf.Map `ebpf:"sessions"`
 	Slots          *ebpf.Map `ebpf:"slots"`
+	SourceChecks   *ebpf.Map `ebpf:"source_checks"`
 	Stations       *ebpf.Map `ebpf:"stations"`
 	Stickies       *ebpf.Map `ebpf:"stickies"`
 	Stock4         *ebpf.Map `ebpf:"stock4"`
@@ -1265,6 +1285,8 @@ func (m *Maps) Close() error {
 		m.Members,
 		m.NatOrders,
 		m.NatRules,
+		m.OwnFilter,
+		m.OwnSources,
 		m.OwnStations,
 		m.PoolNumbers,
 		m.PoolRules,
@@ -1282,6 +1304,7 @@ func (m *Maps) Close() error {
 		m.Services,
 		m.Sessions,
 		m.Slots,
+		m.SourceChecks,
 		m.Stations,
 		m.Stickies,
 		m.Stock4,
@@ -1307,6 +1330,7 @@ type Variables struct {
 	ExportBackendState   *ebpf.Variable `ebpf:"export_backend_state"`
 	ExportBlockEvent     *ebpf.Variable `ebpf:"export_block_event"`
 	ExportBucket         *ebpf.Variable `ebpf:"export_bucket"`
+	ExportCheck          *ebpf.Variable `ebpf:"export_check"`
 	ExportChoice         *ebpf.Variable `ebpf:"export_choice"`
 	ExportDirectPlace    *ebpf.Variable `ebpf:"export_direct_place"`
 	ExportEncap          *ebpf.Variable `ebpf:"export_encap"`
@@ -1332,6 +1356,7 @@ type Variables struct {
 	ExportNatFlag        *ebpf.Variable `ebpf:"export_nat_flag"`
 	ExportNoEntry        *ebpf.Variable `ebpf:"export_no_entry"`
 	ExportNoRule         *ebpf.Variable `ebpf:"export_no_rule"`
+	ExportOwnKind        *ebpf.Variable `ebpf:"export_own_kind"`
 	ExportOwnerPair      *ebpf.Variable `ebpf:"export_owner_pair"`
 	ExportPlanFlag       *ebpf.Variable `ebpf:"export_plan_flag"`
 	ExportPlanOwner      *ebpf.Variable `ebpf:"export_plan_owner"`
@@ -1344,6 +1369,7 @@ type Variables struct {
 	ExportScheduler      *ebpf.Variable `ebpf:"export_scheduler"`
 	ExportServed         *ebpf.Variable `ebpf:"export_served"`
 	ExportServiceFlag    *ebpf.Variable `ebpf:"export_service_flag"`
+	ExportSourceCheck    *ebpf.Variable `ebpf:"export_source_check"`
 	ExportSpliced        *ebpf.Variable `ebpf:"export_spliced"`
 	ExportStickyField    *ebpf.Variable `ebpf:"export_sticky_field"`
 	HalfOpenMax          *ebpf.Variable `ebpf:"half_open_max"`

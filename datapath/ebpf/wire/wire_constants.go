@@ -29,6 +29,16 @@ const (
 	BackendDown  = 0
 )
 
+// Values of enum check.
+const (
+	CheckRouteMtus = 1
+	CheckRpFilter  = 2
+	CheckStrict    = 4
+	CheckEach      = 8
+	CheckMultipath = 16
+	CheckRules     = 32
+)
+
 // Values of enum choice.
 const (
 	ChoiceClass  = 1
@@ -190,6 +200,12 @@ const (
 	NoRule = 65535
 )
 
+// Values of enum own_kind.
+const (
+	OwnAddress   = 1
+	OwnBroadcast = 2
+)
+
 // Values of enum plan_flag.
 const (
 	PlanRouted   = 1
@@ -335,6 +351,13 @@ const (
 	ServiceKeepsFlows   = 2048
 	ServiceArrives      = 4096
 	ServiceLeaves       = 8192
+)
+
+// Values of enum source_check.
+const (
+	SourceStrict      = 1
+	SourceLoose       = 2
+	SourceAcceptLocal = 4
 )
 
 // Values of enum spliced.

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+	"github.com/sluice-lb/sluice/kernel"
+	"github.com/sluice-lb/sluice/netdev"
+)
+
+// setChecks writes some bits of control.checks.
+func setChecks(t *table.Tables, which, to uint32) {
+	flags := &t.Control.Values[0].Checks
+	for {
+		was := atomic.LoadUint32(flags)
+		if atomic.CompareAndSwapUint32(flags, was, was&^which|to) {
+			return
+		}
+	}
+}
+
+// sourceChecks returns how the kernel checks the sources of packets that an interface receives. read
+// returns the value of a setting.
+func sourceChecks(read func(key string) string, iface string) (flags uint32) {
+	number := func(of, name string) int {
+		n, _ := strconv.Atoi(read("net.ipv4.conf." + netdev.SysctlName(of) + "." + name))
+		return n
+	}
+	switch max(number("all", "rp_filter"), number(iface, "rp_filter")) { // IN_DEV_RPFILTER
+	case 0:
+	case 1:
+		flags = wire.SourceStrict
+	default:
+		flags = wire.SourceLoose
+	}
+	if number("all", "accept_local") != 0 || number(iface, "accept_local") != 0 { // IN_DEV_ACCEPT_LOCAL
+		flags |= wire.SourceAcceptLocal
+	}
+	return flags
+}
+
+// putSources writes for the programs which IPv4 sources the kernel refuses: settings of the interfaces
+// and the host's own addresses.
+func putSources(t *table.Tables, routes netdev.RouteFacts) error {
+	interfaces, err := netdev.Interfaces()
+	if err != nil {
+		return err
+	}
+	own, err := netdev.OwnSources()
+	if err != nil {
+		return err
+	}
+	rules, err := netdev.HasRules()
+	if err != nil {
+		return err
+	}
+	var checks uint32
+	flags := map[uint32]uint32{}
+	for _, i := range interfaces {
+		f := sourceChecks(kernel.Sysctl, i.Name)
+		if f == 0 || i.Loopback || len(flags) == int(t.Maps["source_checks"].MaxEntries()) {
+			continue
+		}
+		flags[uint32(i.Index)] = f
+		switch {
+		case f&wire.SourceStrict != 0:
+			checks |= wire.CheckRpFilter | wire.CheckStrict | wire.CheckEach
+		case f&wire.SourceLoose != 0:
+			checks |= wire.CheckRpFilter
+			if !routes.Default { // with one, a loose filter refuses nothing but broadcast addresses
+				checks |= wire.CheckEach
+			}
+		}
+	}
+	if routes.Multipath {
+		checks |= wire.CheckMultipath
+	}
+	if rules {
+		checks |= wire.CheckRules | checks&wire.CheckRpFilter/wire.CheckRpFilter*wire.CheckEach
+	}
+	kinds, filter := map[uint32]uint32{}, wire.OwnFilter{}
+	for _, o := range own {
+		if len(kinds) == int(t.Maps["own_sources"].MaxEntries()) {
+			err = fmt.Errorf("the host has %d IPv4 addresses, and %d have room", len(own), len(kinds))
+			break
+		}
+		key := wire.AddrOf(o.Addr).W[0]
+		kinds[key] = wire.OwnAddress
+		if o.Broadcast {
+			kinds[key] = wire.OwnBroadcast
+		}
+		bit := key * 0x9e3779b1 >> 20
+		filter.Words[bit/64] |= 1 << (bit % 64)
+	}
+	zero := uint32(0)
+	err = errors.Join(err, table.Equalise(t.Maps["source_checks"], flags, nil), table.Equalise(t.Maps["own_sources"], kinds, nil),
+		t.Maps["own_filter"].Put(&zero, &filter))
+	setChecks(t, wire.CheckRpFilter|wire.CheckStrict|wire.CheckEach|wire.CheckMultipath|wire.CheckRules, checks)
+	return err
+}
+
+// routesPause is how long changes of routes are collected before the tables are read.
+const routesPause = 50 * time.Millisecond
+
+// routeFollower writes again, after each change that may concern them, the MTUs of routes and the sources
+// that the kernel refuses. It reads the routing tables only if a route matters that has an MTU, several next hops
+// or no destination prefix.
+type routeFollower struct {
+	mtus    atomic.Int64 // routes with an MTU, and those inside them
+	scan    atomic.Bool  // the tables are to be read
+	changed chan struct{}
+}
+
+func newRouteFollower() *routeFollower {
+	f := &routeFollower{changed: make(chan struct{}, 1)}
+	f.scan.Store(true)
+	f.changed <- struct{}{} // the first reading
+	return f
+}
+
+func (f *routeFollower) note(e netdev.Event) {
+	scan := e.Kind == netdev.Lost || e.Special || (e.Kind == netdev.Route || e.Kind == netdev.Link) && f.mtus.Load() > 0
+	if scan {
+		f.scan.Store(true)
+	}
+	if scan || e.Kind == netdev.Address || e.Kind == netdev.Link || e.Kind == netdev.Setting || e.Kind == netdev.Rule {
+		select {
+		case f.changed <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (f *routeFollower) run(ctx context.Context, d *Datapath) {
+	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+	if err := netdev.EnterNamespace(d.ns); err != nil {
+		d.opt.Log.Warn("mtus of routes and settings of rp_filter are not followed before the next start", "error", err)
+		return
+	}
+	var facts netdev.RouteFacts
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.changed:
+		}
+		var err error
+		if f.scan.Swap(false) {
+			time.Sleep(routesPause)
+			var mtus int
+			if facts, mtus, err = putRoutes(d.t); err != nil {
+				mtus++ // the next change is another chance
+			}
+			f.mtus.Store(int64(mtus))
+		}
+		if err = errors.Join(err, putSources(d.t, facts)); err != nil {
+			d.opt.Log.Warn("the programs do not know the host's routes and addresses; they may forward what the kernel would not", "error", err)
+		}
+		bumpGeneration(d.t.Control)
+	}
+}
+
+// putRoutes reads the routing tables and writes the MTUs of routes.
+func putRoutes(t *table.Tables) (facts netdev.RouteFacts, mtus int, err error) {
+	if facts, err = netdev.Routes(); err != nil {
+		return facts, 0, err
+	}
+	mtus, err = putRouteMTUs(t, facts.MTUs)
+	return facts, mtus, err
+}
+
+// firstRoutes does what a routeFollower does, while none runs.
+func (d *Datapath) firstRoutes() {
+	if d.stop != nil {
+		return
+	}
+	facts, _, err := putRoutes(d.t)
+	if err = errors.Join(err, putSources(d.t, facts)); err != nil {
+		d.opt.Log.Warn("the programs do not know the host's routes and addresses; they may forward what the kernel would not", "error", err)
+	}
+}
