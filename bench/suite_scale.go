@@ -24,8 +24,9 @@ func scaleSuite() Suite {
 		About: "60-byte UDP packets. New flows: each packet is the first of its flow, all as fast as one CPU goes. Rate: packets " +
 			"over all these flows, shuffled. Memory a flow is all that the gateway holds for so many, divided by them: of eBPF every " +
 			"table (flows both ways, bindings, ports, hash tags) once the flows are open, as tables grow with them; of connection tracking its entries in " +
-			"the kernel's slabs and its hash table. Apply is the time from the configuration to its verified presence in the kernel. Expiry is " +
-			"the interrupt time of all CPUs while the flows are open and nothing is sent, where the timer that looks for ended flows runs.",
+			"the kernel's slabs and its hash table. Apply is the time from the configuration to its verified presence in the kernel; " +
+			"of nftables it includes a walk over the host's connection table, which ends connections that began without the service. Expiry is the " +
+			" interrupt time of all CPUs while the flows are open and nothing is sent, where the timer that looks for ended flows runs.",
 		Yardstick: true,
 		MaxReps:   3,
 		Points: []Point{
