@@ -45,13 +45,13 @@ func (t *Tables) Late(name string) *ebpf.Map {
 }
 
 // newPath returns the pin path of a larger map before it replaces the first.
-func (t *Tables) beside(name string) string { return filepath.Join(t.Dir, name+"-new") }
+func (t *Tables) newPath(name string) string { return filepath.Join(t.Dir, name+"-new") }
 
 // openLate adopts the late maps of either size, or creates small ones.
 func (t *Tables) openLate(spec *ebpf.CollectionSpec) error {
 	t.late = map[string]*lateMap{}
 	for name, l := range late {
-		if err := os.Remove(t.beside(name)); err != nil && !errors.Is(err, fs.ErrNotExist) { // from a killed process
+		if err := os.Remove(t.newPath(name)); err != nil && !errors.Is(err, fs.ErrNotExist) { // from a killed process
 			return err
 		}
 		own := &lateMap{most: max(l.most(t), leastLate)}
@@ -100,8 +100,8 @@ func (t *Tables) widen(name string, own *lateMap, spec *ebpf.MapSpec) error {
 	if err != nil {
 		return fmt.Errorf("map %s: %w", name, err)
 	}
-	if err = m.Pin(t.beside(name)); err == nil {
-		err = os.Rename(t.beside(name), filepath.Join(t.Dir, name))
+	if err = m.Pin(t.newPath(name)); err == nil {
+		err = os.Rename(t.newPath(name), filepath.Join(t.Dir, name))
 	}
 	if err != nil {
 		return errors.Join(err, m.Close())
