@@ -9,9 +9,9 @@ import "time"
 const GrowthWindow = time.Minute
 
 // Growth tracks the number of entries of a table. The zero value is ready.
-type Growth struct{ noted []noted }
+type Growth struct{ samples []sample }
 
-type noted struct {
+type sample struct {
 	at    time.Time
 	count uint32
 }
@@ -19,11 +19,11 @@ type noted struct {
 // Add records the number of entries at a time. It returns the growth per second since the newest sample that is
 // GrowthWindow old, or since the first sample, and that period.
 func (g *Growth) Add(at time.Time, count uint32) (perSecond float64, over time.Duration) {
-	g.noted = append(g.noted, noted{at, count})
-	for len(g.noted) > 1 && at.Sub(g.noted[1].at) >= GrowthWindow {
-		g.noted = g.noted[1:]
+	g.samples = append(g.samples, sample{at, count})
+	for len(g.samples) > 1 && at.Sub(g.samples[1].at) >= GrowthWindow {
+		g.samples = g.samples[1:]
 	}
-	first := g.noted[0]
+	first := g.samples[0]
 	if over = at.Sub(first.at); over <= 0 {
 		return 0, 0
 	}
