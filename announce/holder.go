@@ -46,9 +46,9 @@ type Holder struct {
 	work   sync.Mutex            // locked during changes of the kernel's addresses; protects the following fields
 	record map[key]string        // addresses that are on interfaces or about to be added, with the interface names
 	up     map[int]bool          // interfaces with a carrier at the last read
-	sure   map[key]bool          // probed since the interface has a carrier
+	probed map[key]bool          // probed since the interface has a carrier
 	was    map[netip.Addr]string // wanted addresses that belonged to the host, with their interfaces
-	told   map[netip.Addr]bool   // lost addresses that were logged
+	logged map[netip.Addr]bool   // lost addresses that were logged
 	ended  bool
 
 	mu      sync.Mutex // protects the following fields
@@ -91,7 +91,7 @@ func New(opt Options) (*Holder, error) {
 	if lost != "" {
 		opt.Log.Warn(lost)
 	}
-	return &Holder{opt: opt, lostRecord: lost, kicked: make(chan struct{}, 1), record: record, up: map[int]bool{}, sure: map[key]bool{}, was: map[netip.Addr]string{}, told: map[netip.Addr]bool{}, foreign: map[key]foreign{}}, err
+	return &Holder{opt: opt, lostRecord: lost, kicked: make(chan struct{}, 1), record: record, up: map[int]bool{}, probed: map[key]bool{}, was: map[netip.Addr]string{}, logged: map[netip.Addr]bool{}, foreign: map[key]foreign{}}, err
 }
 
 // Plan returns the changes that Set would make, without making them.
@@ -150,9 +150,9 @@ func (h *Holder) place(wants []Want, v view) []placed {
 		switch {
 		case p.State == Own:
 			h.was[p.First] = p.Interface
-			delete(h.told, p.First)
-		case p.State == Lost && !h.told[p.First]:
-			h.told[p.First] = true
+			delete(h.logged, p.First)
+		case p.State == Lost && !h.logged[p.First]:
+			h.logged[p.First] = true
 			h.opt.Log.Warn("address is lost", "address", p.First, "interface", p.Interface, "owners", strings.Join(p.Owners, ", "), "why", p.Why)
 		}
 	}
@@ -194,7 +194,7 @@ func (h *Holder) Release(keep bool) error {
 	if keep {
 		return nil
 	}
-	return giveBack(h.opt.StateDir, h.record, func(key) bool { return true })
+	return removeRecorded(h.opt.StateDir, h.record, func(key) bool { return true })
 }
 
 func (h *Holder) keys() map[key]bool {
@@ -300,7 +300,7 @@ func (h *Holder) step(now time.Time) (time.Duration, error) {
 			continue
 		}
 		want[k] = p.Interface
-		if f, taken := h.foreign[k]; !(h.sure[k] && h.has(k, host)) && (!taken || !now.Before(f.again)) {
+		if f, taken := h.foreign[k]; !(h.probed[k] && h.has(k, host)) && (!taken || !now.Before(f.again)) {
 			due[p.ifindex] = append(due[p.ifindex], p.First)
 		}
 	}
@@ -311,7 +311,7 @@ func (h *Holder) step(now time.Time) (time.Duration, error) {
 	}
 	h.mu.Unlock()
 
-	errs := []error{giveBack(h.opt.StateDir, h.record, func(k key) bool { return want[k] == "" && h.lost(k, list) })}
+	errs := []error{removeRecorded(h.opt.StateDir, h.record, func(k key) bool { return want[k] == "" && h.lost(k, list) })}
 	for ifindex, addresses := range due {
 		errs = append(errs, h.take(host, host.stations[ifindex], addresses))
 	}
@@ -326,9 +326,9 @@ func (h *Holder) step(now time.Time) (time.Duration, error) {
 func (h *Holder) look(host *host) {
 	for _, n := range host.networks {
 		if before, known := h.up[n.ifindex]; known && !before && n.carrier {
-			for k := range h.sure {
+			for k := range h.probed {
 				if k.ifindex == n.ifindex {
-					delete(h.sure, k)
+					delete(h.probed, k)
 				}
 			}
 		}
@@ -372,7 +372,7 @@ func (h *Holder) take(host *host, s station, addresses []netip.Addr) error {
 		}
 	}
 	h.mu.Unlock()
-	errs := []error{giveBack(h.opt.StateDir, h.record, func(k key) bool { return slices.Contains(gone, k) })}
+	errs := []error{removeRecorded(h.opt.StateDir, h.record, func(k key) bool { return slices.Contains(gone, k) })}
 	return errors.Join(append(errs, h.hold(host, s, free))...)
 }
 
@@ -401,7 +401,7 @@ func (h *Holder) hold(host *host, s station, free []key) error {
 	defer h.mu.Unlock()
 	for _, k := range free {
 		if _, held := h.record[k]; held {
-			h.sure[k] = true
+			h.probed[k] = true
 			h.news = append(h.news, news{k, announceTimes, time.Now()})
 		}
 	}

@@ -123,12 +123,12 @@ func Remove(dir string) error {
 	if err != nil {
 		return err
 	}
-	return giveBack(dir, record, func(key) bool { return true })
+	return removeRecorded(dir, record, func(key) bool { return true })
 }
 
-// giveBack removes the chosen addresses from their interfaces, except addresses that another program has added in the
+// removeRecorded removes the chosen addresses from their interfaces, except addresses that another program has added in the
 // meantime.
-func giveBack(dir string, record map[key]string, chosen func(key) bool) error {
+func removeRecorded(dir string, record map[key]string, chosen func(key) bool) error {
 	var errs []error
 	there, err := readAddresses()
 	if err != nil {
