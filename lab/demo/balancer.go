@@ -94,7 +94,7 @@ func (s *stage) askAPI(ctx context.Context) {
 		}
 		t := s.run(ctx, load)
 		promise, kept := family.name+" clients reach IPv4 and IPv6 servers, 3:1", len(t.Failures) == 0 && within(share(t, "a"), 0.75, 0.04)
-		if s.lesser {
+		if s.reduced {
 			promise, kept = family.name+" clients reach "+family.name+" servers", len(t.Failures) == 0
 		}
 		s.judge(kept, promise, "%d of %d answered%s: %s", t.Good(), t.Sent(), causes(t.Failures), t.Spread())

@@ -83,7 +83,7 @@ type stage struct {
 	report  *Report
 	lab     *lab.Lab
 	example string
-	lesser  bool // a reduced form of the example runs, because the host does not support the whole
+	reduced bool // a reduced form of the example runs, because the host does not support the whole
 }
 
 func onStage(ctx context.Context, opt Options, report *Report, t lab.Topology, acts ...func(context.Context, *stage) error) (err error) {
@@ -132,20 +132,20 @@ func whyNot(err error) string {
 }
 
 // start runs the daemon in a node with one of the examples and reports the datapath of each object. If no datapath of
-// this host supports the example, start tries the reduced configuration of lesser. If that is nil or also
+// this host supports the example, start tries the reduced configuration of reduce. If that is nil or also
 // unsupported, start records the reason and returns nil.
-func (s *stage) start(ctx context.Context, node, example string, lesser func([]byte) ([]byte, error)) (*daemon.Daemon, error) {
-	s.example, s.lesser = example, false
+func (s *stage) start(ctx context.Context, node, example string, reduce func([]byte) ([]byte, error)) (*daemon.Daemon, error) {
+	s.example, s.reduced = example, false
 	s.opt.Progress("examples/" + example)
 	config, err := examples.Files.ReadFile(example)
 	if err != nil {
 		return nil, err
 	}
 	d, err := daemon.Start(ctx, s.lab.Node(node), s.opt.Sluice, example, config)
-	if lesser != nil && err != nil && strings.Contains(err.Error(), notCarried) {
-		s.lesser = true
+	if reduce != nil && err != nil && strings.Contains(err.Error(), notCarried) {
+		s.reduced = true
 		s.say("this host does not support the whole example: %s", whyNot(err))
-		if config, err = lesser(config); err != nil {
+		if config, err = reduce(config); err != nil {
 			return nil, err
 		}
 		d, err = daemon.Start(ctx, s.lab.Node(node), s.opt.Sluice, example, config)
