@@ -175,9 +175,9 @@ func (h *Host) sampleNew(ctx context.Context, fills []conntrack.Fill, namespaces
 	slices.SortFunc(fills, func(a, b conntrack.Fill) int { return cmp.Compare(b.Count, a.Count) })
 	var (
 		wg    sync.WaitGroup
-		mu    sync.Mutex // protects total and heard
+		mu    sync.Mutex // protects total and sampled
 		total float64
-		heard = len(fills) == 0
+		sampled = len(fills) == 0
 	)
 	for _, f := range fills[:min(len(fills), busiestNamespaces)] {
 		i := slices.IndexFunc(namespaces, func(ns conntrack.Namespace) bool { return ns.Name == f.Namespace })
@@ -186,11 +186,11 @@ func (h *Host) sampleNew(ctx context.Context, fills []conntrack.Fill, namespaces
 			mu.Lock()
 			defer mu.Unlock()
 			total += rate
-			heard = heard || err == nil
+			sampled = sampled || err == nil
 		})
 	}
 	wg.Wait()
-	if !heard {
+	if !sampled {
 		return -1
 	}
 	return total
