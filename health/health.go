@@ -193,7 +193,7 @@ func (m *Monitor) Configure(cfg *config.Config) {
 		w.due = now.Add(randomPart(min(spread, w.period())))
 		m.queue.push(w)
 	}
-	m.poke()
+	m.reschedule()
 	// If the removal of a route fails, the next use of its mark removes it.
 	_ = m.paths.retain(func(k key) bool { w := m.watches[k]; return w != nil && w.target.viaService() })
 }

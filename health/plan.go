@@ -33,8 +33,8 @@ func (m *Monitor) plan() {
 	}
 }
 
-// poke makes the planner check the queue again. It never blocks.
-func (m *Monitor) poke() {
+// reschedule makes the planner check the queue again. It never blocks.
+func (m *Monitor) reschedule() {
 	select {
 	case m.wake <- struct{}{}:
 	default:
@@ -58,7 +58,7 @@ func (m *Monitor) startDue() (wait time.Duration, waiting bool) {
 		m.inFlight++
 		m.running.Go(func() { m.probe(w, w.target, now, lost) })
 	}
-	return 0, false // the end of a probe calls poke
+	return 0, false // the end of a probe reschedules
 }
 
 // late ignores delays of the machine's scheduler.
@@ -121,7 +121,7 @@ func (m *Monitor) probe(w *watch, t *Target, start time.Time, lost uint32) {
 		m.queue.push(w)
 	}
 	m.mu.Unlock()
-	m.poke()
+	m.reschedule()
 }
 
 // ask calls the target's prober. A panic of the prober is a failed probe and does not end the gateway.

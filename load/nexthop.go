@@ -30,15 +30,15 @@ func nextHopMAC(dest netip.Addr, ifindex int) (net.HardwareAddr, error) {
 			}
 		}
 		if try%10 == 0 {
-			poke(hop, ifindex)
+			triggerResolution(hop, ifindex)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
 	return nil, fmt.Errorf("next hop %s: no answer to address resolution", hop)
 }
 
-// poke makes the kernel resolve a neighbour without a packet to the neighbour. After an error the neighbour stays
+// triggerResolution makes the kernel resolve a neighbour without a packet to the neighbour. After an error the neighbour stays
 // unresolved.
-func poke(hop net.IP, ifindex int) {
+func triggerResolution(hop net.IP, ifindex int) {
 	_ = netlink.NeighSet(&netlink.Neigh{LinkIndex: ifindex, IP: hop, Flags: netlink.NTF_USE, State: netlink.NUD_NONE})
 }
