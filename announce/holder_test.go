@@ -70,7 +70,7 @@ func (g *gate) set(wants ...Want) {
 	}
 }
 
-// becomes waits until the addresses are what they are to be.
+// becomes waits until the addresses have the expected states.
 func (g *gate) becomes(want string) {
 	g.t.Helper()
 	labtest.Eventually(g.t, time.Minute, want, func() error {
@@ -120,7 +120,7 @@ func (g *gate) ip(args string) {
 	}
 }
 
-// answers holds that a neighbour reaches an address, and whose hardware address it then has.
+// answers expects that a neighbour reaches an address, and checks the hardware address in its entry.
 func answers(t *testing.T, l *lab.Lab, address, node string) {
 	t.Helper()
 	host := l.Node("host")
@@ -152,7 +152,7 @@ func TestHold(t *testing.T) {
 	g.holds(four, six)
 	answers(t, l, four, "g1")
 	answers(t, l, six, "g1")
-	// Neither becomes the source of what the host sends.
+	// Neither address becomes the source of the host's packets.
 	for to, own := range map[string]string{"192.0.2.3": "192.0.2.1", "2001:db8::3": "2001:db8::1"} {
 		out, err := g.node.Command(t.Context(), "ip", "route", "get", to).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "src "+own+" ") {
@@ -220,12 +220,12 @@ func TestDuplicates(t *testing.T) {
 		t.Fatal(err)
 	}
 	g2.becomes("192.0.2.10 held; 2001:db8::10 held")
-	// The neighbour is told, and asks nobody: its entries are still the first gateway's.
+	// The announcement updates the neighbour's entries of the first gateway; the neighbour sends no request.
 	answers(t, l, four, "g2")
 	answers(t, l, six, "g2")
 }
 
-// TestAfterACrash adopts what is still wanted and gives the rest back.
+// TestAfterACrash adopts wanted addresses and removes the others.
 func TestAfterACrash(t *testing.T) {
 	l := segment(t)
 	dir := t.TempDir()
@@ -286,7 +286,7 @@ func TestTakenOver(t *testing.T) {
 	answers(t, l, four, "g1")
 }
 
-// TestFrames compares what is sent with the RFCs.
+// TestFrames compares the frames with the RFCs.
 func TestFrames(t *testing.T) {
 	mac := []byte{2, 0, 0, 0, 0, 1}
 	for want, frame := range map[string][]byte{
@@ -315,8 +315,8 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// TestSameAddressesAgain: who sets what is set already causes no look at the host, which this thread would see
-// another one of.
+// TestSameAddressesAgain: setting the same addresses does not read the host again. This thread would see another
+// host.
 func TestSameAddressesAgain(t *testing.T) {
 	l := segment(t)
 	wants := []Want{{First: netip.MustParseAddr("192.0.2.10"), Last: netip.MustParseAddr("192.0.2.10"), Owner: "service web"}}

@@ -50,8 +50,8 @@ func moved(before, after []uint16, gone int) float64 {
 	return float64(n) / float64(fine)
 }
 
-// TestMaglevMovesLittle adds a backend to each number of them up to 1,000, whatever size the
-// table has before and after, and takes away others: 1/n + 2 % of the clients move at most.
+// TestMaglevMovesLittle adds a backend to each number of backends up to 1,000, across table sizes, and removes
+// others. At most 1/n + 2 % of the clients move.
 func TestMaglevMovesLittle(t *testing.T) {
 	all := backends(1001)
 	last := Maglev(all[:1], TableSize(1))

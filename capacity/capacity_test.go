@@ -138,8 +138,8 @@ func TestPlanSubscribersAndLine(t *testing.T) {
 	}
 }
 
-// TestFlowsOfRequests: a resolver's questions fill the datapath's table for as long as
-// its configuration keeps them, and those of a longer linger longer.
+// TestFlowsOfRequests: a resolver's requests occupy the datapath's table for the configured timeout, and requests
+// with a longer linger occupy it longer.
 func TestFlowsOfRequests(t *testing.T) {
 	p, err := For(Load{Requests: []Requests{{Protocol: flow.UDP, Rate: 20000}}, Headroom: 1})
 	if err != nil || p.Peak != 600000 || p.Flows != 8388608 { // 20,000 x 300 s
@@ -257,7 +257,7 @@ func TestPortsOfProtocols(t *testing.T) {
 	}
 }
 
-// TestPlanHolds checks on arbitrary loads that a plan carries what it was made for.
+// TestPlanHolds checks for arbitrary loads that a plan carries its load.
 func TestPlanHolds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := Load{

@@ -23,15 +23,10 @@ import (
 // entriesFlag chooses the size of the table that BenchmarkTable reads.
 var entriesFlag = flag.Int("entries", 1_000_000, "tracked connections that BenchmarkTable makes and reads")
 
-// BenchmarkTable makes a table of masqueraded connections in a namespace of its
-// own and reads it in four ways, in turns, so that a change of the machine's
-// pace meets all of them: undecoded (the kernel's share), decoded, added up in
-// every dimension, and by conntrack -L. It reports the shortest time of each, which
-// is the one that other work on the machine disturbed least, and the ratios:
-//
-//	go test -run '^$' -bench Table -benchtime 1x ./conntrack
-//
-// The host's nf_conntrack_max is raised for the run and put back.
+// BenchmarkTable creates a table of masqueraded connections in a namespace and reads it in four ways, in turns, so
+// that a change of the machine's speed affects all alike. The ways are: undecoded (the kernel's share), decoded,
+// summarized in every dimension, and by conntrack -L. It reports the shortest time of each, which other work
+// disturbed least, and the ratios:
 func BenchmarkTable(b *testing.B) {
 	labtest.Require(b, labtest.Root, labtest.Tool("conntrack"))
 	n := *entriesFlag
@@ -114,8 +109,8 @@ func conntrackTool(ns Namespace) (n int, err error) {
 	return n, err
 }
 
-// TestTableMemory reads a table in another process and reports what it kept
-// resident at most; the size is taken from -entries when that is given.
+// TestTableMemory reads a table in another process and reports its maximum resident memory. The flag -entries sets
+// the size.
 func TestTableMemory(t *testing.T) {
 	if os.Getenv("SLUICE_TABLE_MEMORY") == "" {
 		t.Skip("reads a table of SLUICE_TABLE_MEMORY entries and reports the memory; a measurement, run by hand")
@@ -206,8 +201,8 @@ func raiseMax(t testing.TB, limit uint64) {
 	})
 }
 
-// BenchmarkEntry decodes one message, and adds it up in every dimension: what
-// this package spends beside the kernel for each connection.
+// BenchmarkEntry decodes one message and counts it in every dimension: the cost of this package per connection,
+// without the kernel's.
 func BenchmarkEntry(b *testing.B) {
 	body := unhex(b, goldenTCP)
 	var e Entry

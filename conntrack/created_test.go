@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// filesClock reads the clock that files get their times from, which stands still between
-// ticks: on a machine whose ticks are late, for long.
+// filesClock reads the clock of file times, which advances only at ticks. On a machine with late ticks it may be far
+// behind.
 func filesClock(t *testing.T) time.Time {
 	t.Helper()
 	var now unix.Timespec
@@ -24,7 +24,7 @@ func filesClock(t *testing.T) time.Time {
 	return time.Unix(now.Unix())
 }
 
-// TestCreated: a namespace with a name tells since when it is there.
+// TestCreated: a named namespace has a creation time.
 func TestCreated(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	before := filesClock(t)

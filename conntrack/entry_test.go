@@ -163,8 +163,8 @@ func TestFlowRoundTrip(t *testing.T) {
 	}
 }
 
-// FuzzDecode wants no panic on any bytes, and that what an accepted message says
-// about its tuples survives being written and read again.
+// FuzzDecode checks that no input causes a panic, and that the tuples of an accepted message survive encoding and
+// decoding.
 func FuzzDecode(f *testing.F) {
 	f.Add(unhex(f, goldenTCP))
 	f.Add(unhex(f, goldenICMP))
@@ -180,7 +180,7 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		if e.Family == unix.AF_INET && (!e.Original.Source.Is4() || !e.Original.Dest.Is4() || !e.Reply.Source.Is4() || !e.Reply.Dest.Is4()) {
-			return // a message whose attributes belie its family
+			return // a message with attributes of another family
 		}
 		c := &Conn{}
 		if err := again.decode(c.insertion(nil, &e)[headerLen:]); err != nil {

@@ -241,7 +241,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// TestEventsLost fills a listener's buffer and wants to be told.
+// TestEventsLost fills a listener's buffer and expects a count of lost events.
 func TestEventsLost(t *testing.T) {
 	ns := alone(t)
 	c := openIn(t, ns)

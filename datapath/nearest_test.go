@@ -21,8 +21,7 @@ nat:
   - {name: six, type: nat64, source: ["fd00:2::/64"], prefix: "64:ff9b::/96", pool: [203.0.113.1]}
 `
 
-// TestNearest: the rule that a packet came nearest to is named, and the first of its conditions
-// that the packet does not meet.
+// TestNearest: the result names the closest rule and its first unsatisfied condition.
 func TestNearest(t *testing.T) {
 	c, err := config.Decode("nearest.yaml", []byte(nearestYAML))
 	if err != nil {
@@ -49,7 +48,7 @@ func TestNearest(t *testing.T) {
 	}
 }
 
-// TestUnhelped: what a connection opens besides is told where no helper translates it.
+// TestUnhelped: a note reports further connections that no helper translates.
 func TestUnhelped(t *testing.T) {
 	c, err := config.Decode("test", []byte(`
 nat:

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// TestOwnedAddresses: an address is owned by who listens there, with the most telling answer,
-// unless it lies within a network of the host.
+// TestOwnedAddresses: a listening address is owned, with the most informative answer, unless it is in a network of
+// the host.
 func TestOwnedAddresses(t *testing.T) {
 	at := func(a, iface string) config.Listen {
 		return config.Listen{Address: netip.MustParseAddr(a), Interface: iface}

@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// sink takes what is found.
+// sink records the applied backends.
 type sink struct {
 	mu    sync.Mutex
 	found map[string][]config.Backend
@@ -125,7 +125,7 @@ func TestKeeper(t *testing.T) {
 		{0, "1 2 3 4", "1 2 3 4", 0, 0},
 		{10, "4 3 2 1", "1 2 3 4", 0, 0}, // in whatever order
 		{20, "1 3 4", "1 2 3 4", 0, 40},  // 2 is held
-		{30, "1 2 3 4", "1 2 3 4", 0, 0}, // and came back
+		{30, "1 2 3 4", "1 2 3 4", 0, 0}, // found again
 		{40, "1 5", "1 2 3 4 5", 0, 60},  // a new one at once
 		{60, "1 5", "1 5", 0, 0},         // the others after their time
 		{89, "", "1 5", 0, 90},           // nothing: held until then
@@ -133,7 +133,7 @@ func TestKeeper(t *testing.T) {
 		{100, "6", "5 6", 1, 0},          // one may go now: the one that was found first
 		{101, "6 7", "6 7", 0, 0},        // and the other one
 		{200, "6", "6 7", 1, 0},          // 7 stays for the same reason
-		{201, "6 8 9", "6 8 9", 0, 0},    // and goes
+		{201, "6 8 9", "6 8 9", 0, 0},    // and expires
 	} {
 		now := start.Add(time.Duration(step.at) * time.Second)
 		got, kept, next := k.update(list(step.found), now)
@@ -154,8 +154,8 @@ func TestKeeper(t *testing.T) {
 	}
 }
 
-// TestDirectory: backends come and go with files; a broken one counts with what it had, and what was
-// found is known after a restart.
+// TestDirectory: backends follow the files. An invalid file keeps its previous content, and the results survive a
+// restart.
 func TestDirectory(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "found")
@@ -233,8 +233,7 @@ func TestRefused(t *testing.T) {
 	labtest.Eventually(t, 10*time.Second, "no warning", warned(f, ""))
 }
 
-// TestTogether: what is found for many services takes a few changes, and one that is refused keeps no
-// other out.
+// TestTogether: the results for many services take few changes, and a refused result does not affect others.
 func TestTogether(t *testing.T) {
 	t.Parallel()
 	begun, free := make(chan struct{}), make(chan struct{})

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// zone answers with records, or an error; over UDP it cuts answers off where it is told to.
+// zone answers with records or an error. Over UDP it truncates answers if configured.
 type zone struct {
 	mu      sync.Mutex
 	records []string

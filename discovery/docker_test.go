@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// engine answers as Docker does, about its containers, and tells of changes.
+// engine emulates Docker's answers about its containers and its events.
 type engine struct {
 	mu         sync.Mutex
 	containers []map[string]any
@@ -94,8 +94,8 @@ func TestDockerEngine(t *testing.T) {
 	}
 }
 
-// startDocker runs dockerd with file systems of control groups of its own: those of the node
-// are hidden by its /sys. $0 is the base of its files.
+// startDocker runs dockerd with its own control group file systems, because the node's /sys hides the host's. $0 is
+// the base of its files.
 const startDocker = `mount -t tmpfs none /sys/fs/cgroup
 for c in $(awk 'NR > 1 && $2 > 0 { print $1 }' /proc/cgroups); do mkdir /sys/fs/cgroup/$c; mount -t cgroup -o $c none /sys/fs/cgroup/$c || rmdir /sys/fs/cgroup/$c; done
 [ -n "$(ls /sys/fs/cgroup)" ] || mount -t cgroup2 none /sys/fs/cgroup

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// TestAfter: a reader gets every event once and in order, and is told how many are gone.
+// TestAfter: a reader gets every event once and in order, and the number of lost ones.
 func TestAfter(t *testing.T) {
 	l := New(4)
 	begin := l.Last()
@@ -37,7 +37,7 @@ func TestAfter(t *testing.T) {
 		{begin + 5, 10, "5", 0},
 		{begin + 6, 10, "", 0},
 		{0, 10, "2 3 4 5", 2},           // of an earlier process
-		{begin + 100, 10, "2 3 4 5", 2}, // of one whose clock was ahead
+		{begin + 100, 10, "2 3 4 5", 2}, // a process with a clock ahead
 	} {
 		events, missed, _ := l.After(c.after, c.limit)
 		var got []string
@@ -67,7 +67,7 @@ func TestLongTextsAreCut(t *testing.T) {
 	none.Add(Event{}) // must not panic
 }
 
-// told runs readings two seconds apart and returns what the watch says.
+// told runs readings two seconds apart and returns the events.
 func told(readings ...Reading) string {
 	l := New(100)
 	w := &Watch{Log: l}
@@ -88,7 +88,7 @@ func told(readings ...Reading) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestGauges: each level is told once, also when the fill stays near it.
+// TestGauges: each level is reported once, even if the fill stays near it.
 func TestGauges(t *testing.T) {
 	var readings []Reading
 	for _, used := range []int{79, 80, 78, 81, 75, 96, 94, 97, 84, 79, 69, 79} {
@@ -103,7 +103,7 @@ ended: ebpf/flows4: 69 of 100 entries are in use, 69 %`
 	}
 }
 
-// TestFull: a table that is nearly full is told with its present numbers, until it is not any more.
+// TestFull: a nearly full table is reported with its current numbers as long as it is nearly full.
 func TestFull(t *testing.T) {
 	w := &Watch{Log: New(10)}
 	for _, c := range []struct {
@@ -117,7 +117,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// TestDrops: what was dropped before the first reading is not told, bursts are, and their end.
+// TestDrops: drops before the first reading are not reported; bursts and their end are.
 func TestDrops(t *testing.T) {
 	var readings []Reading
 	for _, packets := range []uint64{1000, 1010, 1050, 1100, 1100, 1110, 1110, 1110, 1110, 1110} {

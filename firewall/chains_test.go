@@ -12,8 +12,8 @@ import (
 	"github.com/google/nftables"
 )
 
-// TestLongest: a packet walks through one of many services, and through what every
-// packet is sent to, whatever a comment says of it.
+// TestLongest: a packet traverses the rules of one of many services and all unconditional rules. Comments do not
+// matter.
 func TestLongest(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("*filter\n:SERVICES - [0:0]\n:EVERY - [0:0]\n")
@@ -33,8 +33,8 @@ func TestLongest(t *testing.T) {
 	}
 }
 
-// TestLongestLegacy: the chains that a chain of iptables-legacy jumps to count as those
-// of nftables, and so does where known connections leave it.
+// TestLongestLegacy: jumps of iptables-legacy count like those in nftables, and so does the rule where established
+// connections leave the chain.
 func TestLongestLegacy(t *testing.T) {
 	for _, tc := range []struct {
 		rules string
@@ -96,8 +96,8 @@ func TestAcceptsKnown(t *testing.T) {
 	}
 }
 
-// TestLongestMaps: a packet takes one of the chains that a verdict map names, and the
-// longest of them counts; what the map is called, and how deep it lies, does not matter.
+// TestLongestMaps: a packet traverses one chain of a verdict map, and the longest counts. The map's name and depth do
+// not matter.
 func TestLongestMaps(t *testing.T) {
 	for _, tc := range []struct {
 		name, chains, rules string
@@ -130,8 +130,8 @@ func TestLongestMaps(t *testing.T) {
 	}
 }
 
-// TestLargeMaps: a map with more elements than a checkup has time for counts as unread, and
-// a large set of sources says nothing of what is forwarded where.
+// TestLargeMaps: a map with too many elements for a checkup counts as unread. A large set of sources does not affect
+// forwarded ports.
 func TestLargeMaps(t *testing.T) {
 	addresses := func(format string, n int) string {
 		var b strings.Builder

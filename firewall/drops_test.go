@@ -210,7 +210,7 @@ func TestFits(t *testing.T) {
 	}
 }
 
-// TestFitsBehindJumps: the rules by which packets come to a chain have conditions, too.
+// TestFitsBehindJumps: the rules that lead to a chain have conditions too.
 func TestFitsBehindJumps(t *testing.T) {
 	inNamespace(t, `table inet t {
 		chain deep { drop; }

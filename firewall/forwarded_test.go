@@ -11,8 +11,8 @@ import (
 	"github.com/google/nftables"
 )
 
-// TestForwarded finds the ports of port forwards however the rules name them, and leaves
-// out those of addresses that the host does not have. The host is 192.0.2.1.
+// TestForwarded finds the ports of port forwards in every form of rule, and ignores ports of addresses outside the
+// host. The host is 192.0.2.1.
 func TestForwarded(t *testing.T) {
 	for _, tc := range []struct{ family, more, rules, want string }{
 		{"ip", "", "tcp dport 40000 dnat to 10.0.0.1", "40000"},

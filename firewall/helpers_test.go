@@ -43,7 +43,7 @@ func TestHelpers(t *testing.T) {
 	}
 }
 
-// TestHelperMaps: helpers that a map assigns are told from other objects that one chooses.
+// TestHelperMaps: helpers assigned by a map are distinguished from other mapped objects.
 func TestHelperMaps(t *testing.T) {
 	for _, tc := range []struct {
 		rule          string

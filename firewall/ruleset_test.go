@@ -15,8 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestRuleset reads rules of the kernel back: how many rules a packet meets,
-// and what they do.
+// TestRuleset reads rules from the kernel: the number of rules on a packet's path, and their effects.
 func TestRuleset(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Nftables, labtest.Tool("nft"))
 	l := labtest.New(t, lab.Topology{Name: "vitals", Nodes: []lab.NodeSpec{{Name: "gateway"}}})
@@ -98,7 +97,7 @@ func addresses(list ...string) Targets {
 	return t
 }
 
-// TestTargetsUnclear: what cannot be told is counted, not guessed.
+// TestTargetsUnclear: unknown targets are counted, not guessed.
 func TestTargetsUnclear(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Nftables, labtest.Tool("nft"))
 	l := labtest.New(t, lab.Topology{Name: "targets", Nodes: []lab.NodeSpec{{Name: "gateway"}}})
@@ -151,7 +150,7 @@ func TestCompatTargets(t *testing.T) {
 	}
 }
 
-// TestPools: a range of ports is that of its rule's address.
+// TestPools: a port range belongs to the address of its rule.
 func TestPools(t *testing.T) {
 	pools := func(smallest, other uint32, of map[string]uint32) Pools {
 		p := Pools{Smallest: smallest, Other: other}
@@ -277,8 +276,7 @@ func TestLegacyRules(t *testing.T) {
 	}
 }
 
-// TestLogs: rules log without limit where no limit of any kind stands before the log, and
-// the kernel's own log is meant.
+// TestLogs: a rule logs without limit if no limit precedes the log, and if it writes to the kernel's own log.
 func TestLogs(t *testing.T) {
 	for rule, want := range map[string]int{
 		"log": 1, "log level info counter": 1, "log limit rate 5/minute": 1,

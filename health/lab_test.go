@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// diary is a Prober that writes down what another one answered, a letter a probe.
+// diary is a Prober that records the results of another one, one letter per probe.
 type diary struct {
 	Prober
 	mu      sync.Mutex
@@ -35,8 +35,8 @@ func (d *diary) Probe(ctx context.Context, t *Target) error {
 	return err
 }
 
-// events are the changes that these answers make: the first one decides, later fall
-// bad ones in a row or rise good ones. Each tells how many of them there were by then.
+// events returns the changes caused by these results. The first probe decides, later fall consecutive bad or rise
+// good ones. Each event has the number of probes up to then.
 func (d *diary) events(backend string, rise, fall int) (events []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -55,10 +55,9 @@ func (d *diary) events(backend string, rise, fall int) (events []string) {
 	return events
 }
 
-// TestWindowInProbes: real servers behind a real network are reported down after
-// fall failed probes, neither more nor fewer, whether they refuse or are silent,
-// and up again after rise good ones; the other server is not touched. A probe that a
-// busy machine makes late has failed like any other.
+// TestWindowInProbes: a real server on a real network is reported down after exactly fall failed probes, if it
+// refuses or is silent. It is up again after rise good ones; the other server is unaffected. A late probe on a busy
+// machine counts as failed.
 func TestWindowInProbes(t *testing.T) {
 	topology := lab.Balancer()
 	topology.Name = "health"

@@ -118,9 +118,8 @@ func TestDownAndUpAgain(t *testing.T) {
 	})
 }
 
-// TestDetectionWindow: whatever the check and the moment, a backend that fails,
-// by refusal or by silence, is reported within interval × fall + 0.5 s, after
-// exactly fall failed probes.
+// TestDetectionWindow: for every check and moment, a failing backend is reported within interval × fall + 0.5 s,
+// after exactly fall failed probes. It fails by refusal or by silence.
 func TestDetectionWindow(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for i := range 300 {
@@ -272,7 +271,7 @@ type proberFunc func(context.Context, *Target) error
 
 func (f proberFunc) Probe(ctx context.Context, t *Target) error { return f(ctx, t) }
 
-// TestLateIsTold: when too few probes may run, the status says how late they are.
+// TestLateIsTold: if too few probes may run, the status contains the delay.
 func TestLateIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServers()
@@ -299,7 +298,7 @@ func TestPanicIsAFailedProbe(t *testing.T) {
 	})
 }
 
-// BenchmarkConfigure: a reload of 40,000 backends of which one changed.
+// BenchmarkConfigure reloads 40,000 backends with one change.
 func BenchmarkConfigure(b *testing.B) {
 	cfgs := [2]*config.Config{}
 	for i := range cfgs {

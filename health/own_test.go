@@ -22,8 +22,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestAHostWithoutMeans: that this host has no file, port or memory left tells nothing of
-// its servers, and is told once.
+// TestAHostWithoutMeans: a lack of files, ports or memory on this host says nothing about the servers, and is
+// reported once.
 func TestAHostWithoutMeans(t *testing.T) {
 	for lack, err := range map[string]error{
 		"no file free for this process": &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", unix.EMFILE)},
@@ -66,8 +66,8 @@ func TestAHostWithoutMeans(t *testing.T) {
 	}
 }
 
-// TestAFullConnectionTable: the kernel tells nobody of a SYN that found no place in the
-// table. While it drops some, a probe without an answer is none of the server's.
+// TestAFullConnectionTable: the kernel does not report a SYN dropped by a full table. During such drops, a probe
+// without an answer does not count against the server.
 func TestAFullConnectionTable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServers()
@@ -95,7 +95,7 @@ func TestAFullConnectionTable(t *testing.T) {
 	})
 }
 
-// TestNoFileFree: a process at its limit of files fails as lacking says.
+// TestNoFileFree: a process at its file limit fails with an error known to lacking.
 func TestNoFileFree(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

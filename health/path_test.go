@@ -54,9 +54,8 @@ func listenIn(t *testing.T, n *lab.Node, address string) net.Listener {
 	return l
 }
 
-// TestProbeViaService: a probe via the service finds out whether the server
-// answers on the service's address, which a probe of its own address does not;
-// and leaves neither rules nor routes behind.
+// TestProbeViaService: a probe via the service detects whether the server answers on the service's address, unlike a
+// probe of the server's own address. It leaves neither rules nor routes behind.
 func TestProbeViaService(t *testing.T) {
 	topology := lab.Balancer()
 	topology.Name = "health"
@@ -94,7 +93,7 @@ func TestProbeViaService(t *testing.T) {
 			if got := ourRules(t, gateway); got != 2 {
 				t.Errorf("%d rules for two backends", got)
 			}
-			// A link that goes down takes the routes with it; probes do not go astray.
+			// The kernel removes the routes of a link that is set down; probes must not use another path.
 			setLink(t, gateway, "lan0", netlink.LinkSetDown)
 			if err := ask(0); err == nil {
 				t.Error("good although the link is down")

@@ -69,7 +69,7 @@ func patience(want string) config.Duration {
 	return long
 }
 
-// serveTCP answers every connection with what f makes of the first read.
+// serveTCP answers every connection with f of the first read.
 func serveTCP(t *testing.T, f func(net.Conn)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -89,7 +89,7 @@ func serveTCP(t *testing.T, f func(net.Conn)) string {
 	return l.Addr().String()
 }
 
-// nobody is an address of the loopback where nothing listens.
+// nobody is a loopback address without a listener.
 func nobody(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -237,7 +237,7 @@ func TestProbeDNS(t *testing.T) {
 	listener, conn := bothProtocols(t)
 	handler := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 		late := new(dns.Msg).SetReply(q)
-		late.Id++ // somebody else's answer comes first
+		late.Id++ // another client's answer is first
 		w.WriteMsg(late)
 		answer := new(dns.Msg).SetReply(q)
 		if q.Question[0].Name == "broken.example." {
@@ -313,7 +313,7 @@ func TestProbeExec(t *testing.T) {
 	}
 }
 
-// TestProbeExecTimeout: what a program has started ends with it.
+// TestProbeExecTimeout: the processes started by a program end with it.
 func TestProbeExecTimeout(t *testing.T) {
 	dir := t.TempDir()
 	pidFile := filepath.Join(dir, "pid")

@@ -67,9 +67,8 @@ func TestReason(t *testing.T) {
 	}
 }
 
-// TestPeriod: fall probes that begin a period apart, the last of which runs into
-// its timeout, end within interval × fall + 0.5 s, for every interval, timeout
-// and fall that a configuration may hold.
+// TestPeriod: fall probes that begin a period apart, with a timeout of the last one, end within interval × fall + 0.5
+// s. This holds for every valid interval, timeout and fall.
 func TestPeriod(t *testing.T) {
 	for interval := 100 * time.Millisecond; interval <= 10*time.Second; interval += 137 * time.Millisecond {
 		for timeout := 10 * time.Millisecond; timeout < interval; timeout += 73 * time.Millisecond {

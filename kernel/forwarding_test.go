@@ -42,8 +42,8 @@ func TestForwardingOff(t *testing.T) {
 	}
 }
 
-// TestForwardingWarnings warns once of a family that is off for all interfaces, of each interface
-// that is named, and of the others when none of them forwards.
+// TestForwardingWarnings warns once about a family that is off for all interfaces, about each named interface, and
+// about the others if none forwards.
 func TestForwardingWarnings(t *testing.T) {
 	for _, c := range []struct {
 		zero          string // settings that are 0

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// BenchmarkUpDown is what a test pays for a network of its own.
+// BenchmarkUpDown measures the cost of a network for one test.
 func BenchmarkUpDown(b *testing.B) {
 	labtest.Require(b, labtest.Root)
 	for b.Loop() {
@@ -23,7 +23,7 @@ func BenchmarkUpDown(b *testing.B) {
 	}
 }
 
-// BenchmarkDo is what it costs to enter a namespace and to come back.
+// BenchmarkDo measures the cost of entering and leaving a namespace.
 func BenchmarkDo(b *testing.B) {
 	l := labtest.New(b, lab.Topology{Name: "bench", Nodes: []lab.NodeSpec{{Name: "a"}}})
 	for b.Loop() {

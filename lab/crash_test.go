@@ -23,8 +23,7 @@ import (
 // crashing makes this test binary build a lab and wait to be killed.
 const crashing = "SLUICE_LAB_TEST_CRASH"
 
-// hostSetting is a setting of the host alone that harms nobody: whether netfilter logs packets of
-// other namespaces.
+// hostSetting is a harmless host-wide setting: whether netfilter logs packets of other namespaces.
 const hostSetting = "net.netfilter.nf_log_all_netns"
 
 func readSysctl(t *testing.T, key string) string {
@@ -66,8 +65,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// doomed builds a lab in another process, with a process of its own in node s1. It returns the lab
-// and what kills that other process.
+// doomed builds a lab in another process, with a process in node s1. It returns the lab and a function that kills the
+// other process.
 func doomed(t *testing.T, how string) (*lab.Lab, func()) {
 	t.Helper()
 	labtest.Require(t, labtest.Root)
@@ -113,7 +112,7 @@ func TestSweepRemovesWhatACrashLeft(t *testing.T) {
 	if !left.Record().Live {
 		t.Error("the record says that its living owner is dead")
 	}
-	// What a gateway that was killed too leaves behind, and a record half written.
+	// Remains of a gateway that was also killed, and a partial record.
 	state := left.Node("gateway").StateDir()
 	if err := os.MkdirAll(state, 0o755); err != nil {
 		t.Fatal(err)
@@ -139,7 +138,7 @@ func TestSweepRemovesWhatACrashLeft(t *testing.T) {
 		t.Errorf("%s is %s after the sweep, was 0", hostSetting, got)
 	}
 	for _, pid := range pids {
-		// A zombie has no namespace; nobody may be there to reap it.
+		// A zombie has no namespace, and may have no parent that reaps it.
 		if _, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", pid)); err == nil {
 			t.Errorf("process %d of the lab still runs", pid)
 		}
@@ -228,7 +227,7 @@ func TestSweepGoesOnBehindALabThatStays(t *testing.T) {
 	}
 }
 
-// swept sweeps and looks for what is left of a lab.
+// swept sweeps and checks for remains of a lab.
 func swept(t *testing.T, l *lab.Lab) func() error {
 	return func() error {
 		_, err := lab.Sweep()

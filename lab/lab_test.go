@@ -247,9 +247,8 @@ func TestAddressesOfEveryTopologyAnswer(t *testing.T) {
 	}
 }
 
-// TestAddressesAreLocal asks the kernel, as soon as a lab is up, whether what arrives for its IPv6
-// addresses is for them: it makes the routes that say so later than the addresses, and much later
-// while other labs come up.
+// TestAddressesAreLocal checks, as soon as a lab is up, that the kernel accepts packets to its IPv6 addresses. The
+// kernel adds the local routes after the addresses, and much later while other labs start.
 func TestAddressesAreLocal(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	end := lab.End{Node: "a", Iface: "eth0"}
@@ -290,7 +289,7 @@ func TestAddressesAreLocal(t *testing.T) {
 	wg.Wait()
 }
 
-// reach says who can reach which address in a topology without any gateway program.
+// reach lists the reachable addresses by node in a topology without a gateway program.
 var reach = map[string][][2]string{
 	"balancer": {
 		{"client", "10.0.1.1"}, {"client", "fd00:1::1"},
@@ -317,7 +316,7 @@ var reach = map[string][][2]string{
 
 func TestDirectServerReturnBypassesTheGateway(t *testing.T) {
 	l := labtest.New(t, lab.Balancer())
-	// A socket that is bound to ret0 gets only what came in there.
+	// A socket bound to ret0 receives only packets from that interface.
 	onReturn := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		ctrlErr := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), "ret0") })
 		return errors.Join(ctrlErr, err)

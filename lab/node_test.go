@@ -28,7 +28,7 @@ func netnsInode(t *testing.T, path string) uint64 {
 	return st.Ino
 }
 
-// processesIn lists the processes whose network namespace is the node's.
+// processesIn returns the processes in the node's network namespace.
 func processesIn(t *testing.T, n *lab.Node) (pids []int) {
 	t.Helper()
 	want := netnsInode(t, n.Path())

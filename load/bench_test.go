@@ -10,11 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// BenchmarkSender sends over a link to a far end that drops, by the barest loop
-// that can fill a link and by the real sender. Mpps are per second of CPU time;
-// their ratio is what flows and checksums leave of the loop's rate.
-//
-//	go test -run xxx -bench Sender ./load
+// BenchmarkSender sends over a link to a far end that drops, by the barest loop that can fill a link and by the real
+// sender. Mpps are per second of CPU time. Their ratio is the cost of flows and checksums.
 func BenchmarkSender(b *testing.B) {
 	labtest.Require(b, labtest.Root, labtest.BPF)
 	l := labtest.New(b, wire())

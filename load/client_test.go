@@ -68,8 +68,8 @@ func TestClientResets(t *testing.T) {
 	}
 }
 
-// TestClientLeavesOthersAlone: what belongs to no test connection is the kernel's,
-// and ICMP errors are counted for test connections only.
+// TestClientLeavesOthersAlone: packets without a test connection pass to the kernel, and ICMP errors are counted for
+// test connections only.
 func TestClientLeavesOthersAlone(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	const error4, error6 = "ip4(src=192.0.2.9,dst=192.0.2.1)/icmp(type=unreachable,code=1)/", "ip6(src=2001:db8::9,dst=2001:db8::1)/icmp6(type=unreachable,code=0)/"
@@ -134,7 +134,7 @@ func TestInjectorTimer(t *testing.T) {
 	}
 }
 
-// TestFlowCounts: what has ended is neither open nor awaited.
+// TestFlowCounts: an ended connection is neither open nor awaited.
 func TestFlowCounts(t *testing.T) {
 	c := FlowCounts{Started: 10, Established: 8, Requests: 7, Responses: 4, ResetSYN: 2, ResetReq: 2, Resets: 5, GaveUpReq: 1, WrongLength: 3}
 	if c.Open() != 4 || c.Errors() != 6 || !c.settled(true) || c.settled(false) {

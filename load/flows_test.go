@@ -25,8 +25,8 @@ import (
 func TestServerSpeaksHTTP(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	l := labtest.New(t, wire())
-	// An answer takes the frame of its request, and a buffer of the kernel's own has
-	// no room to grow in, unlike those of live frames (TestLongResponses).
+	// An answer uses the frame of its request. A buffer of the kernel's own has no room to grow, unlike live frames
+	// (TestLongResponses).
 	padding := http.Header{"X-Padding": {strings.Repeat("-", 400)}}
 	for _, size := range []int{96, 0, 400} {
 		s, err := NewServer(l.Node("sink"), "eth0", ServerOptions{ResponseSize: size})
@@ -126,8 +126,8 @@ func TestFlows(t *testing.T) {
 			if c.spec.Rate == 0 && got.Overdue != 0 {
 				t.Errorf("%d turns were overdue without a schedule", got.Overdue)
 			}
-			// A turn that finds its connection busy is over. No connection's first turn is
-			// one of these, so that what is held is opened.
+			// A turn that finds its connection busy ends. The first turn of a connection never does, so that every
+			// held connection is opened.
 			if !c.spec.Hold {
 				c.want.Started -= got.Overdue
 				c.want.Established -= got.Overdue
@@ -174,7 +174,7 @@ func runFlows(t *testing.T, place Place, spec FlowSpec, cpus ...int) FlowCounts 
 	if err := client.Run(ctx, nil); err != nil {
 		t.Fatal(err)
 	}
-	// What is begun at 20 a second has begun 20 a second.
+	// At a rate of 20 per second, 20 have begun after a second.
 	if took := client.Took(); int64(took) < schedule(spec.Limit, spec.Rate, 1) {
 		t.Errorf("%d turns at %g a second took %v", spec.Limit, spec.Rate, took)
 	}
@@ -199,8 +199,8 @@ func TestFlowsRepeatWhatIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	// Of eight answers seven are new, and a connection has three: each kind is lost in
-	// turn. Of ten, nine were: where connections kept in step, it was always the SYN ACK.
+	// Seven of eight answers are new, and a connection has three, so each kind is lost in turn. With nine of ten the
+	// losses were always the SYN ACK, because connections ran in step.
 	loseEvery = 8
 	defer func() { loseEvery = 0 }()
 	got := runFlows(t, l.Node("source"), FlowSpec{
@@ -270,7 +270,7 @@ func TestMillionConnections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The second turn of each is a request, so every one of them works.
+	// The second turn of each is a request, so all connections must work.
 	if n.Open() != million || n.Established != million || n.Responses != million || n.Overdue != 0 || n.Errors() != 0 {
 		t.Errorf("counted %+v", n)
 	}
@@ -295,8 +295,8 @@ func TestMillionConnections(t *testing.T) {
 	}
 }
 
-// TestFlowsThroughASlowGateway has one that passes a third of what the schedule asks
-// for: no connection is left out, and waiting shows in the time since each was due.
+// TestFlowsThroughASlowGateway uses a gateway that passes a third of the scheduled rate. Every connection gets its
+// turns, and the latency since the due time contains the wait.
 func TestFlowsThroughASlowGateway(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Tool("tc"))
 	l := labtest.New(t, lab.Topology{
@@ -345,7 +345,7 @@ func TestFlowsThroughASlowGateway(t *testing.T) {
 	}
 }
 
-// TestFlowsGiveUp has nobody answer.
+// TestFlowsGiveUp has no server.
 func TestFlowsGiveUp(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	l := labtest.New(t, wire())
@@ -354,7 +354,7 @@ func TestFlowsGiveUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sink.Close()
-	// Without the far end the kernel there resets what nobody listens for.
+	// Without the far end the kernel there resets connections to ports without a listener.
 	if err := l.Node("sink").SetGRO("eth0", true); err != nil {
 		t.Fatal(err)
 	}

@@ -52,8 +52,8 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// TestHTTPManyConnections: the server answers nobody before everybody has asked,
-// so the test ends only if all connections are open at once.
+// TestHTTPManyConnections: the server answers only after all clients have sent a request, so the test ends only if
+// all connections are open at once.
 func TestHTTPManyConnections(t *testing.T) {
 	const connections = 6000
 	if err := allowFiles(2*connections + 256); err != nil { // both ends are this process
@@ -91,8 +91,8 @@ func TestHTTPOpenLoop(t *testing.T) {
 	}
 }
 
-// TestHTTPUnanswered has a server that accepts and never answers: the end of the
-// run does not hide the requests under way, nor those that were due meanwhile.
+// TestHTTPUnanswered has a server that accepts and never answers. The result at the end of the run includes requests
+// in progress and requests that were due meanwhile.
 func TestHTTPUnanswered(t *testing.T) {
 	const lasts = 2 * time.Second
 	gone := make(chan struct{})
@@ -121,8 +121,8 @@ func TestHTTPUnanswered(t *testing.T) {
 	}
 }
 
-// TestHTTPConnectTime: only the connection that a request went over took it time,
-// from the first address that was tried to the one that answered.
+// TestHTTPConnectTime: only a request on a new connection has a connect time. It counts from the first address tried
+// to the one that answered.
 func TestHTTPConnectTime(t *testing.T) {
 	fail := errors.New("refused")
 	for name, c := range map[string]struct {
@@ -158,7 +158,7 @@ func TestHTTPConnectTime(t *testing.T) {
 	}
 }
 
-// TestHTTPProgress is told every second.
+// TestHTTPProgress is called every second.
 func TestHTTPProgress(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer s.Close()
@@ -192,7 +192,7 @@ func TestHTTPErrors(t *testing.T) {
 	}
 }
 
-// TestHTTPTimeouts: what timed out stays in the times, by how long it had waited; what was refused does not.
+// TestHTTPTimeouts: timeouts are part of the latencies, with their waiting time; refused requests are not.
 func TestHTTPTimeouts(t *testing.T) {
 	const timeout = 50 * time.Millisecond
 	gone := make(chan struct{})
@@ -213,7 +213,7 @@ func TestHTTPTimeouts(t *testing.T) {
 	}
 }
 
-// TestHTTPConnectTimeouts: a request that got no connection in its time says so.
+// TestHTTPConnectTimeouts: a request without a connection within its timeout is reported as such.
 func TestHTTPConnectTimeouts(t *testing.T) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
 	if err != nil {
@@ -228,7 +228,7 @@ func TestHTTPConnectTimeouts(t *testing.T) {
 		t.Fatal(err)
 	}
 	address := fmt.Sprintf("127.0.0.1:%d", name.(*unix.SockaddrInet4).Port)
-	for { // nobody accepts: when the queue is full, SYNs get no answer
+	for { // nothing is accepted: with a full queue, SYNs get no answer
 		queue, err := unix.GetsockoptTCPInfo(fd, unix.SOL_TCP, unix.TCP_INFO)
 		if err != nil {
 			t.Fatal(err)
@@ -248,7 +248,7 @@ func TestHTTPConnectTimeouts(t *testing.T) {
 	}
 }
 
-// TestErrorKinds: failures of one kind count together, whatever their connections.
+// TestErrorKinds: failures of one kind are counted together for all connections.
 func TestErrorKinds(t *testing.T) {
 	kinds := map[string]bool{}
 	for port := range 3 {

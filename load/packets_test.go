@@ -118,8 +118,8 @@ func TestTwoSenders(t *testing.T) {
 	}
 }
 
-// TestFragmentsOfThreeSenders: what CPUs send between the same addresses at the same
-// time must not be put together to one datagram.
+// TestFragmentsOfThreeSenders: simultaneous fragments of several CPUs between the same addresses must not be
+// reassembled to one datagram.
 func TestFragmentsOfThreeSenders(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	for name, spec := range map[string]PacketSpec{
@@ -156,8 +156,7 @@ func TestFragmentsOfThreeSenders(t *testing.T) {
 	}
 }
 
-// TestSenderSurvivesSignals: a signal interrupts the call that sends, which goes on
-// with what is left.
+// TestSenderSurvivesSignals: a signal interrupts the call that sends; the next call sends the rest.
 func TestSenderSurvivesSignals(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	l := labtest.New(t, wire())
@@ -270,8 +269,8 @@ func TestSpecs(t *testing.T) {
 	}
 }
 
-// TestRefusedSenders: frames that the interface would refuse are not sent, and not
-// counted, nor stamps of senders that the far end does not know.
+// TestRefusedSenders: frames that the interface would refuse are neither sent nor counted. The same applies to stamps
+// of senders unknown to the far end.
 func TestRefusedSenders(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	l := labtest.New(t, wire())
@@ -299,7 +298,7 @@ func TestRefusedSenders(t *testing.T) {
 	}
 }
 
-// TestAwait counts what is still under way, and gives up on what does not come.
+// TestAwait counts packets in flight, and ends if no more arrive.
 func TestAwait(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	l := labtest.New(t, wire())
@@ -336,7 +335,7 @@ func TestAwait(t *testing.T) {
 	}
 }
 
-// TestUnsent: what is told to be behind was due, and on the CPU that did not send it.
+// TestUnsent: unsent packets were due on the CPU that did not send them.
 func TestUnsent(t *testing.T) {
 	for _, c := range []struct {
 		took         time.Duration

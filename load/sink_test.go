@@ -43,8 +43,7 @@ func newSink(t *testing.T, o SinkOptions) *Sink {
 	return s
 }
 
-// TestSinkChecksums: what is verified is the datagram, of protocols whose checksum
-// is known.
+// TestSinkChecksums: the sink verifies whole datagrams of protocols with a known checksum.
 func TestSinkChecksums(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	s := newSink(t, SinkOptions{Checksums: true})

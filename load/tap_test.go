@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// openTun makes an interface whose frames this test reads.
+// openTun creates an interface with frames read by this test.
 func openTun(t *testing.T, n *lab.Node, kind uint16, name string) *os.File {
 	t.Helper()
 	var file *os.File
@@ -51,8 +51,8 @@ func openTun(t *testing.T, n *lab.Node, kind uint16, name string) *os.File {
 	return file
 }
 
-// TestPacketsIntoTap: frames go into interfaces of any kind that take them, here one whose
-// far end is a program; one without Ethernet headers is refused.
+// TestPacketsIntoTap: every kind of interface that accepts frames works, here one with a program as its far end. An
+// interface without Ethernet headers is refused.
 func TestPacketsIntoTap(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	n := labtest.New(t, lab.Topology{Name: "tap", Nodes: []lab.NodeSpec{{Name: "source"}}}).Node("source")
@@ -76,7 +76,7 @@ func TestPacketsIntoTap(t *testing.T) {
 		t.Fatal(err)
 	}
 	frame := make([]byte, 2048)
-	for got := 0; got < count; { // beside what the kernel says of itself
+	for got := 0; got < count; { // in addition to the kernel's own packets
 		length, err := tap.Read(frame)
 		if err != nil {
 			t.Fatalf("%d of %d frames: %v", got, count, err)

@@ -9,8 +9,7 @@ import (
 	"unsafe"
 )
 
-// TestSecondsFollowTheClock: what happened before the clock was set is told by the clock as
-// it is now.
+// TestSecondsFollowTheClock: times before a change of the clock are reported by the new clock.
 func TestSecondsFollowTheClock(t *testing.T) {
 	for _, set := range []time.Duration{0, 300 * time.Millisecond, time.Hour, -time.Hour} {
 		now := time.Now()

@@ -161,8 +161,7 @@ func TestChangesOfNextHopsAreTold(t *testing.T) {
 	sawKind(t, r, Policy)
 }
 
-// A neighbour that goes from STALE to REACHABLE and back is the life of every
-// network; it must not cost a look at the routing table for every flow.
+// Neighbours change between STALE and REACHABLE in every network. That must not cause a route lookup for every flow.
 func TestStatesOfANeighbourAreNoChange(t *testing.T) {
 	w := &Watcher{macs: map[neighbour]string{}}
 	n := func(state int, last byte) *netlink.Neigh {
@@ -306,7 +305,7 @@ func TestRoutedGoesByRules(t *testing.T) {
 	}
 }
 
-// TestInterfacesWhileOthersComeAndGo: the kernel tells that a list may not be whole.
+// TestInterfacesWhileOthersComeAndGo: the kernel reports that a list may be incomplete.
 func TestInterfacesWhileOthersComeAndGo(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	l := labtest.New(t, lab.Topology{Name: "busy", Nodes: []lab.NodeSpec{{Name: "gateway"}}})
@@ -347,7 +346,7 @@ func TestInterfacesWhileOthersComeAndGo(t *testing.T) {
 	}
 }
 
-// TestLostChangesAreTold: of more changes than the socket holds that is told, and what comes later is, too.
+// TestLostChangesAreTold: an overflow of the socket is reported, and later changes are reported too.
 func TestLostChangesAreTold(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	gw := labtest.New(t, lab.Balancer()).Node("gateway")
@@ -358,7 +357,7 @@ func TestLostChangesAreTold(t *testing.T) {
 		}
 		return err
 	})
-	do(t, gw, func() error { // nobody reads meanwhile
+	do(t, gw, func() error { // the socket is not read meanwhile
 		lan, err := netlink.LinkByName("lan0")
 		for i := 0; i < 2000 && err == nil; i++ {
 			err = netlink.RouteAdd(&netlink.Route{LinkIndex: lan.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4(198, 18, byte(i>>8), byte(i)), Mask: net.CIDRMask(32, 32)}})

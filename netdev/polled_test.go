@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestPolledTellsAtOnce: what was changed is told by the next call, once, and nothing else is.
+// TestPolledTellsAtOnce: the next call reports a change, once, and nothing else.
 func TestPolledTellsAtOnce(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	gw := labtest.New(t, lab.Topology{Name: "polled", Nodes: []lab.NodeSpec{{Name: "gateway"}}}).Node("gateway")

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestXDPFeatures: a veth takes frames from XDP while its other end polls, and the first
-// interface that is asked about is told of like the others.
+// TestXDPFeatures: a veth accepts frames from XDP while its other end polls. The first requested interface is
+// reported like the others.
 func TestXDPFeatures(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Kernel("6.3", "features of XDP"))
 	gw := labtest.New(t, lab.Topology{Name: "features", Nodes: []lab.NodeSpec{{Name: "gateway"}}}).Node("gateway")

@@ -126,8 +126,8 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// TestEveryCorruptionIsSeen flips every single bit after the Ethernet header of
-// correct packets: either Verify or Diff must tell.
+// TestEveryCorruptionIsSeen flips every single bit after the Ethernet header of correct packets. Verify or Diff must
+// report it.
 func TestEveryCorruptionIsSeen(t *testing.T) {
 	frame := MustText(texts[1]).Build()
 	for bit := 14 * 8; bit < len(frame)*8; bit++ {
@@ -310,8 +310,7 @@ func TestMutatedFrames(t *testing.T) {
 	}
 }
 
-// TestFragmentsOfFragments cuts a datagram twice: what is put together again is the
-// datagram.
+// TestFragmentsOfFragments fragments a datagram twice. Reassembly returns the datagram.
 func TestFragmentsOfFragments(t *testing.T) {
 	for text, header := range map[string]int{"ip4(src=192.0.2.1,dst=198.51.100.7)": 34, "ip6(src=2001:db8::1,dst=2001:db8::2)": 54} {
 		whole := MustText(ethernet + text + "/udp(sport=2,dport=1)/data(1000)").Build()
@@ -343,7 +342,7 @@ func TestFragmentsOfFragments(t *testing.T) {
 	}
 }
 
-// fragmentOf returns where a fragment belongs, in bytes, and what it carries.
+// fragmentOf returns the offset of a fragment in bytes, and its payload.
 func fragmentOf(t *testing.T, b []byte) (off int, id uint32, more bool, data []byte) {
 	t.Helper()
 	parsed := Parse(b)

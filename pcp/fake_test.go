@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// table stands for a datapath: it gives ports from 40000 on where a suggested cannot be met.
+// table emulates a datapath. It assigns ports from 40000 on if it cannot assign the suggested one.
 type table struct {
 	allowed  []datapath.MappingRule
 	mappings map[endpoint]datapath.Mapping

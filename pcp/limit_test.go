@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestManySources: who comes when there are too many is not answered, and nobody
-// looks for room until one of the others can have been silent for long enough.
+// TestManySources: a source beyond the maximum gets no answer. The limiter searches for room only when another source
+// may have been silent for long enough.
 func TestManySources(t *testing.T) {
 	var l limiter
 	source := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}) }
@@ -25,7 +25,7 @@ func TestManySources(t *testing.T) {
 	if l.allow(source(maxSources), now) {
 		t.Error("one too many is answered")
 	}
-	l.conforms[source(1)] = 0 // nobody looks before the first can have been silent for long enough
+	l.conforms[source(1)] = 0 // no search before the first may have been silent for long enough
 	if l.allow(source(maxSources), now) {
 		t.Error("all sources are looked at for each packet of a flood")
 	}

@@ -23,8 +23,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestListen asks a gateway whose loopback is down, by either family and at either of
-// its addresses. Its sockets follow the interfaces, and say what they cannot.
+// TestListen sends requests to a gateway without a loopback, by either family and to either address. Its sockets
+// follow the interfaces, and errors are logged.
 func TestListen(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	l := labtest.New(t, lab.Topology{Name: "pcp", Nodes: []lab.NodeSpec{{Name: "gateway"}, {Name: "host"}}, Links: []lab.LinkSpec{{

@@ -102,7 +102,7 @@ func TestNATPMPRefusals(t *testing.T) {
 	}
 }
 
-// TestNATPMPLife follows mappings through renewal and deletion, beside those of PCP.
+// TestNATPMPLife follows mappings through renewal and deletion, together with PCP mappings.
 func TestNATPMPLife(t *testing.T) {
 	b := newBench(t)
 	for _, step := range []struct {
@@ -139,8 +139,7 @@ func TestNATPMPLife(t *testing.T) {
 	}
 }
 
-// TestNATPMPPool gives a host of a pool of several addresses always the same one, which
-// is that of its mappings.
+// TestNATPMPPool assigns a host of a pool with several addresses always the same address, as for its mappings.
 func TestNATPMPPool(t *testing.T) {
 	b := newBench(t)
 	b.allowed[0].Outside = []netip.Addr{netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2")}

@@ -163,7 +163,7 @@ func TestWhoMayAsk(t *testing.T) {
 	}
 }
 
-// TestRefusals holds the datapath's reasons against what clients are told.
+// TestRefusals compares the datapath's errors with the clients' results.
 func TestRefusals(t *testing.T) {
 	b := newBench(t)
 	for _, c := range []struct {
@@ -187,7 +187,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestQuota fills what a client may have and finds that another one is not touched.
+// TestQuota exhausts a client's quota; other clients are unaffected.
 func TestQuota(t *testing.T) {
 	for _, c := range []struct {
 		name           string
@@ -242,8 +242,7 @@ func TestTakenAway(t *testing.T) {
 	}
 }
 
-// TestComplaints holds what is logged while a datapath refuses against how often and
-// how long it does.
+// TestComplaints checks the log lines by the frequency and duration of a datapath's refusals.
 func TestComplaints(t *testing.T) {
 	b := newBench(t)
 	var text bytes.Buffer
@@ -265,8 +264,7 @@ func TestComplaints(t *testing.T) {
 	}
 }
 
-// TestRate asks without pause: what is above the rate is not answered, and nobody else
-// notices.
+// TestRate sends requests without pause. Requests above the rate get no answer, and other clients are unaffected.
 func TestRate(t *testing.T) {
 	b := newBench(t, rule("six", "2001:db8::1", "fd00::/16"))
 	answered := 0
@@ -323,8 +321,8 @@ func TestMassExpiry(t *testing.T) {
 	}
 }
 
-// FuzzAnswer holds for every message that the answer is one, is not longer than the
-// request or a header, and that what is granted is within bounds.
+// FuzzAnswer checks every message: the answer is an answer, is not longer than the request or a header, and grants
+// values within bounds.
 func FuzzAnswer(f *testing.F) {
 	f.Add(plain(hour))
 	f.Add(plain(0))
@@ -366,7 +364,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// fuzzedNATPMP holds the same for NAT-PMP, whose answers are up to 16 bytes long.
+// fuzzedNATPMP checks the same for NAT-PMP, with answers of up to 16 bytes.
 func fuzzedNATPMP(t *testing.T, b *bench, m, out []byte) {
 	if out == nil {
 		if len(m) >= natpmpMapRequest && m[1] < 0x80 {

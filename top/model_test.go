@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// fake is a Reader with a table of 1,000 connections from 20 clients through one
-// SNAT address to two services, one of them by DNAT.
+// fake is a Reader with a table of 1,000 connections. They have 20 clients, one SNAT address and two services, one
+// with DNAT.
 type fake struct {
 	mu     sync.Mutex // protects calls
 	calls  map[string]int
@@ -128,7 +128,7 @@ func (s *screen) run(cmd tea.Cmd) {
 			}
 			return
 		}
-		s.Update(msg) // what it returns is the timer of the next refresh
+		s.Update(msg) // the result is the timer of the next refresh
 	case <-time.After(time.Minute):
 		s.Fatal("a command does not end")
 	}
@@ -411,7 +411,7 @@ func TestErrorOfAPageStays(t *testing.T) {
 	s.want("connections of", "cannot see: permission denied")
 }
 
-// TestRowOpenedWhileAnotherIsRead: its connections come, too.
+// TestRowOpenedWhileAnotherIsRead: the connections of the new row appear too.
 func TestRowOpenedWhileAnotherIsRead(t *testing.T) {
 	s := show(t)
 	slow := s.open()
@@ -429,7 +429,7 @@ func TestRowOpenedWhileAnotherIsRead(t *testing.T) {
 	}
 }
 
-// TestNotSeen: what the numbers leave out is said beside them.
+// TestNotSeen: the view shows which data are missing.
 func TestNotSeen(t *testing.T) {
 	s := show(t)
 	s.counts.Blind, s.table.Blind = []string{"8 network namespaces may not be entered"}, []string{"8 network namespaces may not be entered", "flows of ebpf: gone"}

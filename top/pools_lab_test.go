@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestSmallestPool: rules are read when the counters alone would call it a race, and
-// then tell a small pool that is used up.
+// TestSmallestPool: if the counters alone indicate a race, the rules are read. They show a small exhausted pool.
 func TestSmallestPool(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Nftables, labtest.Tool("nft"))
 	l := labtest.New(t, lab.Topology{Name: "pools", Nodes: []lab.NodeSpec{{Name: "gateway"}}})
@@ -46,7 +45,7 @@ func TestNameGivenAgain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if node == "first" { // makes its counters differ from those of a new one
+		if node == "first" { // makes its counters differ from a new one's
 			c, err := conntrack.OpenIn(ns)
 			if err != nil {
 				t.Fatal(err)

@@ -147,7 +147,7 @@ func TestTerminated(t *testing.T) {
 	l := labtest.New(t, lab.Topology{Name: "topterm", Nodes: []lab.NodeSpec{{Name: "gw"}}})
 	dir := t.TempDir()
 	for i := range 5 {
-		w := &terminal{t, fmt.Sprintf("%s/tmux%d", dir, i)} // not that of the last one, which may be about to end
+		w := &terminal{t, fmt.Sprintf("%s/tmux%d", dir, i)} // not the last terminal's name, which may be about to end
 		t.Cleanup(func() { _ = exec.Command("tmux", "-S", w.socket, "kill-server").Run() })
 		w.tmux("new-session", "-d", "-s", "top", "-x", "80", "-y", "24", "env", childEnv+"="+l.Node("gw").Path(), os.Args[0])
 		w.shows("[1 Sources]")
@@ -167,8 +167,8 @@ func TestTerminated(t *testing.T) {
 	}
 }
 
-// TestCost measures what the view costs over a table of SLUICE_TOP_ENTRIES
-// connections, from the end of one dump to the end of the next.
+// TestCost measures the CPU time of the view for a table of SLUICE_TOP_ENTRIES connections, between the ends of two
+// dumps.
 func TestCost(t *testing.T) {
 	n, _ := strconv.Atoi(os.Getenv("SLUICE_TOP_ENTRIES"))
 	if n == 0 {
@@ -245,8 +245,7 @@ func fillTable(t *testing.T, ns conntrack.Namespace, n int) {
 	}
 }
 
-// raiseMax raises the host's limit of tracked connections until the test ends,
-// under the lock of everyone who writes host-wide settings.
+// raiseMax raises the host's limit of tracked connections until the test ends, under the lock for host-wide settings.
 func raiseMax(t *testing.T, limit uint64) {
 	t.Helper()
 	const path = "/proc/sys/net/netfilter/nf_conntrack_max"

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// TestShorten: what is cut out is the middle, on both sides of an arrow.
+// TestShorten removes the middle on both sides of an arrow.
 func TestShorten(t *testing.T) {
 	for _, c := range []struct {
 		text  string
@@ -42,8 +42,7 @@ func TestNarrowTabs(t *testing.T) {
 	s.want(" 1  2  3  4  5  6  7 [8 Netns]\n")
 }
 
-// TestLongRanking: what is filtered and sorted is the largest part of it, and the
-// page says so.
+// TestLongRanking: filtering and sorting apply to the largest part only, and the page says so.
 func TestLongRanking(t *testing.T) {
 	s := show(t)
 	for i := range 2000 {

@@ -49,7 +49,7 @@ func TestRequire(t *testing.T) {
 	}
 }
 
-// recorder notes what a test would have done.
+// recorder records the calls of a test.
 type recorder struct {
 	testing.TB
 	skipped, failed bool

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestPartsAreAddedAllOrNone has the kernel refuse the second of two parts: neither is there, and both come
-// when they are asked for again.
+// TestPartsAreAddedAllOrNone makes the kernel refuse the second of two parts. Neither exists then, and a retry adds
+// both.
 func TestPartsAreAddedAllOrNone(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	if err := rlimit.RemoveMemlock(); err != nil {
@@ -65,7 +65,8 @@ func TestPartsAreAddedAllOrNone(t *testing.T) {
 	}
 }
 
-// TestEntriesOfPartsThatAreThere: what a table has not grown to is not looked at, and the numbers of the others stay.
+// TestEntriesOfPartsThatAreThere: parts that do not exist are skipped, and the numbers of other entries are
+// unchanged.
 func TestEntriesOfPartsThatAreThere(t *testing.T) {
 	inner := &ebpf.MapSpec{MaxEntries: 4}
 	tables := &Tables{Flows4: &Parts[wire.Flow4]{inner: inner, Values: make([]wire.Flow4, 10)}, Flows6: &Parts[wire.Flow6]{inner: inner, Values: make([]wire.Flow6, 6)}}

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
-// compiled is what an example file compiles to.
+// compiled returns the ruleset of an example file.
 func compiled(t *testing.T, file string) *ruleset.Ruleset {
 	t.Helper()
 	c, err := config.Load(file)
@@ -163,7 +163,7 @@ func TestKeysNextToEachOther(t *testing.T) {
 	}
 }
 
-// FuzzDecode feeds the decoders what no kernel sends.
+// FuzzDecode passes data to the decoders that no kernel sends.
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte{12, 0, 1, 0, 's', 'l', 'u', 'i', 'c', 'e', 0, 0})
 	f.Fuzz(func(_ *testing.T, b []byte) {

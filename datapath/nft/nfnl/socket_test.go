@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestExplain gives the errors that kernels answer with: EINVAL comes from an
-// nfnetlink without nf_tables, EPROTONOSUPPORT from a kernel without nfnetlink.
+// TestExplain uses the kernel's errors: EINVAL is the error of nfnetlink without nf_tables, EPROTONOSUPPORT of a
+// kernel without nfnetlink.
 func TestExplain(t *testing.T) {
 	for errno, want := range map[unix.Errno]string{
 		unix.EPERM:           "run as root or with CAP_NET_ADMIN",
