@@ -174,9 +174,9 @@ func (h *Host) sampleNew(ctx context.Context, fills []conntrack.Fill, namespaces
 	fills = slices.DeleteFunc(slices.Clone(fills), func(f conntrack.Fill) bool { return f.Count == 0 })
 	slices.SortFunc(fills, func(a, b conntrack.Fill) int { return cmp.Compare(b.Count, a.Count) })
 	var (
-		wg    sync.WaitGroup
-		mu    sync.Mutex // protects total and sampled
-		total float64
+		wg      sync.WaitGroup
+		mu      sync.Mutex // protects total and sampled
+		total   float64
 		sampled = len(fills) == 0
 	)
 	for _, f := range fills[:min(len(fills), busiestNamespaces)] {
