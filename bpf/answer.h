@@ -18,8 +18,6 @@ static __always_inline __u8 answer_of(const struct plan *plan, __u32 reason)
 		return ANSWER_TTL_EXCEEDED;
 	case REASON_TOO_BIG:
 		return ANSWER_TOO_BIG;
-	case REASON_NO_ROUTE:
-		return ANSWER_NONE;
 	}
 	return plan->answer;
 }
@@ -77,19 +75,21 @@ static __always_inline void icmp_words(struct icmp_header *icmp, const struct pl
 		icmp->code = v6 ? 1 : 13;
 		return;
 	case ANSWER_UNREACHABLE_HOST:
+	case ANSWER_UNREACHABLE_ROUTE:
 		icmp->type = v6 ? ICMP6_UNREACHABLE : ICMP4_UNREACHABLE;
-		icmp->code = v6 ? 3 : 1;
+		icmp->code = !v6 ? 1 : answer == ANSWER_UNREACHABLE_HOST ? 3 : 0;
 		return;
 	}
 	icmp->type = v6 ? ICMP6_UNREACHABLE : ICMP4_UNREACHABLE;
 	icmp->code = v6 ? 4 : 3;
 }
 
-// Precedence 6, internetwork control, of ICMP errors (RFC 1812 §4.3.2.5).
-#define OWN_ERROR_TOS 0xc0
+// ICMP errors have precedence 6, internetwork control, and the type of service of their packet
+// (RFC 1812 §4.3.2.5; icmp_send of Linux).
+#define OWN_ERROR_TOS(tos) (0xc0 | ((tos) & 0x1e))
 
 static __always_inline bool put_own_header(void *ctx, const union addr *from, const union addr *to, __u8 l4_proto,
-					   __u32 payload, __u16 frag, const bool v6, const bool xdp)
+					   __u8 tos, __u32 payload, __u16 frag, const bool v6, const bool xdp)
 {
 	if (v6) {
 		struct ipv6hdr ip = {};
@@ -105,7 +105,7 @@ static __always_inline bool put_own_header(void *ctx, const union addr *from, co
 	struct iphdr ip = {
 		.version = 4,
 		.ihl = 5,
-		.tos = l4_proto == IPPROTO_ICMP ? OWN_ERROR_TOS : 0,
+		.tos = tos,
 		.tot_len = bpf_htons(sizeof(ip) + payload),
 		.frag_off = bpf_htons(frag),
 		.ttl = 64,
@@ -188,8 +188,8 @@ static __always_inline bool answer_error(void *ctx, const struct packet *p, cons
 		       bpf_htons(IPPROTO_ICMPV6);
 	icmp.check = ~fold16(sum);
 	return put(ctx, at + ICMP_CHECK, &icmp.check, 2, xdp) &&
-	       put_own_header(ctx, &from, &p->tuple.saddr, v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP, ICMP_SIZE + quoted, 0,
-			      v6, xdp) &&
+	       put_own_header(ctx, &from, &p->tuple.saddr, v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP, OWN_ERROR_TOS(p->tos),
+			      ICMP_SIZE + quoted, 0, v6, xdp) &&
 	       turn_round(ctx, macs, v6, xdp) && cut(ctx, p->frame_len + room, ETH_HLEN + room + quoted, xdp);
 }
 
@@ -220,7 +220,7 @@ static __always_inline bool answer_reset(void *ctx, const struct packet *p, cons
 	sum = sum_ends(&p->tuple.saddr, &p->tuple.daddr, v6) + bpf_htons(sizeof(out)) + bpf_htons(IPPROTO_TCP);
 	out.check = answer_check(sum, sum_words((__u32 *)&out, sizeof(out) / 4), later);
 	return put(ctx, ETH_HLEN + header, &out, sizeof(out), xdp) &&
-	       put_own_header(ctx, &p->tuple.daddr, &p->tuple.saddr, IPPROTO_TCP, sizeof(out), IP_DF, v6, xdp) &&
+	       put_own_header(ctx, &p->tuple.daddr, &p->tuple.saddr, IPPROTO_TCP, 0, sizeof(out), IP_DF, v6, xdp) &&
 	       turn_round(ctx, macs, v6, xdp) && cut(ctx, p->frame_len, ETH_HLEN + want, xdp);
 }
 
@@ -257,7 +257,7 @@ static __always_inline bool answer_cookie(void *ctx, const struct packet *p, con
 	if (!(size == sizeof(out) ? put(ctx, ETH_HLEN + header, &out, sizeof(out), xdp) :
 				    put(ctx, ETH_HLEN + header, &out.tcp, sizeof(out.tcp), xdp)))
 		return false;
-	return put_own_header(ctx, &p->tuple.daddr, &p->tuple.saddr, IPPROTO_TCP, size, IP_DF, v6, xdp) &&
+	return put_own_header(ctx, &p->tuple.daddr, &p->tuple.saddr, IPPROTO_TCP, 0, size, IP_DF, v6, xdp) &&
 	       turn_round(ctx, macs, v6, xdp) && cut(ctx, p->frame_len, ETH_HLEN + header + size, xdp);
 }
 

@@ -161,10 +161,10 @@ static __always_inline void fib_request(struct bpf_fib_lookup *fib, const struct
 
 #define LOOPBACK_IFINDEX 1
 
-// Asks the routing table for a packet that has changed its family. A link of less than 1280
-// bytes has no IPv6, and no setting that forwards it: what came in by one is routed as what
-// came in by the loopback is.
-static __always_inline int fib_crossed(void *ctx, struct bpf_fib_lookup *fib)
+// Asks the routing table. Of IPv6 Linux forwards by the setting of all interfaces, bpf_fib_lookup by
+// that of the interface of arrival, which is off where a link of less than 1280 bytes has no IPv6: such
+// a packet is routed as if it had arrived by the loopback interface.
+static __always_inline int fib_found(void *ctx, struct bpf_fib_lookup *fib)
 {
 	__u32 ifindex = fib->ifindex;
 	int found = bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
@@ -206,7 +206,7 @@ static __always_inline bool egress(void *ctx, struct packet *p, struct plan *pla
 	plan->gateway_family = p->family;
 	fib = (void *)w->fib;
 	fib_request(fib, p, plan);
-	switch (bpf_fib_lookup(ctx, fib, sizeof(*fib), 0)) {
+	switch (fib_found(ctx, fib)) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 		p->out = fib->ifindex;
 		return true; // plan->asked stands
@@ -240,7 +240,7 @@ static __always_inline void cross_egress(void *ctx, struct packet *p)
 		fib->family = AF_INET6;
 		__builtin_memcpy(fib->ipv6_dst, &w->from, 16);
 	}
-	switch (fib_crossed(ctx, fib)) {
+	switch (fib_found(ctx, fib)) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
 		p->cross_out = fib->ifindex;
@@ -406,7 +406,7 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 		gen = *(volatile __u32 *)&c->generation;
 		fib_request(fib, p, plan);
 		found = plan->family == p->family ? (int)bpf_fib_lookup(ctx, fib, sizeof(*fib), 0) :
-						    fib_crossed(ctx, fib);
+						    fib_found(ctx, fib);
 		reason = fib_reason(found);
 	}
 	if (found == BPF_FIB_LKUP_RET_NOT_FWDED && plan->flags & PLAN_REPLY) {
@@ -416,8 +416,11 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	if (plan->backend_hop != NO_ENTRY && (reason == REASON_NONE || reason == REASON_NO_NEIGHBOUR))
 		reason = hop_configured(plan, fib, reason);
 	if (reason != REASON_NONE) {
-		if (reason == REASON_NO_NEIGHBOUR)
+		if (reason == REASON_NO_NEIGHBOUR && p->ttl > 1)
 			ask_neighbour(fib);
+		if (found == BPF_FIB_LKUP_RET_PROHIBIT || found == BPF_FIB_LKUP_RET_UNREACHABLE)
+			plan->answer = found == BPF_FIB_LKUP_RET_PROHIBIT ? ANSWER_PROHIBITED :
+									    ANSWER_UNREACHABLE_ROUTE;
 		plan->hop = 0;
 		w->hop.ifindex = fib->ifindex; // where the kernel sends it, if the table says that much
 		fib->tot_len = 0xffff;

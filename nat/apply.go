@@ -48,6 +48,9 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	}
 	next, routed := m.host.route(via)
 	crossing := p.to.Source.Addr().Is6() != v.v6
+	if !crossing && !v.v6 && v.sourceRoute { // Linux drops it (accept_source_route)
+		return Outcome{Action: Drop, Reason: ReasonUntranslatable}
+	}
 	if crossing && v.kind == icmpError {
 		v.trailer = nil // the error is written anew
 	}
@@ -297,7 +300,7 @@ func errorFor(v *view, a answer, src netip.Addr) []byte {
 			&packet.Data{Bytes: v.ip[:min(len(v.ip), 1280-48)]}}
 		return p.Build()
 	}
-	p := packet.Packet{&packet.IPv4{Src: src, Dst: v.src.Addr(), TTL: 64, TOS: 0xc0}, // RFC 1812 §4.3.2.5
+	p := packet.Packet{&packet.IPv4{Src: src, Dst: v.src.Addr(), TTL: 64, TOS: 0xc0 | v.ip[1]&0x1e}, // RFC 1812 §4.3.2.5
 		&packet.ICMP{Type: a.kind4.kind, Code: a.kind4.code, Rest: rest},
 		&packet.Data{Bytes: v.ip[:min(len(v.ip), 576-28)]}}
 	return p.Build()

@@ -32,6 +32,7 @@ var exceptions = []exception{
 	{"backends-resolved", backendsResolved},
 	{"resolution-kept", resolutionKept},
 	{"ip-options-left", optionsLeft},
+	{"source-routes-dropped", sourceRoutes},
 	{"own-packets-untranslated", ownUntranslated},
 	{"untranslated-not-remembered", notRemembered},
 	{"own-errors-name-the-gateway", ownErrors},
@@ -40,6 +41,8 @@ var exceptions = []exception{
 	{"nftables-stateless-errors", statelessErrors},
 	{"nftables-npt66-errors", prefixErrors},
 	{"nftables-dsr-at-ingress", dsrAtIngress},
+	{"TEMPORARY-C2-rp-filter", reversePath},
+	{"TEMPORARY-C1-stale", neverProbed},
 }
 
 // parsed is a line of a frame.
@@ -224,8 +227,8 @@ func addrs(texts ...string) (list []netip.Addr) {
 }
 
 // resolutionKept: the kernel asks again for a next hop that the eBPF datapath has asked for, when the answer stays out
-// and when the entry is removed (NTF_EXT_MANAGED), so that it needs not ask for a packet. Both worlds have asked for it
-// in this run.
+// and when the entry is removed (NTF_EXT_MANAGED), so that it needs not ask for a packet. One of the worlds has asked
+// for it in this run.
 func resolutionKept(s *situation) (missing, extra []string) {
 	asked := func(w *world) func(string, parsed) bool {
 		return func(l string, f parsed) bool {
@@ -233,7 +236,8 @@ func resolutionKept(s *situation) (missing, extra []string) {
 			return ok && !w.asked[f.link+" "+a.String()].IsZero()
 		}
 	}
-	return filter(s.missing, asked(s.world)), filter(s.extra, asked(s.run.worlds[0]))
+	either := func(l string, f parsed) bool { return asked(s.world)(l, f) || asked(s.run.worlds[0])(l, f) }
+	return filter(s.missing, asked(s.world)), filter(s.extra, either)
 }
 
 // optionsLeft: eBPF forwards IPv4 options as they are; the kernel enters its address for record route and timestamp,
@@ -260,6 +264,19 @@ func optionsLeft(s *situation) (missing, extra []string) {
 		return f.link + " " + f.p.String()
 	}
 	return s.pairs(without, without)
+}
+
+// sourceRoutes: eBPF drops what has a source route; the kernel forwards it where accept_source_route is set.
+func sourceRoutes(s *situation) (missing, extra []string) {
+	ip, ok := packet.Find[*packet.IPv4](s.world.sent)
+	accepted := false
+	for key, value := range s.run.settings {
+		accepted = accepted || strings.HasSuffix(key, "accept_source_route") && value == "1"
+	}
+	if !accepted || !ok || len(ip.Options) == 0 || ip.Options[0] != 0x83 {
+		return nil, nil
+	}
+	return s.missing, nil
 }
 
 // ownUntranslated: eBPF does not see what the gateway's own sockets send; nftables translates what they send from an
@@ -344,11 +361,20 @@ func (w *world) reaches(a netip.Addr) bool {
 	return err == nil && strings.Contains(out, " lladdr ")
 }
 
-// anyWay writes a frame without its source, its hardware addresses and the link.
+// anyWay writes a frame without its source, its hardware addresses and the link. The kernel quotes a packet that is
+// too big with the hop limit that it was to leave with, or arrived with, by what has found out.
 func (f parsed) anyWay() string {
 	f, ok := parse(f.without(0, true, false))
 	if !ok {
 		return ""
+	}
+	if len(f.at) > 1 && f.error != nil && (f.error.V6 && f.error.Type == 2 || !f.error.V6 && f.error.Type == 3 && f.error.Code == 4) {
+		switch ip := f.p[f.at[1]].(type) {
+		case *packet.IPv4:
+			ip.TTL = 0
+		case *packet.IPv6:
+			ip.HopLimit = 0
+		}
 	}
 	return f.p[1:].String()
 }
@@ -461,4 +487,33 @@ func unresolvedErrors(s *situation) (missing, extra []string) {
 			f.error.Type == map[bool]uint8{true: 1, false: 3}[f.error.V6]
 	}
 	return filter(s.missing, unresolved), filter(s.extra, unresolved)
+}
+
+// reversePath: packets that the kernel's filter of reverse paths drops are forwarded by eBPF.
+func reversePath(s *situation) (missing, extra []string) {
+	for key, value := range s.run.settings {
+		if strings.HasSuffix(key, "rp_filter") && value != "0" {
+			return s.missing, s.extra
+		}
+	}
+	return nil, nil
+}
+
+// neverProbed: eBPF uses stale entries of the neighbour table without having them probed.
+func neverProbed(s *situation) (missing, extra []string) {
+	missing, extra = s.pairs(parsed.toAnybody, parsed.toAnybody)
+	probes := func(_ string, f parsed) bool {
+		eth, ok := packet.Find[*packet.Ethernet](f.p)
+		_, asks := f.asksFor()
+		return asks && ok && eth.Dst[0]&1 == 0
+	}
+	return append(missing, filter(s.missing, probes)...), append(extra, filter(s.extra, probes)...)
+}
+
+// toAnybody writes a frame without the hardware address of its destination.
+func (f parsed) toAnybody() string {
+	if eth, ok := packet.Find[*packet.Ethernet](f.p); ok {
+		eth.Dst = packet.MAC{}
+	}
+	return f.link + " " + f.p.String()
 }

@@ -11,15 +11,16 @@ const (
 
 // Values of enum answer.
 const (
-	AnswerNone            = 0
-	AnswerUnreachableHost = 1
-	AnswerUnreachablePort = 2
-	AnswerProhibited      = 3
-	AnswerTTLExceeded     = 4
-	AnswerTooBig          = 5
-	AnswerReset           = 6
-	AnswerSourceRoute     = 7
-	AnswerCookie          = 8
+	AnswerNone             = 0
+	AnswerUnreachableHost  = 1
+	AnswerUnreachablePort  = 2
+	AnswerProhibited       = 3
+	AnswerTTLExceeded      = 4
+	AnswerTooBig           = 5
+	AnswerReset            = 6
+	AnswerSourceRoute      = 7
+	AnswerCookie           = 8
+	AnswerUnreachableRoute = 9
 )
 
 // Values of enum backend_state.
