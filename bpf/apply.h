@@ -172,7 +172,8 @@ static __always_inline enum reason prepare(void *ctx, const struct packet *p, st
 		    end_rerouted(p, plan) != REASON_NONE)
 			return REASON_REROUTED;
 	}
-	if (p->ttl <= 1 && reason != REASON_NO_ROUTE && (plan->flags & PLAN_HERE) != PLAN_HERE)
+	if (p->ttl <= 1 && reason != REASON_NO_ROUTE && reason != REASON_FORWARDING_OFF &&
+	    (plan->flags & PLAN_HERE) != PLAN_HERE)
 		return REASON_TTL_EXCEEDED;
 	// Linux drops packets with a source route, unless accept_source_route is set.
 	if (p->family == FAMILY_4 && plan->family == FAMILY_4 && header_now(p) > sizeof(struct iphdr) &&

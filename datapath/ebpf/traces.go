@@ -151,19 +151,22 @@ func (n *neighbours) read(idMap *ebpf.Map) error {
 	return nil
 }
 
-// resolve has neighbours kept that are not so yet.
-func (n *neighbours) resolve(idMap *ebpf.Map, list map[netdev.Hop]bool) (err error) {
-	var kept map[netdev.Hop]bool
+// resolve makes the kernel keep neighbours resolved. It leaves permanent entries alone, also one that has taken the
+// place of ours: the kernel would make it age.
+func (n *neighbours) resolve(idMap *ebpf.Map, list map[netdev.Hop]bool) error {
+	if len(list) == 0 {
+		return nil
+	}
+	kept, err := netdev.Kept()
+	if err != nil {
+		return err
+	}
 	for hop := range list {
+		managed, there := kept[hop]
+		if there && (!managed || !n.ours[hop]) {
+			continue
+		}
 		if !n.ours[hop] {
-			if kept == nil {
-				if kept, err = netdev.Kept(); err != nil {
-					return err
-				}
-			}
-			if _, others := kept[hop]; others {
-				continue
-			}
 			if err := note(idMap, neighbourNote(hop)); err != nil {
 				return err
 			}

@@ -35,6 +35,7 @@ var exceptions = []exception{
 	{"source-routes-dropped", sourceRoutes},
 	{"own-packets-untranslated", ownUntranslated},
 	{"untranslated-not-remembered", notRemembered},
+	{"rerouted-flows-end", reroutedEnds},
 	{"own-errors-name-the-gateway", ownErrors},
 	{"no-errors-to-nowhere", errorsToNowhere},
 	{"unresolved-errors", unresolvedErrors},
@@ -42,7 +43,6 @@ var exceptions = []exception{
 	{"nftables-npt66-errors", prefixErrors},
 	{"nftables-dsr-at-ingress", dsrAtIngress},
 	{"TEMPORARY-C2-rp-filter", reversePath},
-	{"TEMPORARY-C1-stale", neverProbed},
 }
 
 // parsed is a line of a frame.
@@ -237,7 +237,7 @@ func resolutionKept(s *situation) (missing, extra []string) {
 		}
 	}
 	either := func(l string, f parsed) bool { return asked(s.world)(l, f) || asked(s.run.worlds[0])(l, f) }
-	return filter(s.missing, asked(s.world)), filter(s.extra, either)
+	return filter(s.missing, either), filter(s.extra, either)
 }
 
 // optionsLeft: eBPF forwards IPv4 options as they are; the kernel enters its address for record route and timestamp,
@@ -316,6 +316,18 @@ func notRemembered(s *situation) (missing, extra []string) {
 	return missing, extra
 }
 
+// reroutedEnds: a flow of masquerade or snat whose packets are routed by another interface than the rule's ends with the
+// next packet on eBPF; nftables ends only some.
+func reroutedEnds(s *situation) (missing, extra []string) {
+	if verb, _, _ := strings.Cut(s.line, " "); verb != "reply" && verb != "again" {
+		return nil, nil
+	}
+	return filter(s.missing, func(_ string, f parsed) bool {
+		src, _ := f.ends(0)
+		return f.error == nil && pooled[src] && f.link != "wan"
+	}), nil
+}
+
 // ownErrors: eBPF sends its ICMP errors from the gateway's address and back by the link that the packet came by. The
 // kernel routes them, asking for the next hop, and connection tracking takes one about a packet to a service or a
 // port-forward for one of the server, and translates its source.
@@ -338,7 +350,11 @@ func ownErrors(s *situation) (missing, extra []string) {
 		src, dst := f.ends(0)
 		return f.error != nil && ownAddress(src) && f.link == s.world.last[s.talk()].link && !s.run.worlds[0].reaches(dst)
 	})
-	if extra = append(extra, alone...); len(extra) > 0 {
+	answered := slices.ContainsFunc(s.world.wire.arrived, func(f frame) bool {
+		e, ok := packet.Find[*packet.ICMP](packet.Parse(f.bytes))
+		return ok && e.IsError() && f.link == s.world.last[s.talk()].link
+	})
+	if extra = append(extra, alone...); answered || len(extra) > 0 {
 		missing = append(missing, filter(s.missing, func(_ string, f parsed) bool { _, ok := f.asksFor(); return ok })...)
 	}
 	return missing, extra
@@ -489,31 +505,16 @@ func unresolvedErrors(s *situation) (missing, extra []string) {
 	return filter(s.missing, unresolved), filter(s.extra, unresolved)
 }
 
-// reversePath: packets that the kernel's filter of reverse paths drops are forwarded by eBPF.
+// reversePath: packets that the kernel's filter of reverse paths drops are forwarded by eBPF, and those of martian
+// sources: broadcast addresses and the gateway's own.
 func reversePath(s *situation) (missing, extra []string) {
+	if ip, ok := packet.Find[*packet.IPv4](s.world.sent); ok && (ownAddress(ip.Src) || ip.Src.As4()[3] == 255) {
+		return s.missing, s.extra
+	}
 	for key, value := range s.run.settings {
 		if strings.HasSuffix(key, "rp_filter") && value != "0" {
 			return s.missing, s.extra
 		}
 	}
 	return nil, nil
-}
-
-// neverProbed: eBPF uses stale entries of the neighbour table without having them probed.
-func neverProbed(s *situation) (missing, extra []string) {
-	missing, extra = s.pairs(parsed.toAnybody, parsed.toAnybody)
-	probes := func(_ string, f parsed) bool {
-		eth, ok := packet.Find[*packet.Ethernet](f.p)
-		_, asks := f.asksFor()
-		return asks && ok && eth.Dst[0]&1 == 0
-	}
-	return append(missing, filter(s.missing, probes)...), append(extra, filter(s.extra, probes)...)
-}
-
-// toAnybody writes a frame without the hardware address of its destination.
-func (f parsed) toAnybody() string {
-	if eth, ok := packet.Find[*packet.Ethernet](f.p); ok {
-		eth.Dst = packet.MAC{}
-	}
-	return f.link + " " + f.p.String()
 }
