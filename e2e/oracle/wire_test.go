@@ -184,6 +184,16 @@ func (w *wire) macOf(link string, a netip.Addr) (packet.MAC, bool) {
 	return hostMAC(link, a)
 }
 
+// answers reports whether a host on a link has a hardware address.
+func (w *wire) answers(link string, mac packet.MAC) bool {
+	for _, a := range neighbours[link] {
+		if has, ok := w.macOf(link, netip.MustParseAddr(a)); ok && has == mac {
+			return true
+		}
+	}
+	return false
+}
+
 // hostMAC is the hardware address that a host of the topology has; false where there is none.
 func hostMAC(link string, a netip.Addr) (packet.MAC, bool) {
 	b := a.AsSlice()
