@@ -46,6 +46,7 @@ soak: deps ## the long random runs: SOAK packets (default a million) a scenario 
 	SLUICE_MODEL_PACKETS=$(SOAK) SLUICE_MODEL_SEED=$(SEED) SLUICE_MODEL_PROGRAMS=exact $(GO) test -count=1 -timeout 0 -v -run TestModelAgrees ./datapath/ebpf
 	SLUICE_HOSTILE_PACKETS=$(SOAK)0 SLUICE_HOSTILE_SEED=$(SEED) SLUICE_MODEL_SEED=$(SEED) SLUICE_LEAK_RUNS=50 $(GO) test -count=1 -timeout 0 -v -run 'TestHostilePackets|TestNothingLeaks' ./datapath/ebpf
 	$(GO) test -count=1 -timeout 0 -v -run TestSYNFlood ./datapath/ebpf -flood 30s -flood-rate 0
+	SLUICE_ORACLE_SECONDS=3600 SLUICE_ORACLE_SEED=$(SEED) $(GO) test -count=1 -timeout 0 -v -run TestOracle ./e2e/oracle
 	SLUICE_KILLS=200 $(GO) test -count=1 -timeout 0 -v -run TestKillWhileApplying ./e2e
 
 generate: deps-dev ## compile the BPF programs, regenerate schema, docs and man pages

@@ -31,6 +31,9 @@ type exception struct {
 var exceptions = []exception{
 	{"backends-resolved", backendsResolved},
 	{"resolution-kept", resolutionKept},
+	{"stale-probed", staleProbed},
+	{"errors-over-several-hops", errorsOverHops},
+	{"odd-destinations", oddDestinations},
 	{"ip-options-left", optionsLeft},
 	{"source-routes-dropped", sourceRoutes},
 	{"own-packets-untranslated", ownUntranslated},
@@ -207,9 +210,13 @@ func (s *situation) has(mode config.Mode, kind config.NATType) bool {
 func backendsResolved(s *situation) (missing, extra []string) {
 	verb, _, _ := strings.Cut(s.line, " ")
 	changes := slices.Contains([]string{"known", "config", "ip", "far", "sysctl"}, verb)
-	return nil, filter(s.extra, func(_ string, f parsed) bool {
+	of := func(_ string, f parsed) bool {
 		a, ok := f.asksFor()
-		return ok && (changes || slices.Contains(toBackends, a))
+		return ok && slices.Contains(toBackends, a)
+	}
+	return filter(s.missing, of), filter(s.extra, func(l string, f parsed) bool {
+		_, ok := f.asksFor()
+		return ok && changes || of(l, f)
 	})
 }
 
@@ -255,6 +262,52 @@ func resolutionKept(s *situation) (missing, extra []string) {
 	return append(missing, m...), append(extra, x...)
 }
 
+// staleProbed: the eBPF datapath has stale entries of the neighbour table probed that it may use soon.
+func staleProbed(s *situation) (missing, extra []string) {
+	return nil, filter(s.extra, func(_ string, f parsed) bool {
+		eth, ok := packet.Find[*packet.Ethernet](f.p)
+		_, asks := f.asksFor()
+		return asks && ok && eth.Dst[0]&1 == 0
+	})
+}
+
+// errorsOverHops: of several equal next hops the kernel chooses that of an ICMP error by the packet that it quotes, eBPF
+// by its addresses; by a rule with a protocol the kernel routes the error, eBPF the packet that it quotes.
+func errorsOverHops(s *situation) (missing, extra []string) {
+	several := slices.ContainsFunc(s.run.script, func(line string) bool {
+		return strings.Contains(line, " nexthop via ") || strings.Contains(line, "rule add ipproto ")
+	})
+	if !several || !strings.HasPrefix(s.line, "error ") {
+		return nil, nil
+	}
+	if len(s.missing) == 0 {
+		return nil, filter(s.extra, func(_ string, f parsed) bool { _, ok := f.asksFor(); return ok })
+	}
+	missing, extra = s.pairs(parsed.anyWay, parsed.anyWay)
+	if len(missing) == 0 {
+		return nil, nil
+	}
+	asks := func(_ string, f parsed) bool { _, ok := f.asksFor(); return ok }
+	return append(missing, filter(s.missing, asks)...), append(extra, filter(s.extra, asks)...)
+}
+
+// oddDestinations: Linux drops packets to 0.0.0.0/8, which eBPF translates; nftables translates packets to link-local
+// IPv6 addresses that leave by the link that they arrived on, which eBPF leaves to the kernel.
+func oddDestinations(s *situation) (missing, extra []string) {
+	odd := func(f parsed) string {
+		_, dst := f.ends(0)
+		if !dst.Is6() || !dst.IsLinkLocalUnicast() {
+			return ""
+		}
+		return f.without(0, true, false)
+	}
+	missing, extra = s.pairs(odd, odd)
+	return missing, append(extra, filter(s.extra, func(_ string, f parsed) bool {
+		_, dst := f.ends(0)
+		return dst.Is4() && dst.As4()[0] == 0
+	})...)
+}
+
 // optionsLeft: eBPF forwards IPv4 options as they are; the kernel enters its address for record route and timestamp,
 // and answers with the options in its errors.
 func optionsLeft(s *situation) (missing, extra []string) {
@@ -275,6 +328,14 @@ func optionsLeft(s *situation) (missing, extra []string) {
 		}
 		if f.error != nil {
 			f, _ = parse(f.without(1, true, true))
+			for _, l := range f.p { // the more options, the less is quoted
+				switch l := l.(type) {
+				case *packet.Data:
+					l.Bytes = nil
+				case *packet.UDP:
+					l.Length = packet.Forced{}
+				}
+			}
 			return f.anyWay()
 		}
 		return f.link + " " + f.p.String()
@@ -289,10 +350,14 @@ func sourceRoutes(s *situation) (missing, extra []string) {
 	for key, value := range s.run.settings {
 		accepted = accepted || strings.HasSuffix(key, "accept_source_route") && value == "1"
 	}
-	if !accepted || !ok || len(ip.Options) == 0 || ip.Options[0] != 0x83 {
+	if !ok || len(ip.Options) == 0 || ip.Options[0] != 0x83 {
 		return nil, nil
 	}
-	return s.missing, nil
+	if accepted {
+		missing = s.missing
+	}
+	// Errors about the route come first.
+	return missing, filter(s.extra, func(_ string, f parsed) bool { src, _ := f.ends(0); return f.error != nil && ownAddress(src) })
 }
 
 // ownUntranslated: eBPF does not see what the gateway's own sockets send; nftables translates what they send from an
@@ -354,13 +419,13 @@ func ownErrors(s *situation) (missing, extra []string) {
 		if f.error == nil || src != asked && !ownAddress(src) {
 			return ""
 		}
-		return f.anyWay()
+		return s.ownError(f)
 	}, func(f parsed) string {
 		src, _ := f.ends(0)
 		if f.error == nil || !ownAddress(src) || f.link != s.world.last[s.talk()].link {
 			return ""
 		}
-		return f.anyWay()
+		return s.ownError(f)
 	})
 	alone := filter(subtract(s.extra, extra), func(_ string, f parsed) bool {
 		src, dst := f.ends(0)
@@ -391,6 +456,15 @@ func (w *world) reaches(a netip.Addr) bool {
 	}
 	out, err = w.ip.run("neigh show " + hop + " dev " + m[2] + " nud all")
 	return err == nil && strings.Contains(out, " lladdr ")
+}
+
+// ownError writes an ICMP error of the gateway without what depends on its way, and on when nftables has translated the
+// packet that it quotes.
+func (s *situation) ownError(f parsed) string {
+	if s.has(config.ModeStateless, config.NATNPT66) {
+		f, _ = parse(f.without(1, true, true))
+	}
+	return f.anyWay()
 }
 
 // anyWay writes a frame without its source, its hardware addresses and the link. The kernel quotes a packet that is
@@ -509,17 +583,25 @@ func dsrAtIngress(s *situation) (missing, extra []string) {
 	return filter(s.missing, direct), filter(s.extra, direct)
 }
 
-// unresolvedErrors: a translated packet whose next hop does not answer is told of by the kernel, which quotes it as it
-// was translated; or it is dropped by the daemon, which tells the sender nothing.
+// unresolvedErrors: a translated packet whose next hop does not answer, or to whose destination there is no route, is
+// told of by the kernel, which quotes it as it was translated; or it is dropped by the daemon, which tells the sender
+// nothing.
 func unresolvedErrors(s *situation) (missing, extra []string) {
 	unresolved := func(_ string, f parsed) bool {
 		src, _ := f.ends(0)
 		_, asked := f.ends(1)
 		translated := netip.MustParsePrefix("2001:db8:77::/64").Contains(src) // nftables has taken it for an inside host's
-		return f.error != nil && (ownAddress(src) || src == asked || translated) && f.error.Code == map[bool]uint8{true: 3, false: 1}[f.error.V6] &&
-			f.error.Type == map[bool]uint8{true: 1, false: 3}[f.error.V6]
+		if f.error == nil || src != asked && !ownAddress(src) && !translated || f.error.Type != map[bool]uint8{true: 1, false: 3}[f.error.V6] {
+			return false
+		}
+		const noRoute = 0
+		return f.error.Code == noRoute || f.error.Code == map[bool]uint8{true: 3, false: 1}[f.error.V6]
 	}
-	return filter(s.missing, unresolved), filter(s.extra, unresolved)
+	missing, extra = filter(s.missing, unresolved), filter(s.extra, unresolved)
+	if len(missing) > 0 {
+		extra = append(extra, filter(s.extra, func(_ string, f parsed) bool { _, ok := f.asksFor(); return ok })...)
+	}
+	return missing, extra
 }
 
 // reversePath: packets that the kernel's filter of reverse paths drops are forwarded by eBPF, and those of martian

@@ -279,6 +279,8 @@ func (w *world) text(p packet.Packet, b []byte) string {
 			if sent, ok := packet.Find[*packet.IPv6](w.sent); !ok || l.FlowLabel != sent.FlowLabel {
 				l.FlowLabel = 0
 			}
+		case *packet.Fragment:
+			l.ID = 0 // chosen by chance where a packet is fragmented
 		case *packet.TCP:
 			w.number(src, dst, "tcp", &l.SrcPort, &l.DstPort, &l.Checksum)
 		case *packet.UDP:
