@@ -45,7 +45,6 @@ var exceptions = []exception{
 	{"nftables-stateless-errors", statelessErrors},
 	{"nftables-npt66-errors", prefixErrors},
 	{"nftables-dsr-at-ingress", dsrAtIngress},
-	{"TEMPORARY-C2-rp-filter", reversePath},
 }
 
 // parsed is a line of a frame.
@@ -602,20 +601,6 @@ func unresolvedErrors(s *situation) (missing, extra []string) {
 		extra = append(extra, filter(s.extra, func(_ string, f parsed) bool { _, ok := f.asksFor(); return ok })...)
 	}
 	return missing, extra
-}
-
-// reversePath: packets that the kernel's filter of reverse paths drops are forwarded by eBPF, and those of martian
-// sources: broadcast addresses and the gateway's own.
-func reversePath(s *situation) (missing, extra []string) {
-	if ip, ok := packet.Find[*packet.IPv4](s.world.sent); ok && (ownAddress(ip.Src) || ip.Src.As4()[3] == 255) {
-		return s.missing, s.extra
-	}
-	for key, value := range s.run.settings {
-		if strings.HasSuffix(key, "rp_filter") && value != "0" {
-			return s.missing, s.extra
-		}
-	}
-	return nil, nil
 }
 
 // toAnybody writes a frame without the hardware address of its destination.
