@@ -275,6 +275,11 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 		if (reason == REASON_FLOW)
 			reason = decide_again(p, plan, v6);
 	}
+	if (have_services && reason == REASON_NOT_OURS && beside_flow(p, plan)) {
+		reason = service_keep(p, plan);
+		if (reason == REASON_SYN) // no room for a handshake: as if there were no such flow
+			reason = REASON_NOT_OURS;
+	}
 	if (have_owned && reason == REASON_NOT_OURS)
 		reason = xdp ? xdp_unserved(ctx, p, plan) : tc_unserved(ctx, p, plan);
 	if (p->flags & PACKET_FIRST_FRAGMENT)

@@ -112,6 +112,56 @@ static __always_inline enum answer when_down(const struct packet *p, const struc
 
 #define KEEPS_FLOW REASON_COUNT // what has been aimed is to have a flow
 
+#define SOURCE_TRIES 8
+
+// Whether a flow whose answers would look like another's may have another source port, as Linux gives it.
+static __always_inline bool moves_source(const struct packet *p, const struct service *s)
+{
+	return s->mode != MODE_DSR && s->mode != MODE_TUNNEL &&
+	       (p->tuple.l4_proto == IPPROTO_TCP || p->tuple.l4_proto == IPPROTO_UDP);
+}
+
+// The source port that is tried after another one: 1024 at least, and far away.
+static __always_inline __be16 next_source(__be16 port)
+{
+	return bpf_htons(1024 + (bpf_ntohs(port) + 16381) % (65536 - 1024));
+}
+
+// Prepares a plan for a packet that goes to a server directly, from the endpoint of a client with a flow to this server
+// by a service: the answers would look like those of the flow. service_keep gives it another source port. False: the
+// packet is none of these.
+__noinline int beside_flow(struct packet *p, struct plan *plan)
+{
+	bool syn = p && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN, v6;
+	struct entry_meta *m, *primary;
+	struct work *w = the_work();
+
+	if (!p || !plan || !w || p->flags & PACKET_LATER_FRAGMENT ||
+	    !(p->tuple.l4_proto == IPPROTO_UDP || (p->tuple.l4_proto == IPPROTO_TCP && syn)))
+		return 0;
+	v6 = p->family == FAMILY_6;
+	if (!(member_of(&p->tuple.daddr, LIST_SERVED, v6) & SERVED_BACKEND))
+		return 0;
+	reverse_tuple(&w->key, &p->tuple);
+	w->key.kind = KIND_FLOW;
+	w->key.state = ENTRY_LIVE;
+	m = meta_at(find(&w->key, v6), v6);
+	if (!m || m->flags & (ENTRY_PRIMARY | ENTRY_NAT))
+		return 0;
+	primary = twin_meta(m, v6);
+	if (!primary)
+		return 0;
+	plan->owner = primary->owner;
+	plan->owner_nat = OWNER_SERVICE;
+	plan->backend = primary->backend;
+	plan->to = p->tuple;
+	plan->family = p->family;
+	plan->gateway = p->tuple.daddr;
+	plan->gateway_family = p->family;
+	p->out = 0; // no hairpin of a port-forward
+	return 1;
+}
+
 // A flow for what has been aimed: its ports, its half-open quota. REASON_SYN: it can have
 // none, see service_syn.
 __noinline int service_keep(const struct packet *p, struct plan *plan)
@@ -165,9 +215,15 @@ __noinline int service_keep(const struct packet *p, struct plan *plan)
 	}
 	if (dry_run)
 		return REASON_NEW_FLOW;
-	reason = service_flow(p, plan, w, flags, ref);
-	if (reason == REASON_NEW_FLOW)
-		return reason;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < SOURCE_TRIES; i++) {
+		reason = service_flow(p, plan, w, flags, ref);
+		if (reason == REASON_NEW_FLOW)
+			return reason;
+		if (reason != REASON_CLASH || flags & (ENTRY_PORT | ENTRY_BOUND) || !moves_source(p, s))
+			break;
+		plan->to.sport = next_source(plan->to.sport);
+	}
 	if (flags & ENTRY_PORT)
 		give_port(ref >> 16, ref & 0xffff);
 	if (flags & ENTRY_BOUND)

@@ -257,6 +257,9 @@ func (m *Model) decideWhole(in Arrival, v *view) plan {
 	if p, ok := m.outbound(in, v); ok {
 		return p
 	}
+	if p, ok := m.beside(v); ok {
+		return p
+	}
 	return pass(ReasonNotOurs)
 }
 

@@ -305,7 +305,7 @@ func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend, wa
 		}
 	}
 	n.tuple[1] = reply
-	if !s.answersDirectly() && m.clashes(n) {
+	if !s.answersDirectly() && m.clashes(n) && !m.moveSource(n) {
 		if n.port != nil {
 			delete(m.ports, *n.port) // nobody has seen it
 		}

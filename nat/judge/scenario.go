@@ -119,7 +119,9 @@ func Scenarios() []Scenario {
 			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53, 9}, []Protocol{TCP, UDP}}}},
 		{Name: "dnat-sequence", YAML: dnatSequence, Opens: []Opening{
 			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 9}, []Protocol{TCP, UDP, Ping}},
-			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53}, []Protocol{TCP, UDP}}}},
+			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53}, []Protocol{TCP, UDP}},
+			{"wan0", clients4[:2], append(Addresses("10.0.2.%d", 2, 4), netip.MustParseAddr("192.0.2.10")), []uint16{80, 53, 8080}, []Protocol{TCP, UDP}}, // servers, and by the service
+			{"wan0", clients6[:2], append(Addresses("fd00:2::%d", 2, 4), netip.MustParseAddr("2001:db8::10")), []uint16{80, 53, 8080}, []Protocol{TCP, UDP}}}},
 		{Name: "least", YAML: least, Opens: []Opening{
 			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 9}, []Protocol{UDP, TCP}},
 			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53}, []Protocol{UDP, TCP}}}},
