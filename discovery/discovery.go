@@ -5,11 +5,13 @@
 package discovery
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -33,7 +35,9 @@ type Options struct {
 	Put func(ctx context.Context, found map[string][]config.Backend) error
 	// Path is the file that stores the results across restarts; "" disables it.
 	Path string
-	Log  *slog.Logger
+	// Namespace identifies the network namespace; "" for the host's. Found backends of another one are not taken over.
+	Namespace string
+	Log       *slog.Logger
 }
 
 // Finder follows the sources of all services.
@@ -57,6 +61,7 @@ func New(opt Options) *Finder {
 		f.unsaved = err.Error() + "; the sources are asked again"
 		f.opt.Log.Warn("backends-from", "trouble", f.unsaved)
 	}
+	maps.DeleteFunc(f.last, func(_ string, s saved) bool { return s.Namespace != opt.Namespace })
 	return f
 }
 
@@ -222,8 +227,9 @@ func (w *watch) run(ctx context.Context) {
 			w.setTrouble(fmt.Sprintf("%v: the last result remains in force", err))
 		} else {
 			failures = 0
-			list, kept, next = k.update(w.usable(found), time.Now())
-			trouble := keptText(kept, len(list))
+			usable, refused := w.usable(found)
+			list, kept, next = k.update(usable, time.Now())
+			trouble := cmp.Or(refused, keptText(kept, len(list)))
 			if partly != nil {
 				trouble = partly.Error()
 			}
@@ -268,12 +274,16 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// usable removes backends that the service cannot use, and sets defaults in the others.
-func (w *watch) usable(found []config.Backend) []config.Backend {
-	var list []config.Backend
+// usable returns the backends that the service can use, with defaults for what they leave open. refused names the first
+// one whose address no server can have; "" if there is none.
+func (w *watch) usable(found []config.Backend) (list []config.Backend, refused string) {
 	names := map[string]bool{}
 	for _, b := range found {
 		if b.Address = b.Address.Unmap(); b.Address.Is4() && !w.spec.v4 || b.Address.Is6() && !w.spec.v6 {
+			continue
+		}
+		if !serves(b.Address) {
+			refused = cmp.Or(refused, fmt.Sprintf("%s is not the address of a server, and is left out", b.Address))
 			continue
 		}
 		if b.Port == 0 {
@@ -291,7 +301,13 @@ func (w *watch) usable(found []config.Backend) []config.Backend {
 			break
 		}
 	}
-	return list
+	return list, refused
+}
+
+// serves reports whether a server on the network can have an address. Resolvers that filter answer 0.0.0.0 or ::, and
+// some zones hold 127.0.0.1.
+func serves(a netip.Addr) bool {
+	return !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255}) && !(a.Is6() && a.IsLinkLocalUnicast())
 }
 
 // put reports whether the backends are in force.
@@ -312,7 +328,7 @@ func (w *watch) put(ctx context.Context, list []config.Backend) bool {
 	w.mu.Unlock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.last[name] = saved{Origin: w.spec.from.Origin(), Backends: list}
+	f.last[name] = saved{Origin: w.spec.from.Origin(), Namespace: f.opt.Namespace, Backends: list}
 	f.save()
 	return true
 }

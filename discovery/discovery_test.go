@@ -213,6 +213,41 @@ func TestDirectory(t *testing.T) {
 }
 
 // TestRefused: what cannot be put in force is tried again.
+// TestNoServer finds addresses that no server has, as filtering resolvers answer.
+func TestNoServer(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"0.0.0.0", "127.0.0.1", "127.9.9.9", "224.0.0.1", "255.255.255.255", "::", "::1", "::ffff:127.0.0.1", "::ffff:0.0.0.0", "ff02::1", "fe80::1"} {
+		w := &watch{spec: spec{v4: true, v6: true}}
+		found := []config.Backend{{Address: netip.MustParseAddr(text)}, {Address: netip.MustParseAddr("10.0.0.1")}}
+		got, refused := w.usable(found)
+		if len(got) != 1 || got[0].Name != "10.0.0.1" || !strings.Contains(refused, found[0].Address.Unmap().String()+" is not the address of a server") {
+			t.Errorf("%s: backends %v, warning %q", text, got, refused)
+		}
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte("- {address: 127.0.0.1}\n- {address: 10.0.0.1}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, s := following(t, "", "{directory: "+dir+"}")
+	s.eventually(t, "10.0.0.1")
+	labtest.Eventually(t, 10*time.Second, "a warning", warned(f, "127.0.0.1 is not the address of a server"))
+}
+
+// TestFoundInAnotherNamespace starts again in the same and in another network namespace of the same name.
+func TestFoundInAnotherNamespace(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "found.json")
+	if err := store(path, map[string]saved{"web": {Namespace: "1", Backends: []config.Backend{{Name: "a"}}}}); err != nil {
+		t.Fatal(err)
+	}
+	for namespace, want := range map[string]int{"1": 1, "2": 0, "": 0} {
+		f := New(Options{Path: path, Namespace: namespace, Log: slog.New(slog.DiscardHandler)})
+		if got := f.Last(); len(got) != want {
+			t.Errorf("namespace %q: found %v", namespace, got)
+		}
+	}
+}
+
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

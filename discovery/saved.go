@@ -20,9 +20,10 @@ import (
 
 // saved is the last result of a service's source.
 type saved struct {
-	Origin   string           `json:"origin"`
-	Backends []config.Backend `json:"backends"`
-	Checksum string           `json:"checksum,omitempty"` // of the others; earlier versions wrote none
+	Origin    string           `json:"origin"`
+	Namespace string           `json:"namespace,omitempty"` // Options.Namespace
+	Backends  []config.Backend `json:"backends"`
+	Checksum  string           `json:"checksum,omitempty"` // of the others; earlier versions wrote none
 }
 
 // sum returns the checksum of a result. Without it, a damaged digit would be another backend.

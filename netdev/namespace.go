@@ -47,3 +47,14 @@ func Within(ns netns.NsHandle, f func()) error {
 	}()
 	return <-done
 }
+
+// NamespaceCookie returns the number of the calling thread's network namespace, which the kernel gives to no other
+// until the next boot (SO_NETNS_COOKIE, Linux 5.14).
+func NamespaceCookie() (uint64, error) {
+	s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(s)
+	return unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+}

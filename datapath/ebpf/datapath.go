@@ -20,7 +20,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
@@ -115,7 +114,7 @@ func Open(opt Options) (*Datapath, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ebpf: network namespace: %w", err)
 	}
-	cookie, err := netnsCookie()
+	cookie, err := netdev.NamespaceCookie()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: network namespace: %w", err), ns.Close())
 	}
@@ -131,17 +130,6 @@ func Open(opt Options) (*Datapath, error) {
 		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
 	}
 	return d, nil
-}
-
-// netnsCookie is the number that the kernel gave the calling thread's network
-// namespace (SO_NETNS_COOKIE, Linux 5.14).
-func netnsCookie() (uint64, error) {
-	s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, err
-	}
-	defer unix.Close(s)
-	return unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 }
 
 // Name returns "ebpf".
