@@ -38,6 +38,7 @@ func (d *Datapath) Warnings() (out []string) {
 		v4, v6 := d.snapshot.Forwards()
 		out = append(out, kernel.ForwardingWarnings(kernel.Sysctl, v4, v6, named, others)...)
 		out = append(out, d.trafficControlWarnings()...)
+		out = append(out, datapath.Broadcasts(d.snapshot, d.lastHost.Networks, others, kernel.Sysctl)...)
 		return nil
 	})
 	there := func(name string) bool { return len(d.lastHost.Named(config.Interfaces(name))) > 0 }

@@ -55,7 +55,12 @@ func (d *Datapath) Warnings() []string {
 	if w := turnedBack(d.snapshot, d.host.bridges()); w != "" {
 		out = append(out, w)
 	}
+	names := make([]string, len(d.interfaces))
+	for i := range d.interfaces {
+		names[i] = d.interfaces[i].Name
+	}
 	out = append(out, datapath.Bypassed(d.resolved(d.snapshot), d.networks)...)
+	out = append(out, datapath.Broadcasts(d.snapshot, d.networks, names, d.host.sysctl)...)
 	return append(out, datapath.Waiting(d.snapshot, there, d.host.addressed)...)
 }
 
