@@ -237,7 +237,7 @@ func TestNoServer(t *testing.T) {
 func TestFoundInAnotherNamespace(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "found.json")
-	if err := store(path, map[string]saved{"web": {Namespace: "1", Backends: []config.Backend{{Name: "a"}}}}); err != nil {
+	if err := store(path, map[string]saved{"web": {Namespace: "1", Backends: []config.Backend{{Name: "a", Address: netip.MustParseAddr("10.0.0.1"), Port: 80, Weight: 1, Priority: 1}}}}); err != nil {
 		t.Fatal(err)
 	}
 	for namespace, want := range map[string]int{"1": 1, "2": 0, "": 0} {

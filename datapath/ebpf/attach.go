@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -76,23 +77,30 @@ func (d *Datapath) attach(c *config.Config, paired bool, h *compile.Host, progra
 	}
 	wanted, _ := h.AttachTo(c)
 	keep, without := map[attachPoint]bool{}, map[int]error{}
+	var first error
 	for _, i := range wanted {
 		hooks, err := d.attachTo(i, h.HooksFor(c.Attach, i), paired, programs)
 		if err != nil && !onHost(i.Index) {
 			continue // it has gone since the host was read, and the network's change is told
 		}
 		if err != nil {
+			spared := false
 			if errors.Is(err, unix.EOPNOTSUPP) && len(c.Interfaces) == 0 {
+				spared = unused(c, h, i)
 				err = fmt.Errorf("%w: name those that are to have a program under 'interfaces', or choose attach: auto", err)
 			}
-			if !inForce {
+			if !inForce && !spared {
 				return fmt.Errorf("interface %s: %w", i.Name, err)
 			}
 			without[i.Index] = err
+			first = cmp.Or(first, fmt.Errorf("interface %s: %w", i.Name, err))
 		}
 		for _, hook := range hooks {
 			keep[attachPoint{i.Index, hook}] = true
 		}
+	}
+	if len(keep) == 0 && !inForce && first != nil {
+		return first
 	}
 	var err error
 	for at, a := range d.attached {
