@@ -35,7 +35,8 @@ func (p *part) dsr() error {
 	p.refuse()
 	p.memory()
 	p.chain(p.table, p.prefix, append(p.access(), p.choose()...)...)
-	p.listen(p.ingressMap(), rs.Verdict{Code: rs.Goto, Chain: p.prefix})
+	p.listen(p.ingressMap(mapServices), rs.Verdict{Code: rs.Goto, Chain: p.prefix})
+	p.clientErrors(p.ingressMap(mapClientErrors))
 	p.routed = true
 	ttl := rs.TTL(p.family)
 	for i, b := range p.svc.Backends {
@@ -51,16 +52,22 @@ func (p *part) dsr() error {
 		} else if err != nil {
 			return fmt.Errorf("backend %s: %w: dsr reaches only neighbours, on a network of one of this host's interfaces", backendName(b), err)
 		}
-		p.backend(i, func(r *rs.Builder) *rs.Builder {
+		deliver := func(r *rs.Builder) *rs.Builder {
 			if b.MAC == (config.MAC{}) {
 				return r.ForFamily(p.table, p.family).Forward(p.family, b.Address, via.Name, via.Index)
 			}
 			return r.SetFrom(ttl, p.less(), ttl).SetField(rs.DestMAC, rs.HardwareAddr(b.MAC), 0, false).
 				SetField(rs.SourceMAC, rs.HardwareAddr(via.MAC), 0, false).ForwardFrame(via.Name, via.Index)
-		})
+		}
+		p.backend(i, deliver)
+		own := p.Fragment.Chains[len(p.Fragment.Chains)-1]
+		own.Rules = append(p.errorsApart(i), own.Rules...)
+		p.chain(p.table, p.backendChain(i)+"/error", deliver(rs.NewRule()).Rule(""))
 		if b.MAC != (config.MAC{}) {
-			own := p.Fragment.Chains[len(p.Fragment.Chains)-1]
-			own.Rules = append(own.Rules, rs.NewRule().Drop().Rule("TTL exceeded"))
+			expired := rs.NewRule().Drop().Rule("TTL exceeded")
+			own.Rules = append(own.Rules, expired)
+			of := p.Fragment.Chains[len(p.Fragment.Chains)-1]
+			of.Rules = append(of.Rules, expired)
 		}
 	}
 	return nil
@@ -101,13 +108,15 @@ func (p *part) less() string {
 	return id.Name
 }
 
-// ingressMap is the map of services in the table of the devices, which holds
+// ingressMap is the name of a map in the table of the devices, which holds
 // both families.
-func (p *part) ingressMap() string {
-	if p.family == rs.IP6 {
-		return "ip6-" + mapServices
+func (p *part) ingressMap(name string) string { return ingressMap(p.family, name) }
+
+func ingressMap(f rs.Family, name string) string {
+	if f == rs.IP6 {
+		return "ip6-" + name
 	}
-	return mapServices
+	return name
 }
 
 // ingress writes the chain that all devices share and the base chain of each.
@@ -121,10 +130,8 @@ func (c *compiler) ingress(b *base, f *rs.Fragment, head map[rs.ID][]rs.Rule) {
 	// nor what is for a group.
 	head[chain] = append(head[chain], rs.NewRule().IsNot(rs.PacketType, rs.ToHost).Return().Rule(""))
 	for _, fam := range []rs.Family{rs.IP, rs.IP6} {
-		name := mapServices
-		if fam == rs.IP6 {
-			name = "ip6-" + mapServices
-		}
+		c.ingressErrors(b, chain, fam, head)
+		name := ingressMap(fam, mapServices)
 		if b.used[rs.ID{Table: rs.Netdev, Name: name + interfaces}] {
 			key := append([]rs.Selector{rs.InName}, byDest(fam)...)
 			head[chain] = append(head[chain], rs.NewRule().ForFamily(rs.Netdev, fam).VerdictFrom(name+interfaces, key...).Rule(""))
@@ -148,6 +155,23 @@ func (c *compiler) ingress(b *base, f *rs.Fragment, head map[rs.ID][]rs.Rule) {
 			Hook:  &rs.Hook{Type: "filter", Point: "ingress", Device: dev},
 			Rules: []rs.Rule{rs.NewRule().Jump("ingress").Rule("")},
 		})
+	}
+}
+
+// ingressErrors looks up what ICMP errors quote in the maps of services of a family, in a chain of its own.
+func (c *compiler) ingressErrors(b *base, from rs.ID, fam rs.Family, head map[rs.ID][]rs.Rule) {
+	to := rs.ID{Table: rs.Netdev, Name: ingressMap(fam, chainErrors)}
+	name := ingressMap(fam, mapClientErrors)
+	for _, name := range []string{name, name + ranges} {
+		if !b.used[rs.ID{Table: rs.Netdev, Name: name}] {
+			continue
+		}
+		for _, r := range icmpErrors(fam) {
+			head[to] = append(head[to], r.VerdictFrom(name, byQuotedSource(fam)...).Rule(""))
+		}
+	}
+	if len(head[to]) > 0 {
+		head[from] = append(head[from], rs.NewRule().ForFamily(rs.Netdev, fam).Is(rs.L4Proto, icmpOf(fam)).Jump(to.Name).Rule(""))
 	}
 }
 

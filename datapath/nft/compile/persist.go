@@ -18,30 +18,41 @@ const (
 	defaultPersistSize    = 65536
 )
 
-// persistKey are the fields that identify a client.
-func (p *part) persistKey() []rs.Selector {
+// clientKey are the fields that identify a client.
+func (p *part) clientKey() []rs.Selector {
+	key, _ := p.keyFields(packetFields(p.family))
+	return key
+}
+
+// quotedKey are the same fields of a client's packet, by the answer to it that an ICMP error quotes; false if the key
+// has a hardware address, which is not quoted.
+func (p *part) quotedKey() ([]rs.Selector, bool) {
+	key, hardware := p.keyFields(quotedFields(p.family))
+	return key, !hardware
+}
+
+func (p *part) keyFields(at fields) (sel []rs.Selector, hardware bool) {
 	keys := p.persist.Key
 	if len(keys) == 0 {
 		keys = []config.PersistenceKey{config.KeySourceAddress}
 	}
-	sel := make([]rs.Selector, 0, len(keys))
 	for _, k := range keys {
 		switch k {
 		case config.KeySourceAddress:
-			sel = append(sel, rs.Source(p.family))
+			sel = append(sel, at.source)
 		case config.KeySourcePort:
-			sel = append(sel, rs.SourcePort)
+			sel = append(sel, at.sourcePort)
 		case config.KeySourceMAC:
-			sel = append(sel, rs.SourceMAC)
+			sel, hardware = append(sel, rs.SourceMAC), true
 		case config.KeyDestAddress:
-			sel = append(sel, rs.Dest(p.family))
+			sel = append(sel, at.dest)
 		case config.KeyDestPort:
-			sel = append(sel, rs.DestPort)
+			sel = append(sel, at.destPort)
 		case config.KeyDestMAC:
-			sel = append(sel, rs.DestMAC)
+			sel, hardware = append(sel, rs.DestMAC), true
 		}
 	}
-	return sel
+	return sel, hardware
 }
 
 func (p *part) persistTimeout() time.Duration {
@@ -71,7 +82,7 @@ func (p *part) remembered() []int {
 // SYN is a new connection, and goes to a backend that takes some.
 func (p *part) recall() []rs.Rule {
 	from := func(when *rs.Builder, set string) rs.Rule {
-		return when.Recall(p.prefix+"/clients", p.persistKey()...).VerdictFrom(p.prefix+set, rs.Priority).Rule("")
+		return when.Recall(p.prefix+"/clients", p.clientKey()...).VerdictFrom(p.prefix+set, rs.Priority).Rule("")
 	}
 	if !p.opensApart() {
 		return []rs.Rule{from(p.rule(), "/backends")}
@@ -98,7 +109,7 @@ func (p *part) memory() {
 		size = defaultPersistSize
 	}
 	p.Fragment.Sets = append(p.Fragment.Sets, &rs.Set{
-		ID: rs.ID{Table: p.table, Name: p.prefix + "/clients"}, Key: rs.Types(p.persistKey()), Data: []rs.Type{rs.Mark},
+		ID: rs.ID{Table: p.table, Name: p.prefix + "/clients"}, Key: rs.Types(p.clientKey()), Data: []rs.Type{rs.Mark},
 		Dynamic: true, Timeout: p.persistTimeout(), Size: size,
 	})
 	backends := rs.ID{Table: p.table, Name: p.prefix + "/backends"}
@@ -140,7 +151,7 @@ func (p *part) backendID(i int) uint32 {
 
 // remember notes the client's backend, or renews the note.
 func (p *part) remember(i int) rs.Rule {
-	return p.rule().Remember(p.prefix+"/clients", p.persistTimeout(), rs.Number(p.backendID(i)), p.persistKey()...).ResetPriority().Rule("")
+	return p.rule().Remember(p.prefix+"/clients", p.persistTimeout(), rs.Number(p.backendID(i)), p.clientKey()...).ResetPriority().Rule("")
 }
 
 // sessions pins clients by prefix; a client pinned to a backend that takes no

@@ -30,7 +30,7 @@ func (p *part) choose() []rs.Rule {
 	if p.persist != nil {
 		rules = append(rules, p.recall()...)
 		rules = append(rules,
-			p.rule().Forget(p.prefix+"/clients", p.persistKey()...).Rule(""))
+			p.rule().Forget(p.prefix+"/clients", p.clientKey()...).Rule(""))
 	}
 	if p.plain {
 		return append(rules, p.choosePlain()...)

@@ -32,25 +32,33 @@ func (p *part) stateless() error {
 		}
 		p.stateslessBackend(i)
 	}
-	p.clientErrors()
+	p.clientErrors(mapClientErrors)
 	return p.replies()
 }
 
 // clientErrors send ICMP errors about answers to the backend that gave them: the one that
-// the client's packets go to.
-func (p *part) clientErrors() {
+// the client's packets go to. name is the map that finds them by the service's address.
+func (p *part) clientErrors(name string) {
 	at, chain := quotedFields(p.family), p.prefix+"/errors"
 	var rules []rs.Rule
 	if slices.ContainsFunc(p.svc.Sessions, func(s config.Session) bool { return familyOf(s.Client.Addr()) == p.family }) {
 		rules = append(rules, p.rule().VerdictFrom(p.prefix+"/sessions", at.source).Rule(""))
 	}
+	if p.persist != nil {
+		if key, ok := p.quotedKey(); ok {
+			rules = append(rules, p.rule().Recall(p.prefix+"/clients", key...).VerdictFrom(p.prefix+"/backends", rs.Priority).Rule(""))
+		}
+	}
 	for _, pick := range p.picks(rs.Slots{Count: len(p.Slots[p.family])}, at) {
+		if p.persist != nil && !Hashes(p.svc.Scheduler) {
+			break // the memory alone knows the backend
+		}
 		rules = append(rules, pick.when.VerdictFrom(p.prefix+"/slots", pick.slot).Rule(""))
 	}
 	p.chain(p.table, chain, rules...)
 	for _, l := range p.svc.Listen {
 		if familyOf(l.Address) == p.family {
-			endpoints(p.Service, p.table, mapClientErrors, endpoint{l.Address, p.svc.Protocol, portsOf(l), ""}, rs.Verdict{Code: rs.Goto, Chain: chain})
+			endpoints(p.Service, p.table, name, endpoint{l.Address, p.svc.Protocol, portsOf(l), ""}, rs.Verdict{Code: rs.Goto, Chain: chain})
 		}
 	}
 }
@@ -98,18 +106,24 @@ func setPort(s rs.Selector, port uint16, protocol flow.Protocol) []rs.Rule {
 	}
 }
 
-func (p *part) stateslessBackend(i int) {
-	b := p.svc.Backends[i]
-	var rules []rs.Rule
-	if p.persist != nil {
-		rules = append(rules, p.remember(i))
-	}
-	errors := []*rs.Builder{rs.NewRule().Is(rs.L4Proto, icmpOf(p.family))} // packets of the service are of another protocol
+// errorsApart are the rules of a backend's chain that send ICMP errors to a chain of their own: nothing is remembered of
+// their senders.
+func (p *part) errorsApart(i int) (rules []rs.Rule) {
+	errors := []*rs.Builder{p.rule().Is(rs.L4Proto, icmpOf(p.family))} // packets of the service are of another protocol
 	if p.svc.Protocol == flow.Any {
 		errors = icmpErrors(p.family)
 	}
 	for _, r := range errors {
 		rules = append(rules, r.Goto(p.backendChain(i)+"/error").Rule(""))
+	}
+	return rules
+}
+
+func (p *part) stateslessBackend(i int) {
+	b := p.svc.Backends[i]
+	rules := p.errorsApart(i)
+	if p.persist != nil {
+		rules = append(rules, p.remember(i))
 	}
 	port := uint16(0)
 	if p.svc.Protocol != flow.Any {
