@@ -63,7 +63,8 @@ func TestWaitingForAnAddress(t *testing.T) {
 	masks := &config.NATRule{Name: "home", Type: config.NATMasquerade, Out: "wan0"}
 	s := &Snapshot{Config: &config.Config{}, NAT: []*config.NATRule{masks, n}}
 	for _, c := range []struct{ there, four, six bool }{{false, false, false}, {true, false, true}, {true, true, false}} {
-		got := strings.Join(Waiting(s, func(string) bool { return c.there }, func(_ string, v6 bool) bool { return v6 && c.six || !v6 && c.four }), "\n")
+		addressed := func(_ string, v6 bool) bool { return v6 && c.six || !v6 && c.four }
+		got := strings.Join(Waiting(s, func(string) bool { return c.there }, addressed, addressed), "\n")
 		if told := strings.Contains(got, "nat http: interface wan0 has no IPv4 address"); told != (c.there && !c.four) {
 			t.Errorf("%+v: %s", c, got)
 		}

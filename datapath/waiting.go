@@ -11,8 +11,9 @@ import (
 // Waiting returns warnings about interfaces in rules of a snapshot. It warns about a missing interface, and about an
 // interface without an address that a listener or masquerade rule needs. Such a rule is accepted and takes effect
 // when the interface appears, because PPP links, VLANs and containers change at run time. there reports whether an
-// interface exists; a name may end in *. addressed reports whether it has an address of a family.
-func Waiting(s *Snapshot, there func(name string) bool, addressed func(name string, v6 bool) bool) (out []string) {
+// interface exists; a name may end in *. addressed reports whether it has an address of a family, sourced whether it has
+// one or its default route names one.
+func Waiting(s *Snapshot, there func(name string) bool, addressed, sourced func(name string, v6 bool) bool) (out []string) {
 	told := map[string]bool{"": true, "lo": true}
 	note := func(name, kind, owner string) {
 		if !told[name] && !there(name) {
@@ -52,7 +53,7 @@ func Waiting(s *Snapshot, there func(name string) bool, addressed func(name stri
 			if told[name] || n.Type != config.NATMasquerade {
 				continue
 			}
-			if lacks := lacking(n, name, addressed); lacks != "" {
+			if lacks := lacking(n, name, sourced); lacks != "" {
 				out = append(out, fmt.Sprintf("nat %s: interface %s has no %s: packets for translation are dropped (no-address) until there is one; to use an address of another interface, write type: snat with it in to", n.Name, name, lacks))
 				told[name] = true
 			}

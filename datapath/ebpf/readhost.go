@@ -19,7 +19,7 @@ import (
 
 // readHost looks at the calling thread's network namespace.
 func readHost() (*compile.Host, error) {
-	h := &compile.Host{LocalPortLast: localPortLast(), Ask: compile.HostQueries{Route: routeTo, Source: sourceBy, Local: netdev.Local, Destinations: netdev.Destinations}, Addresses: map[int][]netip.Addr{}, Details: map[int][]compile.HostAddress{}, Global: map[int][2]netip.Addr{}, Sources: map[netip.Addr]netip.Addr{}}
+	h := &compile.Host{LocalPortLast: localPortLast(), Ask: compile.HostQueries{Route: routeTo, Source: sourceBy, NamedSource: namedSource, Local: netdev.Local, Destinations: netdev.Destinations}, Addresses: map[int][]netip.Addr{}, Details: map[int][]compile.HostAddress{}, Global: map[int][2]netip.Addr{}, Sources: map[netip.Addr]netip.Addr{}}
 	var err error
 	if h.Interfaces, err = netdev.Interfaces(); err != nil {
 		return nil, err
@@ -93,6 +93,10 @@ func routeTo(to netip.Addr) (source netip.Addr, ifindex int, err error) {
 	}
 	source, _ = netip.AddrFromSlice(routes[0].Src)
 	return source.Unmap(), routes[0].LinkIndex, nil
+}
+
+func namedSource(ifindex int, v6 bool) netip.Addr {
+	return netdev.NamedSource(ifindex, v6, netlink.RouteListFiltered)
 }
 
 func sourceBy(to netip.Addr, iface string) netip.Addr {

@@ -47,7 +47,15 @@ func (d *Datapath) Warnings() (out []string) {
 		return slices.ContainsFunc(d.lastHost.Details[i.Index], func(a compile.HostAddress) bool { return a.Is6() == v6 && !a.Unusable })
 	}
 	out = append(out, datapath.Bypassed(datapath.Resolve(d.snapshot, d.lastHost.ListenAddress), d.lastHost.Networks)...)
-	out = append(out, datapath.Waiting(d.snapshot, there, addressed)...)
+	sourced := func(name string, v6 bool) (has bool) {
+		i, _ := d.lastHost.ByName(name)
+		_ = d.inside(func() error {
+			has = d.lastHost.Addressed(i.Index, v6)
+			return nil
+		})
+		return has
+	}
+	out = append(out, datapath.Waiting(d.snapshot, there, addressed, sourced)...)
 	out = append(out, d.crossingWarnings()...)
 	out = append(out, d.bypassWarnings()...)
 	for _, i := range d.lastHost.Interfaces {

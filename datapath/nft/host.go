@@ -98,12 +98,39 @@ func (h *host) readEnv() (compile.Env, error) {
 		}
 	}
 	slices.SortFunc(env.Networks, netip.Prefix.Compare)
-	for _, i := range env.Interfaces {
-		if s, ok := h.routeSource(i, addresses); ok {
+	for n := range env.Interfaces {
+		i := &env.Interfaces[n]
+		for v6, bare := range map[bool]*bool{false: &i.Bare4, true: &i.Bare6} {
+			if a := h.namedSource(i.Index, v6, addresses); *bare && a.IsValid() {
+				env.Sources = append(env.Sources, compile.RouteSource{Interface: i.Name, Address: a})
+				*bare = false
+			}
+		}
+		if s, ok := h.routeSource(*i, addresses); ok {
 			env.Sources = append(env.Sources, s)
 		}
 	}
+	slices.SortStableFunc(env.Sources, func(a, b compile.RouteSource) int { return a.Address.Compare(b.Address) })
 	return env, nil
+}
+
+// namedSource returns the address of this host that the default route by an interface names as its source: that of an
+// unnumbered link.
+func (h *host) namedSource(index int, v6 bool, addresses []netlink.Addr) netip.Addr {
+	a := netdev.NamedSource(index, v6, h.handle.RouteListFiltered)
+	if !slices.ContainsFunc(addresses, func(own netlink.Addr) bool { return own.IP.Equal(a.AsSlice()) }) {
+		return netip.Addr{}
+	}
+	return a
+}
+
+// sourced reports whether a masquerade rule has an address for packets that leave by an interface.
+func (h *host) sourced(name string, v6 bool) bool {
+	if h.addressed(name, v6) {
+		return true
+	}
+	l, err := h.handle.LinkByName(name)
+	return err != nil || netdev.NamedSource(l.Attrs().Index, v6, h.handle.RouteListFiltered).IsValid()
 }
 
 // farAway and farAway6 are destinations that no network is near to: they are reserved, and routed like any other.

@@ -61,7 +61,7 @@ func (d *Datapath) Warnings() []string {
 	}
 	out = append(out, datapath.Bypassed(d.resolved(d.snapshot), d.networks)...)
 	out = append(out, datapath.Broadcasts(d.snapshot, d.networks, names, d.host.sysctl)...)
-	return append(out, datapath.Waiting(d.snapshot, there, d.host.addressed)...)
+	return append(out, datapath.Waiting(d.snapshot, there, d.host.addressed, d.host.sourced)...)
 }
 
 // loopbacks warns of backends and targets of which only the host's own connections are heard.

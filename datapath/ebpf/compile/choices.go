@@ -49,7 +49,7 @@ func (h *Host) choices(ifindex int, v6 bool, held func(netip.Addr) bool) []choic
 		}
 	}
 	if len(all) == 0 {
-		return nil
+		return h.borrowed(ifindex, v6)
 	}
 	if far := h.far(ifindex, v6); far.IsValid() {
 		// Also a secondary one, where a route names it.
@@ -142,4 +142,21 @@ func (h *Host) far(ifindex int, v6 bool) netip.Addr {
 		return netip.Addr{}
 	}
 	return h.Ask.Source(to, name)
+}
+
+// borrowed returns the address of another interface that the default route by one without addresses names as its source
+// (an unnumbered link).
+func (h *Host) borrowed(ifindex int, v6 bool) []choice {
+	if h.Ask.NamedSource == nil {
+		return nil
+	}
+	if a := h.Ask.NamedSource(ifindex, v6); a.IsValid() && h.Owns(a) {
+		return []choice{{Addr: a}}
+	}
+	return nil
+}
+
+// Addressed reports whether an interface has an address to translate to.
+func (h *Host) Addressed(ifindex int, v6 bool) bool {
+	return slices.ContainsFunc(h.Details[ifindex], func(a HostAddress) bool { return a.Is6() == v6 && !a.Unusable }) || len(h.borrowed(ifindex, v6)) > 0
 }

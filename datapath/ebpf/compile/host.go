@@ -39,6 +39,8 @@ type HostQueries struct {
 	// Source returns the host's own address for packets to an address by an interface; the zero Addr
 	// when there is none.
 	Source func(to netip.Addr, iface string) netip.Addr
+	// NamedSource returns the source that the default route by an interface names; the zero Addr when it names none.
+	NamedSource func(ifindex int, v6 bool) netip.Addr
 	// Local lists the prefixes that packets are delivered to this host for.
 	Local func() ([]netip.Prefix, error)
 	// Destinations reads the routing table.

@@ -50,7 +50,7 @@ func (p *part) clientErrors(name string) {
 		}
 	}
 	for _, pick := range p.picks(rs.Slots{Count: len(p.Slots[p.family])}, at) {
-		if p.persist != nil && !Hashes(p.svc.Scheduler) {
+		if p.persist != nil && !p.svc.Scheduler.Hashes() {
 			break // the memory alone knows the backend
 		}
 		rules = append(rules, pick.when.VerdictFrom(p.prefix+"/slots", pick.slot).Rule(""))
