@@ -32,6 +32,7 @@ const (
 type host struct {
 	links                    []link
 	addresses, rules, routes [][]byte
+	nextHops                 [][]byte
 	sysctl                   []setting
 	index                    map[int]int // of interfaces: from the host to the scratch namespace
 	omitted                  []string    // state missing in the scratch namespace
@@ -91,6 +92,9 @@ func readHost() (*host, error) {
 	}
 	if len(h.routes) > maxRoutes {
 		return nil, fmt.Errorf("the host has %d routes, more than the %d that are copied for a replay", len(h.routes), maxRoutes)
+	}
+	if err := h.readNextHops(); err != nil {
+		return nil, err
 	}
 	h.readSysctls()
 	return h, nil
@@ -178,6 +182,7 @@ func (h *host) build(ctx context.Context, far int) error {
 	if err := h.copyRules(); err != nil {
 		return err
 	}
+	h.copyNextHops()
 	return h.copyRoutes(ctx)
 }
 
@@ -298,14 +303,20 @@ func (h *host) route(b []byte) []byte {
 	}
 	out := append([]byte(nil), b[:unix.SizeofRtMsg]...)
 	native.PutUint32(out[8:], flags&(unix.RTNH_F_ONLINK|unix.RTNH_F_PERVASIVE))
-	dead := false
+	dead, expanded := false, false
+	var object []byte
 	eachAttribute(b, unix.SizeofRtMsg, func(kind uint16, whole, v []byte) {
 		switch kind {
-		case unix.RTA_CACHEINFO, rtaNextHopID:
-			return // a message may also contain the next hops of a next hop object
+		case unix.RTA_CACHEINFO:
+			return
+		case rtaNextHopID:
+			object = whole
+			return
 		case unix.RTA_OIF, unix.RTA_IIF:
+			expanded = expanded || kind == unix.RTA_OIF
 			h.place(v)
 		case unix.RTA_MULTIPATH:
+			expanded = true
 			hops := h.liveHops(v)
 			dead = len(hops) == 0
 			out = append(native.AppendUint16(out, uint16(4+len(hops))), whole[2:4]...)
@@ -316,6 +327,10 @@ func (h *host) route(b []byte) []byte {
 	})
 	if dead {
 		return nil
+	}
+	if object != nil && !expanded { // the message may contain the next hops of the object instead
+		native.PutUint32(out[8:], 0)
+		out = append(out, object...)
 	}
 	return out
 }
