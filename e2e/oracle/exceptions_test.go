@@ -34,6 +34,7 @@ var exceptions = []exception{
 	{"stale-probed", staleProbed},
 	{"errors-over-several-hops", errorsOverHops},
 	{"odd-destinations", oddDestinations},
+	{"own-redirects", ownRedirects},
 	{"ip-options-left", optionsLeft},
 	{"source-routes-dropped", sourceRoutes},
 	{"own-packets-untranslated", ownUntranslated},
@@ -288,6 +289,16 @@ func errorsOverHops(s *situation) (missing, extra []string) {
 	}
 	asks := func(_ string, f parsed) bool { _, ok := f.asksFor(); return ok }
 	return append(missing, filter(s.missing, asks)...), append(extra, filter(s.extra, asks)...)
+}
+
+// ownRedirects: nftables has given a packet that leaves by the link that it arrived on another source, so that the kernel
+// sends a redirect (RFC 4861 §8) to a host on another link.
+func ownRedirects(s *situation) (missing, extra []string) {
+	const redirect = 137
+	return filter(s.missing, func(_ string, f parsed) bool {
+		i, ok := packet.Find[*packet.ICMP](f.p)
+		return ok && i.V6 && i.Type == redirect && f.link != s.world.last[s.talk()].link
+	}), nil
 }
 
 // oddDestinations: Linux drops packets to 0.0.0.0/8, which eBPF translates; nftables translates packets to link-local
