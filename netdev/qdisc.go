@@ -3,12 +3,10 @@
 package netdev
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // TrafficControl lists what tc does with the packets of an interface beyond the kernel's defaults.
@@ -50,7 +48,7 @@ func TrafficControls(skip func(netlink.Filter) bool) (map[int]TrafficControl, er
 func filters(index int, parent uint32, skip func(netlink.Filter) bool) (out []string) {
 	link := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index}}
 	list, err := Whole(func() ([]netlink.Filter, error) { return netlink.FilterList(link, parent) })
-	if err != nil && !errors.Is(err, unix.EINTR) {
+	if err != nil {
 		return nil
 	}
 	for _, f := range list {
