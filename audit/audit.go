@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package audit keeps a record of every change that somebody asked the gateway for: who, when, what, and
-// the result. Changes and refused requests have files of their own, so that no number of refused requests
-// removes a change. The files have JSON lines, to which is only added.
+// Package audit records every change requested from the gateway: author, time, change and result.
+// Changes and refused requests have separate files, so that no number of refused requests removes a
+// change. The files contain JSON lines and are append-only.
 package audit
 
 import (
@@ -23,13 +23,13 @@ import (
 	"github.com/sluice-lb/sluice/disk"
 )
 
-// Results of a change.
+// Results of a requested change.
 const (
 	Done    = "done"
 	Refused = "refused"
 )
 
-// Entry is one change that was asked for.
+// Entry is one requested change.
 type Entry struct {
 	At       time.Time `json:"at"`
 	Who      string    `json:"who" doc:"process, program and user at the socket; certificate, token and address over TCP; the file; or sluice itself"`
@@ -40,29 +40,29 @@ type Entry struct {
 	Count    uint64    `json:"count,omitempty" doc:"of refused requests: this entry stands for so many further ones like an earlier entry, within a minute"`
 }
 
-// Bounds of the record of changes: a file is put away when it has maxSize bytes, of which maxFiles are
-// kept, the present one included. An entry is not longer than a few maxText.
+// Limits of the record of changes: a file is rotated at maxSize bytes, and maxFiles files are kept,
+// including the present one. An entry has at most a few maxText bytes.
 const (
 	maxSize  = 4 << 20
 	maxFiles = 5
 	maxText  = 2048
 )
 
-// Log is the record in one directory. The nil Log keeps nothing.
+// Log is the record in one directory. A nil Log records nothing.
 type Log struct {
 	path    string
 	log     *slog.Logger
-	size    int64     // from which a file is put away
-	files   int       // that are kept
+	size    int64     // at which a file is rotated
+	files   int       // files to keep
 	refused *refusals // nil in the log of refusals itself
 
 	mu     sync.Mutex // protects the rest
 	file   *os.File
 	length int64
-	failed error // why the last entry could not be written; the log has it
+	failed error // error of the last write; already logged
 }
 
-// Name is that of the present file in the directory; older ones are Name.1 to Name.4.
+// Name is the name of the present file in the directory. Older files are Name.1 to Name.4.
 const Name = "audit.jsonl"
 
 // Open opens the record in a directory, which it creates. If that fails, the log and Warnings report it,
@@ -74,7 +74,7 @@ func Open(dir string, log *slog.Logger) *Log {
 	return l
 }
 
-// note remembers why the record cannot be written, and logs it once.
+// note stores the error that prevents writing, and logs it once.
 func (l *Log) note(err error) {
 	if err != nil && l.failed == nil {
 		l.log.Error("changes are not recorded", "file", l.path, "error", err)
@@ -82,7 +82,7 @@ func (l *Log) note(err error) {
 	l.failed = err
 }
 
-// Warnings returns why changes are not recorded; nothing if they are.
+// Warnings returns the reason if changes are not recorded.
 func (l *Log) Warnings() []string {
 	if l == nil {
 		return nil
@@ -99,7 +99,7 @@ func (l *Log) Warnings() []string {
 	return list
 }
 
-// open opens the present file, and ends a line that a crash has cut off.
+// open opens the present file and terminates a line that a crash cut off.
 func (l *Log) open() error {
 	if err := os.MkdirAll(filepath.Dir(l.path), 0o700); err != nil {
 		return err
@@ -157,7 +157,7 @@ func (l *Log) write(e Entry) error {
 	if err != nil {
 		return err
 	}
-	if l.file == nil { // could not be opened the last time
+	if l.file == nil { // the last attempt to open failed
 		if err := l.open(); err != nil {
 			return err
 		}
@@ -170,13 +170,13 @@ func (l *Log) write(e Entry) error {
 	n, err := l.file.Write(append(line, '\n'))
 	l.length += int64(n)
 	if err != nil && n > 0 {
-		_ = l.file.Truncate(l.length - int64(n)) // no half a line; the next Open ends it where this fails
+		_ = l.file.Truncate(l.length - int64(n)) // removes a partial line; if this fails, the next Open terminates it
 		l.length -= int64(n)
 	}
 	return err
 }
 
-// putAway makes the present file the newest of the older ones, and drops the oldest.
+// putAway rotates the files and removes the oldest.
 func (l *Log) putAway() error {
 	err := l.file.Close()
 	l.file = nil
@@ -230,14 +230,14 @@ func (l *Log) Last(limit int) ([]Entry, error) {
 
 // last returns the last entries of one journal, the oldest first.
 func (l *Log) last(limit int) ([]Entry, error) {
-	l.mu.Lock() // no file is put away meanwhile
+	l.mu.Lock() // prevents a rotation
 	defer l.mu.Unlock()
 	return readFiles(l.path, l.files, limit)
 }
 
-// Read returns the last entries of the record in a directory, the oldest first, at most limit. Refused
-// requests take at most half of them unless there are fewer changes. A line that is not an entry, such as
-// one that a full disk cut off, is left out.
+// Read returns at most limit last entries of the record in a directory, the oldest first. Refused
+// requests take at most half of the entries unless there are fewer changes. Invalid lines, such as
+// a line cut off by a full disk, are omitted.
 func Read(dir string, limit int) ([]Entry, error) {
 	changes, err := readFiles(filepath.Join(dir, Name), maxFiles, limit)
 	if err != nil {
@@ -251,7 +251,7 @@ func Read(dir string, limit int) ([]Entry, error) {
 func merge(changes, refused []Entry, limit int) []Entry {
 	most := max((limit+1)/2, limit-len(changes)) // refused requests
 	all := append(changes, refused...)
-	slices.Reverse(all) // so that the sort keeps the order of entries of one time
+	slices.Reverse(all) // the stable sort then keeps the order of entries with equal times
 	slices.SortStableFunc(all, func(a, b Entry) int { return b.At.Compare(a.At) })
 	var list []Entry
 	for _, e := range all {

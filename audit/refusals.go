@@ -13,8 +13,8 @@ import (
 // RefusedName is the name of the file of refused requests in the directory; the older one is RefusedName.1.
 const RefusedName = "refused.jsonl"
 
-// Bounds of the record of refused requests. Within a period each client has refusedOfClient entries; all
-// further requests, and those of further clients, are counted.
+// Limits of the record of refused requests. Within a period each client has refusedOfClient
+// entries. All other requests, and requests of other clients, are only counted.
 const (
 	refusedSize     = 1 << 20 // bytes of a file
 	refusedFiles    = 2
@@ -33,7 +33,7 @@ type refusals struct {
 	mu      sync.Mutex // protects the rest
 	begin   time.Time  // of the period
 	like    map[string]*Entry
-	order   []*Entry       // the values of like, the oldest first
+	order   []*Entry       // the values of like, oldest first
 	clients map[string]int // entries of like, by client
 }
 
@@ -88,7 +88,7 @@ func (r *refusals) keep(key string, e Entry) {
 	r.order = append(r.order, &e)
 }
 
-// counted returns the entries that stand for requests that have no entry of their own.
+// counted returns the entries that summarise the counted requests.
 func (r *refusals) counted() (list []Entry) {
 	for _, e := range r.order {
 		if e.Count > 0 {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control decides which configuration is in force: the operator's file, merged with the changes
-// made at run time, which it stores on disk. It gives the result to the engine. Every change from the
-// file, the API or a command goes through it, one at a time.
+// Package control determines the configuration in force: the operator's file merged with the
+// run-time changes stored on disk. It passes the result to the engine. All changes from the file,
+// the API and commands are serialised here.
 package control
 
 import (
@@ -28,15 +28,15 @@ type Control struct {
 	store  *store.Store
 	path   string // of the operator's file, absolute
 	log    *slog.Logger
-	// Events is told of every change that was made or refused; nil for nobody. Set it before Start.
+	// Events receives every accepted or refused change; may be nil. Set it before Start.
 	Events *event.Log
-	Audit  *audit.Log // records them; nil for nobody
+	Audit  *audit.Log // records changes; may be nil
 
 	waiting queue // of changes
 
 	mu      sync.Mutex     // serialises changes; protects all below
-	file    *config.Config // the operator's file as it was last accepted
-	trial   *time.Timer    // ends the trial of the last change; nil for none
+	file    *config.Config // last accepted content of the operator's file
+	trial   *time.Timer    // ends the trial of the last change; nil without a trial
 	changed bool           // the file changed during the trial
 	// conflict is why the file on disk does not fit the changes made at run time. Then the file in its last
 	// accepted state is in force with them. Nil if it fits.
@@ -50,7 +50,7 @@ type Control struct {
 // ErrTrial is returned for changes while the last one waits for its confirmation.
 var ErrTrial = errors.New("the last change is not confirmed yet: 'sluice config confirm' keeps it; without that it is taken back, and then others can follow")
 
-// New returns one for the file at the absolute path; nothing is in force yet.
+// New returns a Control for the file at an absolute path. Nothing is in force yet.
 func New(path string, s *store.Store, e *engine.Engine, log *slog.Logger) *Control {
 	nothing := &config.Config{}
 	nothing.SetDefaults()
@@ -62,16 +62,17 @@ func New(path string, s *store.Store, e *engine.Engine, log *slog.Logger) *Contr
 	return c
 }
 
-// Author says who makes a change, and how it is called in the history.
+// Author is the origin of a change, and its description in the history.
 type Author struct {
 	Who  string
 	What string
 }
 
-// tell reports the end of a change to the events, the record and the log; the caller holds the lock. Refused
-// changes of a client that has many of them are only counted in the record. A change whose precondition
-// failed is no event: the client reads the configuration again and repeats the change.
-func (c *Control) tell(by Author, err error) {
+// report records the result of a change to the events, the record and the log. The caller holds the
+// lock. After many refused changes of one client, further ones are only counted in the record. A
+// change with a failed precondition is no event: the client reads the configuration again and
+// repeats the change.
+func (c *Control) report(by Author, err error) {
 	e := event.Event{Kind: event.Apply, Who: by.Who, What: by.What, Revision: c.store.Revision()}
 	if err == nil {
 		e.Text = fmt.Sprintf("revision %d: %s, by %s", e.Revision, by.What, by.Who)
@@ -86,17 +87,17 @@ func (c *Control) tell(by Author, err error) {
 		return
 	}
 	c.Events.Add(e)
-	if by != c.FileChanged() { // the daemon logs errors of the file
+	if by != c.FileChanged() { // the daemon already logs errors of the file
 		c.log.Warn("a change was refused", "by", by.Who, "what", by.What, "error", err)
 	}
 }
 
-// Start puts the file, with what was changed at run time, in force for the first time.
+// Start puts the file, merged with the run-time changes, in force for the first time.
 func (c *Control) Start(ctx context.Context, file *config.Config) (err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	by := Author{c.path, "start"}
-	defer func() { c.tell(by, err) }()
+	defer func() { c.report(by, err) }()
 	if trial := c.store.Trial(); trial != nil {
 		by.What = fmt.Sprintf("start: nobody confirmed the last change, back to revision %d", trial.Back)
 		if err := c.store.GoBack(); err != nil {
@@ -112,7 +113,7 @@ func (c *Control) Start(ctx context.Context, file *config.Config) (err error) {
 // startAccepted starts with the last accepted content of the file, in place of one that contradicts the
 // changes made at run time: after a reboot, there would be no rules at all.
 func (c *Control) startAccepted(ctx context.Context, by *Author, conflict error) error {
-	c.tell(*by, conflict)
+	c.report(*by, conflict)
 	c.log.Error("the file is not in force: starting with its last accepted content", "error", conflict)
 	by.What = "start with the last accepted configuration"
 	_, err := c.follow(ctx, *by, c.store.Accepted())
@@ -124,11 +125,11 @@ func (c *Control) startAccepted(ctx context.Context, by *Author, conflict error)
 	return err
 }
 
-// FileChanged is who changes the configuration when its file changes.
+// FileChanged returns the author of changes made in the file.
 func (c *Control) FileChanged() Author { return Author{c.path, "the file changed"} }
 
-// Reload reads the file again and puts it in force, with what was changed at run time. Where the two
-// contradict each other, nothing changes.
+// Reload reads the file again and puts it in force, merged with the run-time changes. If they
+// conflict, nothing changes.
 func (c *Control) Reload(ctx context.Context, by Author) (engine.Applied, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,7 +141,7 @@ func (c *Control) Reload(ctx context.Context, by Author) (engine.Applied, error)
 }
 
 func (c *Control) reload(ctx context.Context, by Author) (applied engine.Applied, err error) {
-	defer func() { c.tell(by, err) }()
+	defer func() { c.report(by, err) }()
 	file, err := c.load()
 	if err != nil {
 		c.engine.Refuse(err)
@@ -149,8 +150,8 @@ func (c *Control) reload(ctx context.Context, by Author) (applied engine.Applied
 	return c.follow(ctx, by, file)
 }
 
-// follow puts a new content of the file in force. The file is on disk already: a change that cannot
-// be noted is a warning.
+// follow puts a new content of the file in force. The file is already on disk, so a failure to
+// store the change is only a warning.
 func (c *Control) follow(ctx context.Context, by Author, file *config.Config) (engine.Applied, error) {
 	file.Share(c.file)
 	wanted, err := c.store.Merge(file)
@@ -182,22 +183,22 @@ func (c *Control) follow(ctx context.Context, by Author, file *config.Config) (e
 	return applied, nil
 }
 
-// share makes what a configuration that nobody else has yet has in common with the one in force
-// the same.
+// share replaces the services of a new configuration by equal services of the configuration in
+// force. The caller must be the only user of the new one.
 func (c *Control) share(cfg *config.Config) {
 	if inForce := c.engine.Config(); inForce != nil {
 		cfg.Share(inForce)
 	}
 }
 
-// Apply puts a configuration that nobody else uses in force in place of what is, and keeps it over restarts. It returns
-// [engine.ErrChanged] when expected, which may be nil, does not accept what is in force. With a
-// trial of more than 0 the change is taken back after that time, unless [Control.Confirm] was called;
-// a daemon that ends meanwhile starts without it.
+// Apply puts a configuration in force and stores it. The caller must be its only user. Apply
+// returns [engine.ErrChanged] if expected, which may be nil, rejects the configuration in force.
+// With a trial above 0, the change is reverted after that time unless [Control.Confirm] is called.
+// If the daemon ends before that, it restarts without the change.
 func (c *Control) Apply(ctx context.Context, by Author, cfg *config.Config, expected func(*config.Config) bool, trial time.Duration) (applied engine.Applied, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	defer func() { c.tell(by, err) }()
+	defer func() { c.report(by, err) }()
 	c.share(cfg)
 	wanted := store.Content{Config: cfg, States: c.store.States()}
 	if trial > 0 {
@@ -206,12 +207,12 @@ func (c *Control) Apply(ctx context.Context, by Author, cfg *config.Config, expe
 	return c.keep(by, wanted, func() (engine.Applied, error) { return c.engine.ApplyIf(ctx, cfg, expected) })
 }
 
-// Confirm keeps the change that is on trial.
+// Confirm ends the trial of the last change and keeps the change.
 func (c *Control) Confirm(ctx context.Context, by Author) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	err := c.confirm(by)
-	c.tell(by, err)
+	c.report(by, err)
 	if err == nil {
 		c.endTrial(ctx)
 	}
@@ -233,7 +234,7 @@ func (c *Control) confirm(by Author) error {
 	return nil
 }
 
-// endTrial lets other changes follow, first that of the file.
+// endTrial permits further changes, beginning with a pending change of the file.
 func (c *Control) endTrial(ctx context.Context) {
 	c.trial.Stop()
 	c.trial = nil
@@ -248,13 +249,13 @@ func (c *Control) endTrial(ctx context.Context) {
 // retryBack is the wait between two attempts to take a change back.
 const retryBack = 5 * time.Second
 
-// takeBack applies the configuration from before a change that was not confirmed.
+// takeBack reverts a change that was not confirmed.
 func (c *Control) takeBack(revision uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	trial := c.store.Trial()
 	if trial == nil || c.trial == nil || c.store.Revision() != revision {
-		return // confirmed meanwhile
+		return // confirmed in the meantime
 	}
 	by := Author{"sluice", fmt.Sprintf("not confirmed in time: back to revision %d", trial.Back)}
 	wanted, err := c.store.At(trial.Back)
@@ -264,9 +265,9 @@ func (c *Control) takeBack(revision uint64) {
 		})
 	}
 	if errors.Is(err, engine.ErrStopped) {
-		return // the next start goes back
+		return // the next start reverts the change
 	}
-	c.tell(by, err)
+	c.report(by, err)
 	if err != nil {
 		c.log.Error("the change was not confirmed, and could not be taken back; trying again", "after", retryBack, "error", err)
 		c.trial = time.AfterFunc(retryBack, func() { c.takeBack(revision) })
@@ -285,11 +286,11 @@ func (c *Control) Change(ctx context.Context, by Author, make func(*config.Confi
 	}})
 }
 
-// Revert goes back to a revision of the history, which is a change of its own.
+// Revert restores a revision of the history. This is itself a change.
 func (c *Control) Revert(ctx context.Context, by Author, revision uint64) (applied engine.Applied, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	defer func() { c.tell(by, err) }()
+	defer func() { c.report(by, err) }()
 	wanted, err := c.store.At(revision)
 	if err != nil {
 		return engine.Applied{}, err
@@ -302,11 +303,11 @@ func (c *Control) Revert(ctx context.Context, by Author, revision uint64) (appli
 	return applied, err
 }
 
-// RevertAll goes back to what the file says, without anything that was changed at run time.
+// RevertAll removes all run-time changes, so that the file alone is in force.
 func (c *Control) RevertAll(ctx context.Context, by Author) (applied engine.Applied, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	defer func() { c.tell(by, err) }()
+	defer func() { c.report(by, err) }()
 	file, err := c.load()
 	if err != nil {
 		return engine.Applied{}, err
@@ -331,9 +332,9 @@ func (c *Control) replace(ctx context.Context, by Author, wanted store.Content) 
 	})
 }
 
-// keep writes a change to the disk, applies it, and then commits it on the disk. So a change that cannot
-// be stored is not applied, and one that is refused is not stored. If the commit fails, the previous
-// configuration is applied again.
+// keep writes a change to disk, applies it, and then commits it on disk. A change that cannot be
+// stored is therefore not applied, and a refused change is not stored. If the commit fails, the
+// previous configuration is applied again.
 func (c *Control) keep(by Author, wanted store.Content, change func() (engine.Applied, error)) (engine.Applied, error) {
 	if c.trial != nil {
 		return engine.Applied{}, ErrTrial
@@ -373,12 +374,12 @@ func (c *Control) commit(by Author, wanted store.Content, change func() (engine.
 	return applied, nil
 }
 
-// Save writes the configuration in force into the operator's file: from then on nothing is changed
-// at run time but the states of backends. Comments of the file are lost.
+// Save writes the configuration in force into the operator's file. Afterwards, only states of
+// backends remain as run-time changes. Comments of the file are lost.
 func (c *Control) Save(by Author) (err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	defer func() { c.tell(by, err) }()
+	defer func() { c.report(by, err) }()
 	if c.trial != nil {
 		return ErrTrial
 	}
@@ -405,7 +406,8 @@ func (c *Control) Save(by Author) (err error) {
 // changes is damaged or cannot be written.
 func (c *Control) Warnings() []string { return *c.warnings.Load() }
 
-// warn updates the warnings. unkept is why the content of the file is not stored, nil if it is.
+// warn updates the warnings. unkept is the error that prevented storing the content of the file, or
+// nil.
 func (c *Control) warn(unkept error) {
 	var list []string
 	if lost := c.store.Lost(); lost != "" {
@@ -420,17 +422,17 @@ func (c *Control) warn(unkept error) {
 	c.warnings.Store(&list)
 }
 
-// Changes is what was changed at run time.
+// Changes are the run-time changes.
 type Changes struct {
 	File     string
 	Revision uint64
 	Edits    []config.Edit
 	States   []store.State
 	History  []store.Revision
-	Trial    *store.Trial // nil: nothing waits to be confirmed
+	Trial    *store.Trial // nil without a trial
 }
 
-// Changes returns what was changed at run time, and the last revisions.
+// Changes returns the run-time changes and the last revisions.
 func (c *Control) Changes() Changes {
 	c.mu.Lock()
 	defer c.mu.Unlock()

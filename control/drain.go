@@ -14,33 +14,33 @@ import (
 	"github.com/sluice-lb/sluice/store"
 )
 
-// Drain is how far a backend is that takes no new connections.
+// Drain is the progress of a draining backend.
 type Drain struct {
-	Until time.Time // when it ends; zero: never
-	Then  string    // Keep or Reset; "" without an end
-	Left  int       // connections; -1: not known, as of services that keep none
-	// Counted is when they were; zero: not yet.
+	Until time.Time // deadline; zero: none
+	Then  string    // Keep or Reset; "" without a deadline
+	Left  int       // remaining connections; -1: unknown, for example without flow state
+	// Counted is the time of the last count; zero: not counted yet.
 	Counted time.Time
-	// Estimate is how long the connections that are left take to end if they go on ending as they have
-	// since the drain began; 0: not known.
+	// Estimate is the remaining time if connections continue to end at the average rate since the
+	// start of the drain; 0: unknown.
 	Estimate time.Duration
 }
 
-// drains is what is known of backends that drain.
+// drains is the state of the draining backends.
 type drains struct {
-	begun chan struct{} // has one element when something begins to drain
+	begun chan struct{} // has one element after the start of a drain
 
-	mu    sync.Mutex // protects what follows
+	mu    sync.Mutex // protects the fields below
 	of    map[engine.Backend]*draining
-	after time.Time // an end that was refused is tried again then
+	after time.Time // time of the next attempt after a refused end
 }
 
-// draining is one of them.
+// draining is the state of one draining backend.
 type draining struct {
 	began time.Time
-	first int // connections when it began
+	first int // connections at the start
 	left  int
-	at    time.Time // of the last count
+	at    time.Time // time of the last count
 }
 
 const (
@@ -99,8 +99,7 @@ func (c *Control) runCounts(ctx context.Context) {
 	}
 }
 
-// endDrains makes what follows a drain of those whose deadline has come. While a change is on trial it
-// waits.
+// endDrains ends the drains with a past deadline. During the trial of a change it waits.
 func (c *Control) endDrains(ctx context.Context, now time.Time) {
 	due := func(s store.State) bool { return !s.Until.IsZero() && !now.Before(s.Until) }
 	c.mu.Lock()
@@ -141,7 +140,8 @@ func nameOf(s store.State) string {
 	return s.Service + "/" + s.Backend
 }
 
-// countDrains counts the connections of backends that drain, and tells when a backend has none any more.
+// countDrains counts the connections of draining backends and reports a backend without
+// connections.
 func (c *Control) countDrains(ctx context.Context, now time.Time) {
 	of := c.engine.Draining()
 	if len(of) == 0 {
@@ -152,7 +152,7 @@ func (c *Control) countDrains(ctx context.Context, now time.Time) {
 	}
 	counts, err := c.engine.CountConnections(ctx, of)
 	if err != nil {
-		return // what was counted before stays
+		return // the previous count remains
 	}
 	c.drains.mu.Lock()
 	defer c.drains.mu.Unlock()
@@ -172,8 +172,7 @@ func (c *Control) countDrains(ctx context.Context, now time.Time) {
 	c.drains.of = next
 }
 
-// Drains returns how far the backends are that drain. The whole gateway is there without a name while it
-// drains.
+// Drains returns the progress of draining backends. An entry without a name is the whole gateway.
 func (c *Control) Drains() map[engine.Backend]Drain {
 	c.mu.Lock()
 	states := c.store.States()
@@ -186,10 +185,10 @@ func (c *Control) Drains() map[engine.Backend]Drain {
 	out := map[engine.Backend]Drain{}
 	c.drains.mu.Lock()
 	defer c.drains.mu.Unlock()
-	sum := &draining{at: time.Now()} // without a backend there is nothing to count
+	sum := &draining{at: time.Now()} // no backend: nothing to count
 	for _, b := range c.engine.Draining() {
 		d := c.drains.of[b]
-		if d == nil { // it was not counted yet
+		if d == nil { // not counted yet
 			d = &draining{left: -1}
 		}
 		s := own[b]
@@ -208,7 +207,7 @@ func (c *Control) Drains() map[engine.Backend]Drain {
 	return out
 }
 
-// add adds those of another backend, whose count may not be known.
+// add adds the connections of another backend, with a count that may be unknown.
 func (d *draining) add(other *draining) {
 	d.left, d.first = d.left+max(0, other.left), d.first+max(0, other.first)
 	if d.began.IsZero() || other.began.Before(d.began) {
@@ -219,7 +218,7 @@ func (d *draining) add(other *draining) {
 	}
 }
 
-// estimate is linear: as many end in a second as did on average since the drain began.
+// estimate is linear: it uses the average rate since the start of the drain.
 func (d *draining) estimate() time.Duration {
 	ended, took := d.first-d.left, d.at.Sub(d.began)
 	if ended <= 0 || d.left <= 0 || took <= 0 {

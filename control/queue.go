@@ -15,18 +15,18 @@ import (
 	"github.com/sluice-lb/sluice/store"
 )
 
-// An apply writes to the disk and to the kernel, and reads back. Changes that come meanwhile wait, and
-// are made by the next one together, so that many of them cost few applies.
+// An apply writes to disk and to the kernel, and reads back. Changes that arrive meanwhile wait,
+// and the next apply makes them together. Many clients thus share the cost of one apply.
 
 // request is a change that waits for its turn.
 type request struct {
 	ctx context.Context
 	by  Author
-	// change returns what is to be in force in place of what is, or why that cannot be. It may
-	// change a draft in place.
+	// change returns the new content in place of the present one, or an error. It may change a
+	// draft in place.
 	change func(now store.Content) (store.Content, error)
 
-	done    chan struct{} // closed when what follows holds, and was told of
+	done    chan struct{} // closed when the fields below are set and reported
 	applied engine.Applied
 	err     error
 }
@@ -35,14 +35,14 @@ func (r *request) end(applied engine.Applied, err error) { r.applied, r.err = ap
 
 // queue holds the changes that wait.
 type queue struct {
-	turn chan struct{} // whoever has put one element there makes changes
+	turn chan struct{} // a goroutine that puts an element here makes the changes
 	mu   sync.Mutex
 	list []*request
-	many bool // the last changes were more than one; belongs to whoever has the turn
+	many bool // the last batch had several changes; owned by the holder of turn
 }
 
-// Where many clients make one change after the other, those that have their answer send the next one
-// within this time. To wait for them makes one apply of what would be two.
+// Clients that make one change after another send the next within this time after a reply. Waiting
+// for them combines two applies into one.
 const gather = time.Millisecond
 
 func (q *queue) add(r *request) {
@@ -60,8 +60,8 @@ func (q *queue) take() []*request {
 	return list
 }
 
-// together makes a change, with all others that wait then, and returns when it is in force, or is
-// refused. Nobody whose change is made waits for those that come after it.
+// together makes a change together with all waiting changes, and returns when it is in force or
+// refused. It does not wait for changes that arrive later.
 func (c *Control) together(r *request) (engine.Applied, error) {
 	r.done = make(chan struct{})
 	c.waiting.add(r)
@@ -74,7 +74,7 @@ func (c *Control) together(r *request) (engine.Applied, error) {
 	return r.applied, r.err
 }
 
-// makeWaiting makes the changes that wait; the caller has the turn, and gives it back.
+// makeWaiting makes the waiting changes. The caller holds turn, and makeWaiting releases it.
 func (c *Control) makeWaiting() {
 	defer func() { <-c.waiting.turn }()
 	if c.waiting.many {
@@ -84,17 +84,17 @@ func (c *Control) makeWaiting() {
 	defer c.mu.Unlock()
 	list := c.waiting.take()
 	if len(list) == 0 {
-		return // whoever had the turn before has made them
+		return // the previous holder of turn has made them
 	}
 	c.waiting.many = len(list) > 1
 	c.make(list)
 	for _, r := range list {
-		c.tell(r.by, r.err)
+		c.report(r.by, r.err)
 		close(r.done)
 	}
 }
 
-// make makes changes one after the other, and puts the result in force. Each is refused for itself.
+// make makes changes in order and puts the result in force. Each change is refused separately.
 func (c *Control) make(list []*request) {
 	before := store.Content{Config: c.engine.Config(), States: c.store.States()}
 	if before.Config == nil {
@@ -105,7 +105,7 @@ func (c *Control) make(list []*request) {
 	var accepted []*request
 	for _, r := range list {
 		if err := r.ctx.Err(); err != nil {
-			r.end(engine.Applied{}, err) // nobody waits for the answer any more
+			r.end(engine.Applied{}, err) // the client no longer waits for the result
 			continue
 		}
 		next, err := r.change(wanted)
@@ -128,13 +128,13 @@ func (c *Control) make(list []*request) {
 	}
 	ctx := accepted[0].ctx
 	if len(accepted) > 1 {
-		ctx = context.WithoutCancel(ctx) // one who goes away does not end the changes of others
+		ctx = context.WithoutCancel(ctx) // a client that disconnects does not cancel the changes of others
 	}
 	applied, err := c.keep(authors(accepted), wanted, func() (engine.Applied, error) {
 		return c.engine.ApplyStates(ctx, wanted.Config, overrides(wanted.States))
 	})
 	if err != nil && len(accepted) > 1 && !errors.Is(err, ErrTrial) {
-		for _, r := range accepted { // so that only those are refused that cannot be
+		for _, r := range accepted { // so that only invalid changes are refused
 			c.make([]*request{r})
 		}
 		return
@@ -144,10 +144,10 @@ func (c *Control) make(list []*request) {
 	}
 }
 
-// mostNamed is how many of the changes that were made together are named in the history.
+// mostNamed is the maximum number of combined changes that are named in the history.
 const mostNamed = 8
 
-// authors says who made changes together, and which.
+// authors returns the combined author of several changes.
 func authors(list []*request) Author {
 	var who, what []string
 	for _, r := range list {

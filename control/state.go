@@ -15,29 +15,30 @@ import (
 	"github.com/sluice-lb/sluice/store"
 )
 
-// states are what an operator can set a backend to; "auto", which is not among them, removes that setting.
+// states are the states that an operator can set. "auto", which is not in the list, removes the
+// setting.
 var states = map[string]datapath.State{"up": datapath.Up, "drain": datapath.Drain, "down": datapath.Down}
 
-// What becomes of the connections that are left when a drain ends.
+// Treatments of the remaining connections at the end of a drain.
 const (
-	Keep  = "keep"  // they go on
-	Reset = "reset" // they are ended
+	Keep  = "keep"  // they continue
+	Reset = "reset" // they are reset
 )
 
-// MaxDeadline bounds how long a drain may take.
+// MaxDeadline is the longest deadline of a drain.
 const MaxDeadline = 30 * 24 * time.Hour
 
-// State is what the operator makes of a backend.
+// State is a state set by the operator.
 type State struct {
-	State    string        // up, drain, down, or auto: what configuration and check say
-	Deadline time.Duration // of drain, until it ends; 0: never
+	State    string        // up, drain, down, or auto: decided by configuration and check
+	Deadline time.Duration // duration of a drain; 0: unlimited
 	Then     string        // Keep or Reset, with a deadline; "" is Keep
 }
 
-// ErrState is wrapped by errors about a state that nobody can give a backend.
+// ErrState is wrapped by errors about an invalid state.
 var ErrState = errors.New("not a state")
 
-// check returns what is wrong with it.
+// check returns an error for an invalid state.
 func (s State) check() error {
 	if err := s.wrong(); err != nil {
 		return stateError{err}
@@ -45,7 +46,7 @@ func (s State) check() error {
 	return nil
 }
 
-// stateError is an ErrState in words of its own.
+// stateError is an ErrState with its own message.
 type stateError struct{ error }
 
 func (stateError) Is(err error) bool { return err == ErrState }
@@ -66,9 +67,9 @@ func (s State) wrong() error {
 	return nil
 }
 
-// SetState gives a backend a state, up, drain or down, until auto takes it back; without names the whole
-// gateway, which can drain alone. It survives restarts. SetState returns [engine.ErrChanged] when
-// expected, which may be nil, does not accept the configuration in force.
+// SetState sets the state of a backend to up, drain or down until auto removes it. Without names it
+// sets the whole gateway, which can only drain. The state survives restarts. SetState returns
+// [engine.ErrChanged] if expected, which may be nil, rejects the configuration in force.
 func (c *Control) SetState(ctx context.Context, by Author, service, backend string, to State, expected func(*config.Config) bool) error {
 	if err := to.check(); err != nil {
 		return err
@@ -115,7 +116,7 @@ func overrides(of []store.State) []engine.Override {
 	return list
 }
 
-// why is what an operator made of a backend, in words.
+// why describes a state set by the operator.
 func why(s store.State) string {
 	who := "set by the operator"
 	if s.Service == "" {

@@ -274,8 +274,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// usable returns the backends that the service can use, with defaults for what they leave open. refused names the first
-// one whose address no server can have; "" if there is none.
+// usable returns the backends that the service supports, with defaults for missing values. refused
+// names the first backend with an address that no server can have, or "".
 func (w *watch) usable(found []config.Backend) (list []config.Backend, refused string) {
 	names := map[string]bool{}
 	for _, b := range found {

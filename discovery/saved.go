@@ -40,8 +40,8 @@ func (s saved) sum() string {
 // maxSaved is the largest file of results that is read, in bytes.
 const maxSaved = 256 << 20
 
-// load returns the results of earlier processes. A service whose result is damaged has none until its
-// source answers. The error describes what is missing.
+// load returns the results of earlier processes. A service with a damaged result has none until its
+// source replies. The error lists the missing results.
 func load(path string) (map[string]saved, error) {
 	last := map[string]saved{}
 	if path == "" {

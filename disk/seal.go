@@ -19,7 +19,7 @@ const (
 	sealSize  = len(sealBegin) + 2*sha256.Size + len(sealEnd)
 )
 
-// ErrDamaged is returned for an object whose checksum does not match its content.
+// ErrDamaged is returned if an object and its checksum do not match.
 var ErrDamaged = errors.New("the file is damaged: its checksum does not match its content")
 
 // Seal returns a JSON object that is not empty, as [encoding/json.Marshal] writes it, with its checksum.

@@ -29,7 +29,7 @@ type document struct {
 	File     string        `json:"file"` // the operator's file
 	Base     string        `json:"base"` // file of the same directory: the configuration that the edits begin from
 	Revision uint64        `json:"revision"`
-	Edits    []config.Edit `json:"edits"` // turn the file's configuration into the one in force
+	Edits    []config.Edit `json:"edits"` // they turn the file's configuration into the one in force
 	States   []State       `json:"states"`
 	History  []Revision    `json:"history"` // oldest first
 	Trial    *Trial        `json:"trial,omitempty"`
@@ -44,8 +44,8 @@ func encodeDocument(doc *document) ([]byte, error) {
 	return disk.Seal(text), nil
 }
 
-// decodeDocument reads a document and checks its content. A document of an earlier version has no checksum: any
-// unknown member of it is taken for damage.
+// decodeDocument reads a document and checks its content. A document of an earlier version has no
+// checksum; there, an unknown member counts as damage.
 func decodeDocument(raw []byte) (*document, error) {
 	text := bytes.TrimSpace(raw)
 	if len(text) == 0 {

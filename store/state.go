@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// String is the state as an edit has it: "drain until 2026-11-25T20:00:00Z then reset".
+// String returns the form of the state in an edit: "drain until 2026-11-25T20:00:00Z then reset".
 func (s State) String() string {
 	text := s.State
 	if !s.Until.IsZero() {
@@ -34,7 +34,7 @@ func (s State) check() error {
 	return nil
 }
 
-// parseState reads what String has written.
+// parseState parses the result of String.
 func parseState(text string) (s State) {
 	words := strings.Fields(text)
 	for i, word := range words {
@@ -50,7 +50,7 @@ func parseState(text string) (s State) {
 	return s
 }
 
-// stateEdits returns the edits that make the states to of the states from.
+// stateEdits returns the edits that turn the states from into the states to.
 func stateEdits(from, to []State) []config.Edit {
 	values := map[string][2]string{}
 	var paths []string
@@ -72,7 +72,7 @@ func stateEdits(from, to []State) []config.Edit {
 	return edits
 }
 
-// split separates edits of the configuration from those of states.
+// split separates edits of the configuration from edits of states.
 func split(edits []config.Edit) (ofConfig, ofStates []config.Edit) {
 	for _, e := range edits {
 		if e.Path == "@state" || strings.HasSuffix(e.Path, "/@state") {
@@ -84,7 +84,7 @@ func split(edits []config.Edit) (ofConfig, ofStates []config.Edit) {
 	return ofConfig, ofStates
 }
 
-// undo makes edits of states.
+// undo applies edits to states.
 func undo(states []State, edits []config.Edit) []State {
 	for _, e := range edits {
 		s := parseState(e.After)

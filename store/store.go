@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package store keeps on disk what was changed at run time: the difference between the operator's
-// file and the configuration in force, the states that the operator gave to backends, and who
-// changed what. It is one document, replaced as a whole: a crash leaves the old one or the new one.
+// Package store keeps the run-time changes on disk: the difference between the operator's file and
+// the configuration in force, the states set by the operator, and the history of changes. It is one
+// document, replaced as a whole: after a crash, the old or the new document exists.
 package store
 
 import (
@@ -21,26 +21,26 @@ import (
 	"github.com/sluice-lb/sluice/disk"
 )
 
-// MaxHistory is how many revisions are kept.
+// MaxHistory is the number of stored revisions.
 const MaxHistory = 20
 
-// Trial says that the last change is taken back unless it is confirmed.
+// Trial is the pending confirmation of the last change, which is reverted without it.
 type Trial struct {
 	Back  uint64    `json:"back"` // revision to go back to
 	Until time.Time `json:"until"`
 }
 
-// State is what the operator made of a backend, or of the whole gateway where both names are empty: up,
-// drain or down.
+// State is a state set by the operator for a backend, or for the whole gateway if both names are
+// empty: up, drain or down.
 type State struct {
 	Service string    `json:"service"`
 	Backend string    `json:"backend"`
 	State   string    `json:"state"`
 	Until   time.Time `json:"until,omitzero"` // when a drain ends; zero: never
-	Then    string    `json:"then,omitempty"` // what becomes of the connections that are left: keep or reset
+	Then    string    `json:"then,omitempty"` // treatment of the remaining connections: keep or reset
 }
 
-// path is how an edit names the state of a backend, which is no key of the file.
+// path returns the path of a backend's state in an edit. It is no key of the file.
 func (s State) path() string {
 	if s.Service == "" {
 		return "@state"
@@ -48,17 +48,17 @@ func (s State) path() string {
 	return config.Join("services", s.Service, "backends", s.Backend, "@state")
 }
 
-// Revision is one change, as it is kept.
+// Revision is one stored change.
 type Revision struct {
 	Number uint64    `json:"number"`
 	At     time.Time `json:"at"`
 	Who    string    `json:"who" doc:"the process and user at the socket, the client over TCP, or file"`
 	What   string    `json:"what" doc:"what was asked for"`
-	// Undo leads from this revision back to the one before.
+	// Undo are the edits from this revision to the previous one.
 	Undo []config.Edit `json:"undo" doc:"the edits that lead back to the revision before"`
 }
 
-// Edits returns what the revision changed.
+// Edits returns the edits of the revision.
 func (r Revision) Edits() []config.Edit {
 	edits := slices.Clone(r.Undo)
 	for i := range edits {
@@ -67,11 +67,11 @@ func (r Revision) Edits() []config.Edit {
 	return edits
 }
 
-// Content is what is to be in force.
+// Content is the desired configuration and states.
 type Content struct {
 	Config *config.Config
 	States []State
-	// Until is when the change is taken back unless it is confirmed; zero: never.
+	// Until is the time at which an unconfirmed change is reverted; zero: never.
 	Until time.Time
 }
 
@@ -83,7 +83,7 @@ type Store struct {
 	// base and content are the configurations of doc; nil before the first Commit, and while lost.
 	base    *config.Config
 	content Content
-	lost    string // why doc has a base that cannot be read
+	lost    string // reason if the base of doc cannot be read
 }
 
 // Files returns the configuration files that have a document in the directory. A damaged document is
@@ -119,7 +119,7 @@ func Open(dir, file string) (*Store, error) {
 	return s, nil
 }
 
-// directory returns where the document of a configuration file is.
+// directory returns the directory of a configuration file's document.
 func directory(dir, file string) string {
 	sum := sha256.Sum256([]byte(file))
 	return filepath.Join(dir, hex.EncodeToString(sum[:4]))
@@ -132,7 +132,7 @@ func (s *Store) read(raw []byte) error {
 	}
 	s.doc = *doc
 	if s.base, err = s.readBase(); err != nil {
-		s.doc.History, s.doc.Trial = nil, nil // they begin from the base
+		s.doc.History, s.doc.Trial = nil, nil // both depend on the base
 		s.lost = fmt.Sprintf("the history of changes made at run time is lost, the changes are not: %v", err)
 		return nil
 	}
@@ -157,30 +157,31 @@ func (s *Store) readBase() (*config.Config, error) {
 	return config.Decode(path, text)
 }
 
-// Lost describes a loss that Open found and that keeps nothing from working; empty for none.
+// Lost describes a loss found by Open that has no other effect; "" for none.
 func (s *Store) Lost() string { return s.lost }
 
 func (s *Store) path() string { return filepath.Join(s.dir, documentName) }
 
-// Path is where the document is.
+// Path returns the path of the document.
 func (s *Store) Path() string { return s.path() }
 
-// Revision is the number of the last change, 0 before the first.
+// Revision returns the number of the last change, 0 before the first.
 func (s *Store) Revision() uint64 { return s.doc.Revision }
 
-// Edits are what was changed at run time, against the file.
+// Edits returns the run-time changes relative to the file.
 func (s *Store) Edits() []config.Edit { return slices.Clone(s.doc.Edits) }
 
-// States are what the operator made of backends.
+// States returns the states set by the operator.
 func (s *Store) States() []State { return slices.Clone(s.doc.States) }
 
 // History returns the last revisions, oldest first.
 func (s *Store) History() []Revision { return slices.Clone(s.doc.History) }
 
-// Trial returns what is to be confirmed, nil for nothing.
+// Trial returns the pending confirmation, or nil.
 func (s *Store) Trial() *Trial { return s.doc.Trial }
 
-// GoBack forgets a change that nobody confirmed before the daemon ended: the next Merge is without it.
+// GoBack drops a change that was not confirmed before the daemon ended. The next Merge does not
+// contain it.
 func (s *Store) GoBack() error {
 	if s.doc.Trial == nil {
 		return nil
@@ -193,7 +194,7 @@ func (s *Store) GoBack() error {
 	return nil
 }
 
-// ConflictError says that a file and what was changed at run time do not go together.
+// ConflictError is returned if the file and the run-time changes contradict each other.
 type ConflictError struct{ Conflicts []config.Conflict }
 
 func (e *ConflictError) Error() string {
@@ -222,8 +223,8 @@ func (s *Store) Merge(file *config.Config) (Content, error) {
 	return Content{Config: merged, States: present(merged, s.doc.States)}, nil
 }
 
-// present leaves out the states of backends that the configuration does not have, and that nothing
-// may find.
+// present removes the states of backends that the configuration does not have and that no discovery
+// can find.
 func present(c *config.Config, states []State) []State {
 	if len(states) == 0 {
 		return nil
@@ -233,7 +234,7 @@ func present(c *config.Config, states []State) []State {
 		of[s.Service] = true
 	}
 	have := map[State]bool{{}: true} // the whole gateway
-	finds := map[string]bool{}       // services whose backends come and go
+	finds := map[string]bool{}       // services with discovery
 	for i := range c.Services {
 		if sv := &c.Services[i]; of[sv.Name] {
 			finds[sv.Name] = sv.BackendsFrom != nil
@@ -272,17 +273,17 @@ func (s *Store) At(number uint64) (Content, error) {
 	return c, nil
 }
 
-// Pending is a change that is on disk, but does not count yet.
+// Pending is a change on disk that is not yet in effect.
 type Pending struct {
 	s       *Store
 	doc     document
 	base    *config.Config
 	content Content
-	file    *disk.Pending // nil: nothing changes
+	file    *disk.Pending // nil without a change
 }
 
-// Prepare writes a change to the disk: file is what the operator's file says now, wanted what is to
-// be in force. It counts after Commit.
+// Prepare writes a change to disk. file is the present content of the operator's file, wanted the
+// desired content. The change is in effect after Commit.
 func (s *Store) Prepare(file *config.Config, wanted Content, who, what string) (*Pending, error) {
 	p := &Pending{s: s, doc: s.doc, base: file, content: Content{Config: wanted.Config, States: present(wanted.Config, wanted.States)}}
 	if file == s.base && s.content.Config != nil {
@@ -331,13 +332,13 @@ func (p *Pending) write() error {
 	return err
 }
 
-// there reports whether the store has a file of that name.
+// there reports whether the store has a file with that name.
 func (s *Store) there(name string) bool {
 	_, err := os.Stat(filepath.Join(s.dir, name))
 	return name != "" && err == nil
 }
 
-// writeBase writes the configuration that the edits begin from, if it is not there.
+// writeBase writes the configuration that the edits are relative to, unless it exists.
 func (p *Pending) writeBase() error {
 	base, err := config.Marshal(p.base)
 	if err != nil {
@@ -351,7 +352,7 @@ func (p *Pending) writeBase() error {
 	return disk.Replace(path, base, 0o600)
 }
 
-// Commit makes the change count.
+// Commit puts the change into effect.
 func (p *Pending) Commit() error {
 	if p.file == nil {
 		return nil
@@ -364,21 +365,21 @@ func (p *Pending) Commit() error {
 	return nil
 }
 
-// Discard forgets the change.
+// Discard drops the change.
 func (p *Pending) Discard() {
 	if p.file != nil {
 		p.file.Discard()
 	}
 }
 
-// sweep removes older bases and files that a crash left unfinished. Other files are the operator's, for
+// sweep removes old bases and unfinished files of a crash. Other files belong to the operator, for
 // example a document that was moved away.
 func (s *Store) sweep() {
 	entries, _ := os.ReadDir(s.dir)
 	for _, e := range entries {
 		name := e.Name()
 		older := strings.HasPrefix(name, "base-") && name != s.doc.Base
-		if older || strings.HasSuffix(name, disk.Unfinished) || strings.HasPrefix(name, "new-") { // the last by earlier versions
+		if older || strings.HasSuffix(name, disk.Unfinished) || strings.HasPrefix(name, "new-") { // earlier versions used the last prefix
 			os.Remove(filepath.Join(s.dir, name))
 		}
 	}

@@ -40,7 +40,7 @@ var kinds = []Damage{
 	{Name: "deep", Content: bytes.Repeat([]byte("["), 1<<16)},
 }
 
-// Few returns the damages for a test that is slow: a cut and a flipped bit stand for all.
+// Few returns a subset of the damages for slow tests: one cut and one flipped bit.
 func Few(intact []byte) []Damage {
 	if len(intact) == 0 {
 		intact = []byte{' '}
@@ -49,8 +49,8 @@ func Few(intact []byte) []Damage {
 	return append([]Damage{{Name: "cut in half", Content: intact[:half]}, flipped(intact, half, 1)}, kinds...)
 }
 
-// All returns every damage: the content cut at each length, and bits of each byte flipped. Of a content
-// of more than most bytes, only so many of its places are used.
+// All returns every damage: the content cut at each length, and bits of each byte flipped. In a
+// content of more than most bytes, only that number of positions is used.
 func All(intact []byte, most int) []Damage {
 	all := slices.Clone(kinds)
 	for n := 0; n < len(intact); n += 1 + len(intact)/most {
