@@ -12,9 +12,9 @@ import (
 	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
-// amend compiles a snapshot that differs from that of the previous result in services only, each of which
-// uses of the shared sets and rules what it used before: for a change of backends, what thousands of other
-// services need together is not gathered again. It returns nil where everything has to be compiled.
+// amend compiles only the services that differ from the previous result, and takes over the rest. A
+// change of backends then does not collect the shared parts of thousands of other services again.
+// It returns nil if the shared sets or rules change, so that everything has to be compiled.
 func (c *compiler) amend(previous *Result) (*Result, error) {
 	if previous == nil || !c.sameButServices(previous) {
 		return nil, nil
@@ -24,7 +24,7 @@ func (c *compiler) amend(previous *Result) (*Result, error) {
 	r.from = c.source()
 	fragments := slices.Clone(previous.Ruleset.Fragments)
 	r.Services, r.Ruleset = slices.Clone(previous.Services), &rs.Ruleset{Fragments: fragments}
-	moved := false // there are other servers
+	moved := false // the set of servers changes
 	for i := range is {
 		old := previous.Services[i]
 		if old.Name != is[i].Name {
@@ -56,7 +56,7 @@ func (c *compiler) amend(previous *Result) (*Result, error) {
 		p.servers = c.servers(r.base)
 		p.note()
 		if len(p.used) != had || !slices.EqualFunc(p.servers.Sets, previous.peers.servers.Sets, (*rs.Set).Equal) {
-			return nil, nil // rules look up which sets there are
+			return nil, nil // rules depend on the sets that exist
 		}
 		fragments[2] = p.servers
 	}
@@ -64,18 +64,19 @@ func (c *compiler) amend(previous *Result) (*Result, error) {
 	return &r, nil
 }
 
-// firstService is the index of the fragment of the first service: shared ones stand before it.
+// firstService is the index of the fragment of the first service. The shared fragments precede it.
 const firstService = 3
 
-// sharesAs reports whether two services give the shared sets and rules the same.
+// sharesAs reports whether two services add the same elements, marks and replies to the shared
+// parts.
 func (s *Service) sharesAs(o *Service) bool {
 	return slices.Equal(s.uses, o.uses) && slices.Equal(s.marks, o.marks) && slices.Equal(s.reply, o.reply) && slices.Equal(s.members, o.members)
 }
 
-// source is what a result was compiled from, but for its services.
+// source is the input of a compilation without the services of the configuration.
 type source struct {
-	snapshot *datapath.Snapshot // with addresses for its listeners
-	followed bool               // they were looked up for some
+	snapshot *datapath.Snapshot // listeners have resolved addresses
+	followed bool               // the address of a listener was resolved
 	config   config.Config      // a copy without services
 	env      Env
 }
@@ -86,8 +87,8 @@ func (c *compiler) source() source {
 	return s
 }
 
-// sameButServices reports whether the previous result was compiled from the same as now, but for services
-// that are carried by this datapath.
+// sameButServices reports whether the input differs from the previous one in services only. If
+// another datapath has services too, all services must also have kept their listeners.
 func (c *compiler) sameButServices(previous *Result) bool {
 	was, is := previous.from, c.source()
 	if len(was.snapshot.Services) != len(is.snapshot.Services) || !sameHosts(&was.env, &is.env) ||
@@ -95,7 +96,7 @@ func (c *compiler) sameButServices(previous *Result) bool {
 		return false
 	}
 	if slices.ContainsFunc(is.snapshot.NAT, func(n *config.NATRule) bool { return n.Type == config.NATNPT66 }) {
-		return false // which depends on where IPv6 services and their backends are
+		return false // npt66 depends on the IPv6 addresses of services and backends
 	}
 	all := is.snapshot.Config.Services
 	carriesAll := len(is.snapshot.Services) == len(all) && !was.followed && !is.followed
@@ -103,7 +104,7 @@ func (c *compiler) sameButServices(previous *Result) bool {
 		reflect.DeepEqual(was.config, is.config)
 }
 
-// sameHosts reports whether two hosts are the same to the compiler.
+// sameHosts reports whether two hosts compile to the same ruleset.
 func sameHosts(a, b *Env) bool {
 	return slices.Equal(a.Interfaces, b.Interfaces) && slices.Equal(a.Networks, b.Networks) && reflect.DeepEqual(a.Sources, b.Sources) &&
 		a.Flowtable == b.Flowtable && a.Defragments == b.Defragments && a.FIB == b.FIB && a.Timeouts == b.Timeouts

@@ -12,39 +12,40 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Names of the shared maps; dispatch says what looks them up.
+// Names of the shared maps. The table dispatches lists the lookups.
 const (
 	mapServices  = "services"          // destination of a new connection -> service or port forward
-	mapFullNAT   = "fullnat"           // original destination -> how the source is translated
-	mapTurned    = "turned"            // original destination of services that neighbours of their backends may use
+	mapFullNAT   = "fullnat"           // original destination -> chain that translates the source
+	mapTurned    = "turned"            // original destination of services that clients on the network of a backend may use
 	mapHairpin   = "hairpin"           // original destination of port forwards that inside hosts may use
 	mapGuards    = "guards"            // destination -> checks of every packet (strict-tcp, reset-rate)
 	mapStateless = "stateless"         // destination -> stateless service
-	mapReplies   = "stateless-replies" // source of a stateless service's answers
-	// ICMP errors about packets of a stateless service, by what they quote
-	mapServerErrors = "stateless-server-errors" // destination of a packet that a server got
-	mapClientErrors = "stateless-client-errors" // source of an answer
+	mapReplies   = "stateless-replies" // source of a reply -> stateless service
+	// ICMP errors about packets of a stateless service, by the quoted packet:
+	mapServerErrors = "stateless-server-errors" // quoted destination, of a packet to a server
+	mapClientErrors = "stateless-client-errors" // quoted source, of a reply
 	mapClamp        = "mss-clamp"               // original destination of connections whose MSS is clamped
 	mapTargets      = "targets"                 // slot -> address and port of a backend
-	mapHosts        = "hosts"                   // slot -> address of a backend, the port stays
+	mapHosts        = "hosts"                   // slot -> address of a backend; the port is kept
 	setMarks        = "marks"                   // marks to put on every packet of a connection
 	setSameLink     = "same-interface"          // pairs of an interface with itself
 	setSameNet      = "same-network"            // pairs of a network of backends with itself
 )
 
-// Suffixes of a dispatch map: ranges and whole addresses; listeners of one interface.
+// Suffixes of the variants of a dispatch map: port ranges and whole addresses, and listeners of one
+// interface.
 const (
 	ranges     = "-ranges"
 	interfaces = "-interfaces"
 )
 
-// base gathers what all fragments need together.
+// base collects the shared parts of all fragments.
 type base struct {
 	used  map[rs.ID]bool
 	marks map[uint32]bool
-	// rules of base chains that NAT and firewall rules ask for
+	// rules that NAT and firewall rules add to base chains
 	chains map[rs.ID][]rs.Rule
-	// starts of rules for packets of hosts that NAT rules call inside
+	// match parts of rules for the inside hosts of NAT rules
 	inside  map[rs.Family][]func() []*rs.Builder
 	objects []*rs.Object
 	lists   map[string][]netip.Prefix
@@ -55,13 +56,13 @@ type base struct {
 	sets    []*rs.Set
 }
 
-// needed is a firewall set that rules of a table ask for, in one family.
+// setRef is the part of a firewall set that one table uses: the prefixes of one family.
 type needed struct {
 	list   string
 	family rs.Family
 }
 
-// replyKey is the endpoint that a stateless service's answers come from.
+// replyKey is the source endpoint of the replies to a stateless service.
 type replyKey struct {
 	addr     netip.Addr
 	protocol flow.Protocol
@@ -77,7 +78,7 @@ func newBase() *base {
 	}
 }
 
-// add takes note of what a compiled service or NAT rule uses.
+// add merges the shared needs of a compiled service or NAT rule.
 func (b *base) add(s *Service) error {
 	for _, id := range s.uses {
 		b.used[id] = true
@@ -111,12 +112,12 @@ func (b *base) add(s *Service) error {
 // dispatch is a lookup of a packet in a shared map.
 type dispatch struct {
 	name  string
-	chain string // base chain that does it
-	// by are the fields of the key but for the interface, by family.
+	chain string // base chain with the lookup
+	// by returns the fields of the key for a family, without the interface.
 	by func(rs.Family) []rs.Selector
-	// set instead of verdict map: members are handled by the rule itself.
+	// set is true for a set. The rule with the lookup then has the action itself.
 	set bool
-	// errors are ICMP errors: by is of what they quote.
+	// errors is true for ICMP errors. The fields are then read from the quoted packet.
 	errors bool
 }
 
@@ -128,8 +129,8 @@ func bySource(f rs.Family) []rs.Selector {
 	return []rs.Selector{rs.Source(f), rs.L4Proto, rs.SourcePort}
 }
 
-// Of the packet that an ICMP error quotes: what was sent to a server, and what was
-// sent to a client.
+// byQuotedDest and byQuotedSource select the destination and the source of the packet that an ICMP
+// error quotes. The destination identifies a packet to a server, the source a packet to a client.
 func byQuotedDest(f rs.Family) []rs.Selector {
 	q := rs.QuotedIn(f)
 	return []rs.Selector{q.Dest, q.Protocol, q.DestPort}
@@ -140,8 +141,8 @@ func byQuotedSource(f rs.Family) []rs.Selector {
 	return []rs.Selector{q.Source, q.Protocol, q.SourcePort}
 }
 
-// icmpErrors start the rules for ICMP errors that quote a packet without options: destination
-// unreachable, time exceeded, parameter problem; of ICMPv6 too big as well.
+// icmpErrors starts the rules for ICMP errors that quote a packet without IP options. These are
+// destination unreachable, time exceeded and parameter problem, and packet too big of ICMPv6.
 func icmpErrors(f rs.Family) []*rs.Builder {
 	kind := rs.Field("@th,0,8", rs.Integer8, 0)
 	start := func() *rs.Builder { return rs.NewRule().Is(rs.L4Proto, icmpOf(f)) }
@@ -156,14 +157,13 @@ func byOriginal(f rs.Family) []rs.Selector {
 	return []rs.Selector{rs.OriginalDest(f), rs.L4Proto, rs.OriginalPort}
 }
 
-// Base chains of the tables ip and ip6. Stateless translation and notrack stand
-// before connection tracking (-200) but behind its defragmentation (-400), so
-// that ports are there to be looked at.
+// Base chains of the tables ip and ip6. Stateless translation and notrack run before connection
+// tracking (-200), and after its defragmentation (-400), because they read the ports.
 var baseChains = map[string]rs.Hook{
 	"raw":        {Type: "filter", Point: "prerouting", Priority: -300},
 	"mangle":     {Type: "filter", Point: "prerouting", Priority: -150},
 	"prerouting": {Type: "nat", Point: "prerouting", Priority: -100},
-	// Behind the translation of destinations.
+	// After destination NAT (-100).
 	"untranslated": {Type: "filter", Point: "prerouting", Priority: -90},
 	"output":       {Type: "nat", Point: "output", Priority: -100},
 	"forward":      {Type: "filter", Point: "forward", Priority: -150},
@@ -171,14 +171,14 @@ var baseChains = map[string]rs.Hook{
 	"postrouting":  {Type: "nat", Point: "postrouting", Priority: 100},
 }
 
-// Base chains of the table inet, for firewall rules that speak of no family.
+// Base chains of the table inet, for firewall rules without a family.
 var filterChains = map[string]rs.Hook{
 	"early":   {Type: "filter", Point: "prerouting", Priority: -300},
 	"input":   {Type: "filter", Point: "input", Priority: 0},
 	"forward": {Type: "filter", Point: "forward", Priority: 0},
 	"output":  {Type: "filter", Point: "output", Priority: 0},
-	// Behind the rules of others too (firewalld's stand at 10): what they drop or
-	// count must not be taken past them.
+	// After the rules of other programs, such as firewalld (10). Packets of an offloaded flow skip
+	// these rules, so they must see the packets before.
 	offloadChain: {Type: "filter", Point: "forward", Priority: 100},
 }
 
@@ -196,7 +196,7 @@ var dispatches = []dispatch{
 	{name: mapClamp, chain: "forward", by: byOriginal, set: true},
 }
 
-// shared builds the fragment that belongs to no one: shared maps and base chains.
+// shared builds the fragment without an owner: shared maps and base chains.
 func (c *compiler) shared(b *base, p *peers) *rs.Fragment {
 	f := &rs.Fragment{Objects: b.objects, Sets: b.sets}
 	head := make(map[rs.ID][]rs.Rule)
@@ -282,10 +282,11 @@ func (c *compiler) dispatchRules(b *base, f *rs.Fragment, table rs.Family, head 
 	}
 }
 
-// chainErrors is where ICMP errors find the stateless service that they are about.
+// chainErrors is the chain that looks up the stateless service of an ICMP error.
 const chainErrors = "errors"
 
-// errorRules look up what ICMP errors quote, in a chain that nothing else goes to.
+// errorRules adds the lookups of the packets that ICMP errors quote. They are in a chain of their
+// own, so that other packets skip them.
 func (c *compiler) errorRules(from rs.ID, name string, by []rs.Selector, head map[rs.ID][]rs.Rule) {
 	to := rs.ID{Table: from.Table, Name: chainErrors}
 	if len(head[to]) == 0 {
@@ -296,7 +297,7 @@ func (c *compiler) errorRules(from rs.ID, name string, by []rs.Selector, head ma
 	}
 }
 
-// icmpOf is the ICMP of a family.
+// icmpOf returns the ICMP protocol of a family.
 func icmpOf(f rs.Family) rs.Value {
 	if f == rs.IP6 {
 		return rs.Proto(flow.ICMPv6)
@@ -304,9 +305,8 @@ func icmpOf(f rs.Family) rs.Value {
 	return rs.Proto(flow.ICMP)
 }
 
-// markRules put the marks of services and backends on every packet of their
-// connections: NAT chains see only the first. A mark that the packet has already, by
-// an earlier rule, is not overwritten.
+// markRules sets the marks of services and backends on every packet of their connections: NAT
+// chains see only the first packet. A mark set by an earlier rule is not overwritten.
 func (c *compiler) markRules(b *base, f *rs.Fragment, table rs.Family, head map[rs.ID][]rs.Rule) {
 	if len(b.marks) == 0 {
 		return
@@ -325,8 +325,8 @@ func (c *compiler) markRules(b *base, f *rs.Fragment, table rs.Family, head map[
 	head[chain] = append(head[chain], rs.NewRule().Is(rs.PacketMark, rs.Number(0)).InSet(setMarks, rs.CtMark).RestoreMark().Rule(""))
 }
 
-// sharedSet returns the definition of a shared set or map by its name, and nil
-// for names that are not shared.
+// sharedSet returns the definition of a shared set or map by name, or nil if the name is not
+// shared.
 func sharedSet(id rs.ID) *rs.Set {
 	s := &rs.Set{ID: id, Verdicts: true}
 	name := id.Name
@@ -387,8 +387,8 @@ func sortedIDs[V any](m map[rs.ID]V) []rs.ID {
 	return ids
 }
 
-// endpoints appends the elements by which listeners are found in a shared map:
-// single ports to the exact map, ranges and whole addresses to the other.
+// endpoints adds a listener to a shared map. Single ports are keys of the exact map. Ranges and
+// whole addresses are in the interval map.
 func endpoints(s *Service, table rs.Family, name string, l endpoint, v rs.Verdict) {
 	for _, ports := range l.ports {
 		exact := l.protocol != flow.Any && ports != flow.Ports{} && ports.First == ports.Last && l.iface == ""
@@ -415,17 +415,17 @@ func endpoints(s *Service, table rs.Family, name string, l endpoint, v rs.Verdic
 	}
 }
 
-// endpoint is a listener as a key of a dispatch map.
+// endpoint is a listener as the key of a dispatch map.
 type endpoint struct {
 	addr     netip.Addr
 	protocol flow.Protocol
 	ports    []flow.Ports
-	iface    string // or the beginning of names, and a *; "" for every one
+	iface    string // a prefix of names ends in *; "" is every interface
 }
 
-// element puts an element into a shared map, or a member, which leads nowhere, into a
-// shared set. A member may be that of several services, which listen on the same address
-// at different interfaces, and must not leave with the first of them.
+// element adds an element with a verdict to the service's fragment, or a member without a verdict
+// to a shared set. Services that listen on the same address at different interfaces share a member.
+// It must remain until the last of these services is removed.
 func (s *Service) element(e rs.Element) {
 	if e.Verdict == (rs.Verdict{}) {
 		s.members = append(s.members, e)

@@ -11,7 +11,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Carries returns nil when nftables can carry all of the service, else why not.
+// Carries returns nil if nftables supports all settings of the service, else an error with the
+// first unsupported one.
 func Carries(s *config.Service) error {
 	switch s.Mode {
 	case config.ModeTunnel:
@@ -41,8 +42,7 @@ func Carries(s *config.Service) error {
 	return carriesPerPacket(s)
 }
 
-// carriesFamilies refuses services whose clients and backends would speak
-// different families.
+// carriesFamilies rejects services that need a translation between IPv4 and IPv6.
 func carriesFamilies(s *config.Service) error {
 	var clients [rs.IP6 + 1]bool // by family
 	var servers [rs.IP6 + 1]string
@@ -51,11 +51,11 @@ func carriesFamilies(s *config.Service) error {
 			clients[familyOf(l.Address)] = true
 			continue
 		}
-		for _, b := range s.Backends { // it gets addresses of their families
+		for _, b := range s.Backends { // a listener of an interface resolves to the families of the backends
 			clients[familyOf(b.Address)] = true
 		}
 	}
-	if len(s.Backends) == 0 { // none was found yet
+	if len(s.Backends) == 0 { // discovery has found no backend yet
 		return nil
 	}
 	for _, b := range s.Backends {
@@ -75,8 +75,8 @@ func carriesFamilies(s *config.Service) error {
 	return nil
 }
 
-// carriesPerPacket refuses what needs the connection's state, which the modes
-// dsr and stateless do not keep.
+// carriesPerPacket rejects settings that need connection tracking. The modes dsr and stateless do
+// not use it.
 func carriesPerPacket(s *config.Service) error {
 	needs := func(what string) error {
 		return fmt.Errorf("%s needs connection tracking, which mode %s goes without on nftables", what, s.Mode)
@@ -128,7 +128,8 @@ func onlyPort(s *config.Service, port uint16) bool {
 	return true
 }
 
-// CarriesNAT returns nil when nftables can carry all of the rule, else why not.
+// CarriesNAT returns nil if nftables supports all settings of the rule, else an error with the
+// first unsupported one.
 func CarriesNAT(n *config.NATRule) error {
 	switch n.Type {
 	case config.NATNAT64, config.NATSIIT:
@@ -171,7 +172,7 @@ func CarriesNAT(n *config.NATRule) error {
 	return nil
 }
 
-// CarriesRule returns nil when nftables can carry the firewall rule, else why not.
+// CarriesRule returns nil if nftables supports the firewall rule, else the reason.
 func CarriesRule(r *config.FirewallRule) error {
 	chain := ruleChain(r)
 	if chain.Table != rs.Netdev {
@@ -192,8 +193,8 @@ func CarriesRule(r *config.FirewallRule) error {
 	return nil
 }
 
-// helperProtocols returns the protocols that a helper is registered for, out of
-// those that the service or rule takes.
+// helperProtocols returns the protocols of a helper, limited to the protocol of the service or
+// rule.
 func helperProtocols(h config.Helper, p flow.Protocol) []flow.Protocol {
 	var out []flow.Protocol
 	for _, k := range h.Protocols() {
@@ -204,10 +205,10 @@ func helperProtocols(h config.Helper, p flow.Protocol) []flow.Protocol {
 	return out
 }
 
-// helpsIPv6 tells whether the kernel has a helper for IPv6 too.
+// helpsIPv6 reports whether the kernel has the helper for IPv6 too.
 func helpsIPv6(h config.Helper) bool { return h == "ftp" || h == "tftp" || h == "sip" || h == "amanda" }
 
-// kernelHelper is the name under which the kernel registers a helper.
+// kernelHelper returns the name under which the kernel registers a helper.
 func kernelHelper(h config.Helper) string {
 	if h == "snmp" {
 		return "snmp_trap"

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package compile turns a snapshot into the nf_tables ruleset that carries it.
-// It is pure: what it needs to know about the host comes in as an Env.
+// Package compile turns a snapshot into the nf_tables ruleset that implements it. It is pure: the
+// state of the host is the argument Env.
 //
-// Shape of the result. A packet costs the same whatever the number of services:
-// a base chain looks its destination up in a verdict map (@services for single
-// ports, @services-ranges for ranges and whole addresses) and goes to the
-// service's chain; that picks a slot (a counter, a random number or a hash) and
-// looks it up in a map from slots to backends. State changes of backends edit
-// elements of that map.
+// The cost of a packet does not depend on the number of services. A base chain looks up the
+// destination in a verdict map: @services for single ports, @services-ranges for ranges and whole
+// addresses. The verdict leads to the service's chain, which picks a slot by a counter, a random
+// number or a hash. A map from slots to backends then gives the backend. A change of a backend's
+// state edits elements of that map.
 package compile
 
 import (
@@ -23,62 +22,62 @@ import (
 	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
-// Env is what the compiler has to know about the host.
+// Env is the state of the host that the compiler depends on.
 type Env struct {
 	// Interfaces are the host's interfaces without the loopback.
 	Interfaces []Interface
-	// Route finds the interface by which an address is reached without a router
-	// in between; only dsr services ask.
+	// Route returns the interface of a directly connected address. Only dsr services use it.
 	Route func(netip.Addr) (Interface, error)
-	// Networks are those that the host is connected to.
+	// Networks are the directly connected networks of the host.
 	Networks []netip.Prefix
-	// Sources are those that default routes name for an interface (src), where the kernel's
-	// masquerade would take another of its addresses.
+	// Sources are the source addresses in default routes (src) that differ from the address of the
+	// kernel's masquerade.
 	Sources []RouteSource
-	// Address returns the first global address of a family that an interface has.
+	// Address returns the first global address of an interface in a family.
 	Address func(iface string, v6 bool) (netip.Addr, bool)
-	// Flowtable says that established flows shall be handed to a flowtable.
+	// Flowtable is true if established flows are offloaded to a flowtable.
 	Flowtable bool
-	// Defragments says that the kernel puts fragments together without connection tracking
-	// where a rule asks for it (tproxy).
+	// Defragments is true if the kernel reassembles fragments without connection tracking where a
+	// rule requests it (tproxy).
 	Defragments bool
-	// FIB says that rules can ask for the type of an address.
+	// FIB is true if rules can look up the type of an address.
 	FIB bool
-	// Timeouts says that the kernel has timeouts of single connections.
+	// Timeouts is true if the kernel supports timeouts per connection.
 	Timeouts bool
 }
 
-// Interface of the host.
+// Interface is an interface of the host.
 type Interface struct {
 	Name  string
 	Index int
 	MAC   config.MAC
-	// Bare4 and Bare6 say that it has no address of the family that others could answer to.
+	// Bare4 and Bare6 are true if the interface has no address of the family that other hosts can
+	// reply to.
 	Bare4, Bare6 bool
 }
 
-// RouteSource is the source that a default route names. To the networks that the interface is on
-// packets go with the address there.
+// RouteSource is the source address in a default route. Packets to the networks of the interface
+// use its own address there.
 type RouteSource struct {
 	Interface string
 	Address   netip.Addr
 	Networks  []netip.Prefix
 }
 
-// Result is a compiled snapshot. Hand it to the next Compile: fragments of
-// services that did not change are taken over as they are.
+// Result is a compiled snapshot. The next Compile takes it and reuses the fragments of unchanged
+// services.
 type Result struct {
 	Ruleset *rs.Ruleset
 	// Services in the order of the snapshot.
 	Services []*Service
-	at       map[string]int // where Services has each name
+	at       map[string]int // index in Services by name
 	base     *base
 	peers    *peers
 	ids      *numbers
 	from     source
 }
 
-// Service returns the compiled service of a name, nil for none.
+// Service returns the compiled service with a name, or nil.
 func (r *Result) Service(name string) *Service {
 	if i, ok := r.at[name]; ok {
 		return r.Services[i]
@@ -90,30 +89,31 @@ func (r *Result) Service(name string) *Service {
 type Service struct {
 	Name     string
 	Fragment *rs.Fragment
-	// Slots holds, per family, the key of the backend that owns each slot.
+	// Slots has the key of the backend of each slot, by family.
 	Slots     map[rs.Family][]string
 	SlotCount int // of all families
 
-	source config.Service // a copy, which holds no whole configuration
+	source config.Service // a copy, so that the whole configuration can be freed
 	state  []datapath.State
 	weight []int // of datapath.Service
 	id     uint32
 	uses   []rs.ID // shared sets that the fragment has elements in
-	routed bool    // depends on routes, so it is compiled anew each time
+	routed bool    // depends on routes, and is compiled each time
 	marks  []uint32
-	// unreached says of backends that nothing leads to them.
+	// unreached lists the backends without a route, as messages.
 	unreached []string
 	reply     []replyKey
 	// members of shared sets
 	members []rs.Element
 }
 
-// isOf reports whether it is what a service is compiled to.
+// isCurrent reports whether the compiled service still matches the snapshot.
 func (s *Service) isOf(svc *datapath.Service) bool {
 	return !s.routed && slices.Equal(s.state, svc.State) && slices.Equal(s.weight, svc.Weights) && s.source.Equal(svc.Service)
 }
 
-// Unreached says which backends of mode dsr get no connections because nothing leads to them.
+// Unreached returns a message for each backend of mode dsr that gets no connections because it has
+// no route.
 func (r *Result) Unreached() (out []string) {
 	for _, s := range r.Services {
 		out = append(out, s.unreached...)
@@ -121,8 +121,8 @@ func (r *Result) Unreached() (out []string) {
 	return out
 }
 
-// Compile returns the ruleset for a snapshot. The previous result may be nil;
-// it saves work and does not change the outcome.
+// Compile returns the ruleset of a snapshot. The previous result saves work and does not change the
+// outcome; it may be nil.
 func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 	given := s
 	if env.Address != nil {
@@ -186,9 +186,9 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 }
 
 type compiler struct {
-	given    *datapath.Snapshot // with the listeners as they are configured
-	snapshot *datapath.Snapshot // with the addresses that they have now
-	followed bool               // they are not the same
+	given    *datapath.Snapshot // listeners as configured
+	snapshot *datapath.Snapshot // listeners with resolved addresses
+	followed bool               // the two differ
 	env      Env
 	sets     map[string][]netip.Prefix
 }
@@ -206,7 +206,7 @@ func sameSets(a, b map[string][]netip.Prefix) bool {
 	return true
 }
 
-// sameFragment reports whether two shared fragments are alike.
+// sameFragment reports whether two shared fragments are equal.
 func sameFragment(a, b *rs.Fragment) bool {
 	return slices.Equal(a.Elements, b.Elements) &&
 		slices.EqualFunc(a.Sets, b.Sets, func(x, y *rs.Set) bool { return x.Equal(y) }) &&
@@ -217,13 +217,13 @@ func sameFragment(a, b *rs.Fragment) bool {
 		})
 }
 
-// numbers are those of services.
+// numbers assigns a first slot number to each service.
 type numbers struct {
 	of    map[string]uint32
 	order []claim // by first number
 }
 
-// claim is what a service would have if it were alone.
+// claim is the number that a service would have without other services.
 type claim struct {
 	name  string
 	first uint32
@@ -233,8 +233,8 @@ func (c claim) compare(o claim) int {
 	return cmp.Or(cmp.Compare(c.first, o.first), cmp.Compare(c.name, o.name))
 }
 
-// numbersAfter returns the numbers of services: those of the previous result when it had the same
-// services, and slots for all of them.
+// numbersAfter returns the numbers of the services. The previous numbers are kept if the services
+// are the same and all slots fit.
 func numbersAfter(previous *Result, services []datapath.Service) *numbers {
 	if previous == nil || len(previous.ids.of) != len(services) {
 		return newNumbers(services)
@@ -247,14 +247,14 @@ func numbersAfter(previous *Result, services []datapath.Service) *numbers {
 	return previous.ids
 }
 
-// newNumbers gives every service the number of its first slot: a hash of its
-// name, so that it stays when others come and go. Where the slots of two
-// services would overlap, those of the later one by hash and name move up.
+// newNumbers assigns the first slot number of each service: a hash of the name, so that it does not
+// depend on other services. If the slots of two services would overlap, the later one by hash and
+// name moves up.
 func newNumbers(services []datapath.Service) *numbers {
 	n := &numbers{make(map[string]uint32, len(services)), make([]claim, len(services))}
 	counts := make(map[string]int, len(services))
 	for i, s := range services {
-		// Half of the numbers are left free so that nothing moves up past the end.
+		// Half of the range is left free, so that no service moves up past the end.
 		n.order[i] = claim{s.Name, number(s.Name)>>1 + 1}
 		counts[s.Name] = capacity(s.Service)
 	}
@@ -267,8 +267,9 @@ func newNumbers(services []datapath.Service) *numbers {
 	return n
 }
 
-// stay reports whether all services keep their numbers when one of them changes: it has as many slots, or
-// they end before those of the next service, which did not have to move up and has not to now.
+// numbersHold reports whether all services keep their numbers if one of them changes. Its number of
+// slots must be unchanged, or its slots must end before the next service. The next service must
+// also have its preferred number.
 func (n *numbers) stay(was, is *config.Service) bool {
 	count := capacity(is)
 	if capacity(was) == count {
@@ -289,8 +290,8 @@ func number(name string) uint32 {
 	return h.Sum32()
 }
 
-// identifier makes a name fit for nft's grammar: letters, digits, "-", "_", "."
-// and "/"; what had to be replaced is told apart by a hash.
+// identifier converts a name to nft's grammar: letters, digits, "-", "_", "." and "/". A hash keeps
+// names distinct if characters were replaced.
 func identifier(name string) string {
 	ok := true
 	clean := []byte(name)

@@ -13,16 +13,16 @@ import (
 	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
-// dsrMemory is how long a dsr service with a scheduler that does not hash
-// remembers the backend of a client's port: the established timeout of RFC 5382
-// REQ-5, since packets of an idle connection must still find their backend.
+// dsrMemory is the time for which a dsr service without a hash scheduler remembers the backend of a
+// client's port. It is the established timeout of RFC 5382 REQ-5, since packets of an idle
+// connection must still reach their backend.
 const dsrMemory = 2*time.Hour + 4*time.Minute
 
-// dsrMemorySize bounds these memories.
+// dsrMemorySize is the maximum number of entries in such a memory.
 const dsrMemorySize = 1 << 18
 
-// dsr hands packets to a backend on the ingress hook of the devices, before
-// routing, with nothing changed but the hardware addresses and the TTL.
+// dsr compiles mode dsr. On the ingress hook of the devices, before routing, packets are forwarded
+// to a backend. Only the hardware addresses and the TTL change.
 func (p *part) dsr() error {
 	p.table = rs.Netdev
 	if p.family == rs.IP6 {
@@ -47,7 +47,7 @@ func (p *part) dsr() error {
 			return fmt.Errorf("backend %s: no routes are known", backendName(b))
 		}
 		via, err := p.c.env.Route(b.Address)
-		if errors.Is(err, ErrNoRoute) { // see unreached
+		if errors.Is(err, ErrNoRoute) { // markUnreached handled it
 			continue
 		} else if err != nil {
 			return fmt.Errorf("backend %s: %w: dsr reaches only neighbours, on a network of one of this host's interfaces", backendName(b), err)
@@ -73,11 +73,11 @@ func (p *part) dsr() error {
 	return nil
 }
 
-// ErrNoRoute is what Env.Route says of an address that nothing leads to.
+// ErrNoRoute is the error of Env.Route for an address without a route.
 var ErrNoRoute = errors.New("no route")
 
-// unreached is the service without the backends of mode dsr that nothing leads to, as at boot before the interfaces
-// are there: they are as if they were down, and those who ask are told.
+// markUnreached returns the service with its backends of mode dsr without a route as down, for
+// example at boot before the interfaces exist. The result lists them in Unreached.
 func (c *compiler) unreached(svc datapath.Service, s *Service) datapath.Service {
 	if svc.Mode != config.ModeDSR || c.env.Route == nil {
 		return svc
@@ -93,9 +93,9 @@ func (c *compiler) unreached(svc datapath.Service, s *Service) datapath.Service 
 	return svc
 }
 
-// less makes the map that counts a TTL down, which no expression does: without it, two
-// hosts that take each other for a backend would send a packet to and fro for ever. Of a
-// packet that may go no further it knows nothing.
+// ttlMap makes the map that decrements a TTL, because nf_tables has no expression for it. Without
+// the decrement, two hosts that use each other as backend would forward a packet forever. The map
+// has no entry for a TTL that has expired.
 func (p *part) less() string {
 	id := rs.ID{Table: p.table, Name: p.prefix + "/ttl"}
 	if slices.ContainsFunc(p.Fragment.Sets, func(s *rs.Set) bool { return s.ID == id }) {
@@ -108,8 +108,7 @@ func (p *part) less() string {
 	return id.Name
 }
 
-// ingressMap is the name of a map in the table of the devices, which holds
-// both families.
+// ingressMap returns the name of a map in the table netdev, which has both families.
 func (p *part) ingressMap(name string) string { return ingressMap(p.family, name) }
 
 func ingressMap(f rs.Family, name string) string {
@@ -119,15 +118,15 @@ func ingressMap(f rs.Family, name string) string {
 	return name
 }
 
-// ingress writes the chain that all devices share and the base chain of each.
+// ingress writes the chain shared by all devices, and the base chain of each device.
 func (c *compiler) ingress(b *base, f *rs.Fragment, head map[rs.ID][]rs.Rule) {
 	chain := rs.ID{Table: rs.Netdev, Name: "ingress"}
 	if len(b.chains[rs.ID{Table: rs.Netdev, Name: "filter"}]) > 0 {
 		head[chain] = append(head[chain], rs.NewRule().Jump("filter").Rule(""))
 	}
 	filtered := len(head[chain])
-	// The kernel looks at this behind the hook, and forwards neither what is for another station
-	// nor what is for a group.
+	// The kernel checks the packet type after this hook. It does not forward a packet to another
+	// station or to a group.
 	head[chain] = append(head[chain], rs.NewRule().IsNot(rs.PacketType, rs.ToHost).Return().Rule(""))
 	for _, fam := range []rs.Family{rs.IP, rs.IP6} {
 		c.ingressErrors(b, chain, fam, head)
@@ -158,7 +157,8 @@ func (c *compiler) ingress(b *base, f *rs.Fragment, head map[rs.ID][]rs.Rule) {
 	}
 }
 
-// ingressErrors looks up what ICMP errors quote in the maps of services of a family, in a chain of its own.
+// ingressErrors adds the lookups of the packets that ICMP errors quote in the maps of services of a
+// family, in a chain of their own.
 func (c *compiler) ingressErrors(b *base, from rs.ID, fam rs.Family, head map[rs.ID][]rs.Rule) {
 	to := rs.ID{Table: rs.Netdev, Name: ingressMap(fam, chainErrors)}
 	name := ingressMap(fam, mapClientErrors)
@@ -175,7 +175,7 @@ func (c *compiler) ingressErrors(b *base, from rs.ID, fam rs.Family, head map[rs
 	}
 }
 
-// devices are the configured interfaces that exist, or all.
+// devices returns the names of the configured interfaces that exist, or of all interfaces.
 func (c *compiler) devices() []string {
 	var names []string
 	for _, i := range c.env.Interfaces {

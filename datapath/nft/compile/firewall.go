@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// RuleName is the name of a firewall rule in counters and messages: its own, or
-// its place in the file, counted from 1.
+// RuleName returns the name of a firewall rule in counters and messages: its own, or its position
+// in the file, counted from 1.
 func RuleName(r *config.FirewallRule, index int) string {
 	if r.Name != "" {
 		return r.Name
@@ -23,8 +23,8 @@ func RuleName(r *config.FirewallRule, index int) string {
 // counterPrefix begins the names of the counters of firewall rules.
 const counterPrefix = "rule/"
 
-// firewall compiles the rules: at the ingress hook for each family, elsewhere in
-// the table inet, once for rules that speak of no addresses.
+// firewall compiles the rules. At the ingress hook each family has its own rule. In the table inet
+// a rule without addresses is compiled once for both families.
 func (c *compiler) firewall(b *base) error {
 	for i, r := range c.snapshot.Rules {
 		name := RuleName(r, i)
@@ -44,7 +44,7 @@ func (c *compiler) firewall(b *base) error {
 		if r.Action == config.ActionReject && r.Protocol == flow.Any {
 			tcp := *r
 			tcp.Protocol = flow.TCP
-			variants = []*config.FirewallRule{&tcp, r} // each protocol has its own answer
+			variants = []*config.FirewallRule{&tcp, r} // TCP is rejected by a reset, other protocols by an ICMP error
 		}
 		for _, f := range families {
 			for _, v := range variants {
@@ -55,8 +55,7 @@ func (c *compiler) firewall(b *base) error {
 	return nil
 }
 
-// matchFamily returns the family that a prefix of the rule names; both when
-// only sets or nothing do.
+// matchFamily returns the family of the rule's prefixes; both is true if it has none.
 func matchFamily(r *config.FirewallRule) (f rs.Family, both bool) {
 	for _, m := range []config.Match{r.Source, r.Destination} {
 		if m.Prefix.IsValid() {
@@ -66,7 +65,7 @@ func matchFamily(r *config.FirewallRule) (f rs.Family, both bool) {
 	return 0, true
 }
 
-// ruleChain is where a rule stands.
+// ruleChain returns the chain of a rule.
 func ruleChain(r *config.FirewallRule) rs.ID {
 	hook := r.Hook
 	if hook == "" {
@@ -88,7 +87,7 @@ func ruleChain(r *config.FirewallRule) rs.ID {
 	return rs.ID{Table: rs.Inet, Name: string(hook)}
 }
 
-// filter compiles a rule for one family, or with family 0 for all.
+// filter compiles a rule for one family, or for all families if f is 0.
 func (c *compiler) filter(b *base, r *config.FirewallRule, table, f rs.Family, counter, name string) rs.Rule {
 	out := rs.NewRule()
 	if f != 0 {
@@ -121,7 +120,7 @@ func (c *compiler) filter(b *base, r *config.FirewallRule, table, f rs.Family, c
 		out.Drop()
 	case config.ActionAccept:
 		if table == rs.Netdev {
-			out.Return() // from the chain of rules; services of the ingress hook follow
+			out.Return() // leaves the chain of rules; services of the ingress hook follow
 		} else {
 			out.Accept()
 		}
@@ -137,7 +136,7 @@ func (c *compiler) filter(b *base, r *config.FirewallRule, table, f rs.Family, c
 	case config.ActionNotrack:
 		out.Notrack()
 	case config.ActionMark:
-		if table != rs.Netdev && ruleChain(r).Name != "early" { // where no connection is known yet
+		if table != rs.Netdev && ruleChain(r).Name != "early" { // connection tracking has not run there
 			b.marks[r.Mark] = true
 			out.SetCtMark(r.Mark)
 		}
@@ -157,7 +156,7 @@ func (c *compiler) match(b *base, out *rs.Builder, m config.Match, table, f rs.F
 	}
 }
 
-// portSet makes a set of ports for one rule; ranges that overlap are merged.
+// portSet makes the set of ports of one rule, with overlapping ranges merged.
 func (c *compiler) portSet(b *base, id rs.ID, ports []flow.Ports) {
 	for _, s := range b.sets {
 		if s.ID == id {

@@ -12,14 +12,14 @@ import (
 	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
-// flowtableName is the flowtable of the table inet, offloadChain what fills it.
+// flowtableName is the flowtable of the table inet; offloadChain adds flows to it.
 const (
 	flowtableName = "fast"
 	offloadChain  = "offload"
 )
 
-// flowtable hands established connections to a flowtable: their packets then
-// skip all rules but those of the ingress hook, and the routing decision.
+// flowtable offloads established connections to a flowtable. Their packets then skip the routing
+// decision and all rules except the ingress hook.
 func (c *compiler) flowtable(b *base) {
 	devices := slices.Clone(c.devices())
 	if !c.env.Flowtable || len(devices) == 0 {
@@ -31,8 +31,8 @@ func (c *compiler) flowtable(b *base) {
 	b.chains[rs.ID{Table: rs.Inet, Name: offloadChain}] = []rs.Rule{rs.NewRule().Offload(flowtableName).Rule("")}
 }
 
-// SeesEveryPacket returns what of the snapshot has to see every packet of a
-// connection and would miss those that a flowtable forwards; "" when nothing has.
+// SeesEveryPacket returns the first object of the snapshot that must see every packet of a
+// connection, or "" if none must. Such an object would miss the packets that a flowtable forwards.
 func SeesEveryPacket(s *datapath.Snapshot) string {
 	for _, svc := range s.Services {
 		switch {

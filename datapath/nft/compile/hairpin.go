@@ -11,15 +11,14 @@ import (
 	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
-// tellsInside reports whether a rule tells which hosts are inside, so that those get another source
-// on their way to the target of a port-forward behind the interface that they came by.
+// namesInside reports whether a source translation identifies the inside hosts. The source of such
+// a host is then translated on its way to a port-forward target behind its own interface.
 func tellsInside(n *config.NATRule) bool {
 	return n.Type.RewritesSource() && n.Hairpin != config.SwitchOff && len(n.Source)+len(n.In) > 0
 }
 
-// keepSources ends the translation of connections to services and port-forwards before the rules for
-// sources, which are for other traffic, so that servers see their clients wherever a masqueraded
-// interface leads to them.
+// keepSources accepts connections to services and port-forwards before the rules that translate
+// sources. Servers then see their clients even if they are behind a masqueraded interface.
 func (c *compiler) keepSources(b *base, p *peers, table rs.Family, head map[rs.ID][]rs.Rule) {
 	post := rs.ID{Table: table, Name: "postrouting"}
 	if len(b.chains[post]) == 0 {
@@ -35,8 +34,8 @@ func (c *compiler) keepSources(b *base, p *peers, table rs.Family, head map[rs.I
 	keep(setListeners+interfaces, append([]rs.Selector{rs.InName}, byOriginal(table)...)...)
 }
 
-// sameLinks makes the set that tells whether a packet leaves by the interface
-// that it came by: nf_tables cannot compare two fields of a packet.
+// sameLinks makes the set that matches packets with equal input and output interface: nf_tables
+// cannot compare two fields of a packet.
 func (c *compiler) sameLinks(b *base, table rs.Family) {
 	id := rs.ID{Table: table, Name: setSameLink}
 	if b.used[id] {
@@ -48,9 +47,9 @@ func (c *compiler) sameLinks(b *base, table rs.Family) {
 	}
 }
 
-// sameNetworks writes the set of the networks that backends are on, each paired with itself: a
-// client there would be answered directly, under the backend's address. A backend beyond
-// a router has itself as its only such client.
+// sameNetworks writes the set of the backends' networks, each paired with itself. A backend would
+// reply directly to a client on its network, with its own address as source. The entry of a backend
+// behind a router has the backend alone.
 func (c *compiler) sameNetworks(s *Service, table rs.Family) {
 	id := rs.ID{Table: table, Name: setSameNet}
 	s.use(id)
@@ -77,7 +76,7 @@ func (c *compiler) sameNetworks(s *Service, table rs.Family) {
 	}
 }
 
-// apart returns prefixes without those that lie in others of them, in order.
+// withoutNested returns the prefixes in order, without those inside another one.
 func apart(list []netip.Prefix) (out []netip.Prefix) {
 	slices.SortFunc(list, netip.Prefix.Compare)
 	for _, p := range list {

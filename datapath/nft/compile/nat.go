@@ -13,8 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// nat compiles one NAT rule: a chain of its own, and in the base chains the rule
-// or the map elements that lead to it.
+// nat compiles one NAT rule: its chain, and the rule or map elements that lead to the chain.
 func (c *compiler) nat(n *config.NATRule, b *base) (*Service, error) {
 	if err := CarriesNAT(n); err != nil {
 		return nil, err
@@ -34,8 +33,8 @@ func (c *compiler) nat(n *config.NATRule, b *base) (*Service, error) {
 	return s, nil
 }
 
-// staticFirst orders rules so that a host with an outside address of its own keeps it,
-// whatever rule there is for its whole network.
+// staticFirst orders static rules before the others, so that a host with its own outside address
+// keeps it even if another rule translates its whole network.
 func staticFirst(a, b *config.NATRule) int {
 	switch one, other := a.Type == config.NATStatic, b.Type == config.NATStatic; {
 	case one && !other:
@@ -46,8 +45,8 @@ func staticFirst(a, b *config.NATRule) int {
 	return 0
 }
 
-// leaving starts the rules for what comes in and leaves by the interfaces that are named: one
-// for each pair of their words.
+// egressRules starts the rules for forwarded packets from the interfaces in to the interfaces out:
+// one for each pair.
 func leaving(in, out config.Interfaces) (list []*rs.Builder) {
 	for _, i := range wordsOrAny(in) {
 		for _, o := range wordsOrAny(out) {
@@ -64,7 +63,7 @@ func leaving(in, out config.Interfaces) (list []*rs.Builder) {
 	return list
 }
 
-// wordsOrAny are the words of a list of interfaces, "" for every one.
+// namesOrAny returns the names in a list of interfaces, or "" for every interface.
 func wordsOrAny(i config.Interfaces) []string {
 	if i == "" {
 		return []string{""}
@@ -72,8 +71,8 @@ func wordsOrAny(i config.Interfaces) []string {
 	return i.Words()
 }
 
-// ways starts a rule for each direction of the connections that leave by the NAT
-// rule's interfaces.
+// bothDirections starts the rules for both directions of the connections that leave by the rule's
+// interfaces.
 func ways(n *config.NATRule) []*rs.Builder {
 	if n.In == n.Out {
 		return leaving(n.In, n.Out)
@@ -81,8 +80,8 @@ func ways(n *config.NATRule) []*rs.Builder {
 	return append(leaving(n.In, n.Out), leaving(n.Out, n.In)...)
 }
 
-// sourceNAT compiles masquerade and snat. Without a source an IPv4 rule is
-// meant, unless its addresses say otherwise: nobody masks IPv6 by accident.
+// sourceNAT compiles masquerade and snat. A rule without a source applies to IPv4, unless its
+// addresses are IPv6. IPv6 is translated only on request.
 func (c *compiler) sourceNAT(s *Service, n *config.NATRule, b *base, chain string) error {
 	for _, f := range []rs.Family{rs.IP, rs.IP6} {
 		var sources, except []netip.Prefix
@@ -135,7 +134,7 @@ func (c *compiler) sourceNAT(s *Service, n *config.NATRule, b *base, chain strin
 	return nil
 }
 
-// outward starts the rules for what a source translation is asked for.
+// sourceRules starts the rules for the connections that a source translation matches.
 func (c *compiler) outward(n *config.NATRule, f rs.Family, sources []netip.Prefix, chain string) []*rs.Builder {
 	rules := leaving(n.In, n.Out)
 	for _, r := range rules {
@@ -167,7 +166,7 @@ func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, c
 	if len(except) > 0 {
 		set := rs.ID{Table: f, Name: chain + "/except"}
 		s.intervals(set, f, except)
-		rules = append(rules, rs.NewRule().InSet(set.Name, rs.Dest(f)).Accept().Rule("")) // no later rule translates it either
+		rules = append(rules, rs.NewRule().InSet(set.Name, rs.Dest(f)).Accept().Rule("")) // this also skips the later rules
 	}
 	if r := n.NewConnectionsPerClient; !r.IsZero() {
 		set := &rs.Set{ID: rs.ID{Table: f, Name: chain + "/rate"}, Key: []rs.Type{addrType(f)}, Dynamic: true, Size: maxClients, Timeout: rateMemory(r)}
@@ -183,7 +182,8 @@ func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, c
 		s.marks = append(s.marks, n.Mark)
 		rules = append(rules, rs.NewRule().SetCtMark(n.Mark).SetMark(n.Mark).Rule(""))
 	}
-	// Before the translation, which makes room for what a helper changes of a packet's length.
+	// Before the translation: it adds the extension for adjusted sequence numbers if the connection
+	// has a helper.
 	for _, h := range n.Helper.Each() {
 		if f == rs.IP || helpsIPv6(h) {
 			rules = append(rules, c.helpersTo(s, f, chain, h, flow.Any, h.Port())...)
@@ -206,8 +206,8 @@ func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, c
 	return nil
 }
 
-// routeSources returns rules for interfaces whose default route names its source: the kernel's
-// masquerade heeds the next hop alone.
+// routeSources returns the rules for interfaces with a source address in their default route. The
+// kernel's masquerade uses the next hop only.
 func (c *compiler) routeSources(s *Service, n *config.NATRule, f rs.Family, chain string) (rules []rs.Rule, err error) {
 	for _, by := range c.env.Sources {
 		if familyOf(by.Address) != f || !n.Out.Has(by.Interface) {
@@ -228,12 +228,11 @@ func (c *compiler) routeSources(s *Service, n *config.NATRule, f rs.Family, chai
 	return rules, nil
 }
 
-// noAddress ends the names of chains that drop what has no address to leave with.
+// noAddress is the suffix of chains that drop packets because the egress interface has no address.
 const noAddress = "/no-address"
 
-// withoutAddress returns rules for what would leave by an interface without an address of the
-// family. The kernel's masquerade takes one of another interface for it, which nobody there may
-// know the way to.
+// withoutAddress returns the rules for interfaces without an address of the family. The kernel's
+// masquerade would use an address of another interface, to which the hosts there may have no route.
 func (c *compiler) withoutAddress(s *Service, n *config.NATRule, f rs.Family, chain string) (rules []rs.Rule) {
 	for _, i := range c.env.Interfaces {
 		if bare := f == rs.IP && i.Bare4 || f == rs.IP6 && i.Bare6; bare && n.Out != "" && n.Out.Has(i.Name) {
@@ -246,11 +245,12 @@ func (c *compiler) withoutAddress(s *Service, n *config.NATRule, f rs.Family, ch
 	return rules
 }
 
-// DropsWithoutAddress reports whether a chain of a NAT rule drops what has no address to leave with.
+// DropsWithoutAddress reports whether the chain drops packets because the egress interface has no
+// address.
 func DropsWithoutAddress(chain string) bool { return strings.HasSuffix(chain, noAddress) }
 
-// narrowed returns the ports only where they differ from the default, which is
-// also how the kernel chooses: it keeps a free port, and on its side of 1024.
+// restrictedPorts returns the ports, or nil for the default. By default the kernel chooses in the
+// same way: it keeps a free port, and otherwise stays on the same side of port 1024.
 func narrowed(p config.PortSet) config.PortSet {
 	if len(p) == 1 && p[0] == config.DefaultPorts(0) {
 		return nil
@@ -258,13 +258,13 @@ func narrowed(p config.PortSet) config.PortSet {
 	return p
 }
 
-// intervals makes a set of prefixes that belongs to the rule.
+// intervals adds a set of prefixes to the rule's fragment.
 func (s *Service) intervals(id rs.ID, f rs.Family, prefixes []netip.Prefix) {
 	s.Fragment.Sets = append(s.Fragment.Sets, &rs.Set{ID: id, Key: []rs.Type{addrType(f)}, Interval: true})
 	s.Fragment.Elements = append(s.Fragment.Elements, prefixElements(id, f, prefixes)...)
 }
 
-// portForward compiles a published server: an entry among the services.
+// portForward compiles a port-forward as an entry in the map of services.
 func (c *compiler) portForward(s *Service, n *config.NATRule, chain string) {
 	f := familyOf(n.Listen.Address)
 	var rules []rs.Rule
@@ -302,14 +302,14 @@ func (c *compiler) portForward(s *Service, n *config.NATRule, chain string) {
 	}
 }
 
-// toTarget is the rule that leads to the target of a port-forward. No expression adds to a port:
-// a map has each port of a range.
+// toTarget returns the rule that translates to the target of a port-forward. nf_tables cannot add
+// to a port, so that a shifted range is a map with each of its ports.
 func (s *Service) toTarget(f rs.Family, n *config.NATRule, chain string) rs.Rule {
 	p, ranged := n.Range()
 	if n.Shift() == 0 {
 		port := n.To.Port
 		if ranged {
-			port = 0 // each is kept
+			port = 0 // the destination port is kept
 		}
 		return rs.NewRule().Counter().DNAT(f, n.To.Address, port).Rule("")
 	}
@@ -323,13 +323,14 @@ func (s *Service) toTarget(f rs.Family, n *config.NATRule, chain string) rs.Rule
 	return rs.NewRule().Counter().DNATFrom(f, set.Name, true, rs.DestPort).Rule("")
 }
 
-// static compiles a one-to-one mapping of prefixes, for connections from either side.
+// static compiles a one-to-one mapping of prefixes for connections in both directions.
 func (c *compiler) static(s *Service, n *config.NATRule, b *base, chain string) {
 	f := familyOf(n.External.Addr())
 	pre, post := rs.ID{Table: f, Name: "prerouting"}, rs.ID{Table: f, Name: "postrouting"}
 	b.chains[pre] = append(b.chains[pre], rs.NewRule().Within(rs.Dest(f), n.External).Goto(chain+"/in").Rule(""))
 	if n.Out != "" || len(n.Except) > 0 {
-		// To an inside host by its outside address: the answer must come back this way.
+		// An inside host may use the outside address of another one. The reply must then pass the
+		// gateway.
 		for i := range c.snapshot.NAT {
 			if o := c.snapshot.NAT[i]; o.Type == config.NATStatic && familyOf(o.External.Addr()) == f {
 				for _, turned := range leaving(n.In, "") {
@@ -373,7 +374,7 @@ func (c *compiler) static(s *Service, n *config.NATRule, b *base, chain string) 
 	s.chain(f, chain+"/out", append(c.giveTimeouts(s, f, flow.Any), mark(rs.NewRule()).NATPrefix(f, false, n.External).Rule(""))...)
 }
 
-// errNot says in words that a datapath other than nftables is needed.
+// errNot returns the error for a setting that only the eBPF datapath supports.
 func errNot(what string, args ...any) error {
 	return fmt.Errorf(what+" needs the eBPF datapath: nftables cannot do it", args...)
 }

@@ -11,13 +11,12 @@ import (
 	rs "github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
-// npt66 compiles a prefix translation by RFC 6296: no state, and neutral to the
-// checksums of layer 4, whatever protocol it is. The prefix is overwritten, and
-// what that does to the ones' complement sum of the address is taken back in one
-// 16-bit word: word 3 (the subnet) for prefixes of up to 48 bits (section 3.4),
-// else the first of words 4 to 7 that is not 0xffff (section 3.5).
+// npt66 compiles a prefix translation by RFC 6296, without state and neutral to the checksums of
+// all layer 4 protocols. It overwrites the prefix and compensates the change of the address's ones'
+// complement sum in one 16-bit word. With prefixes of up to 48 bits this is word 3, the subnet
+// (section 3.4). With longer ones it is the first of words 4 to 7 that is not 0xffff (section 3.5).
 //
-// nf_tables cannot add, but a 16-bit addition is two 8-bit ones, and an 8-bit
+// nf_tables cannot add. A 16-bit addition is therefore done as two 8-bit ones, and an 8-bit
 // addition of a constant is a map of 256 entries.
 func (c *compiler) npt66(s *Service, n *config.NATRule, b *base, chain string) {
 	inside, outside := n.Internal.Masked(), n.External.Masked()
@@ -36,7 +35,7 @@ func (c *compiler) npt66(s *Service, n *config.NATRule, b *base, chain string) {
 			r.NotInSet(set.Name, dest)
 		}
 	}
-	// What connection tracking translates must stay tracked, the answers too.
+	// Both directions of connections that connection tracking translates must stay tracked.
 	if listeners, servers := c.tracked6(); len(listeners) > 0 {
 		to, from := rs.ID{Table: rs.IP6, Name: chain + "/listeners"}, rs.ID{Table: rs.IP6, Name: chain + "/servers"}
 		s.intervals(to, rs.IP6, listeners)
@@ -45,7 +44,7 @@ func (c *compiler) npt66(s *Service, n *config.NATRule, b *base, chain string) {
 		for _, track := range tracks {
 			track.NotInSet(to.Name, dest).NotInSet(from.Name, source)
 		}
-		notrack.NotInSet(from.Name, dest) // both ways of a connection or none
+		notrack.NotInSet(from.Name, dest) // both directions of a connection or none
 	}
 	b.chains[raw] = append(b.chains[raw], in.Goto(chain+"/in").Rule(""))
 	for _, track := range tracks {
@@ -64,8 +63,8 @@ func (c *compiler) npt66(s *Service, n *config.NATRule, b *base, chain string) {
 	s.rewrite(chain+"/out", source, inside, outside, word, nil)
 }
 
-// tracked6 are the IPv6 ends of services and port-forwards whose connections are tracked:
-// where clients send, and who answers.
+// tracked6 returns the IPv6 listeners and servers of services and port-forwards with tracked
+// connections.
 func (c *compiler) tracked6() (listeners, servers []netip.Prefix) {
 	add := func(list *[]netip.Prefix, a netip.Addr) {
 		if p := netip.PrefixFrom(a, a.BitLen()); a.Is6() && !slices.Contains(*list, p) {
@@ -92,7 +91,7 @@ func (c *compiler) tracked6() (listeners, servers []netip.Prefix) {
 	return listeners, servers
 }
 
-// sum16 is the ones' complement sum of an address's words.
+// sum16 returns the ones' complement sum of the 16-bit words of an address.
 func sum16(a netip.Addr) uint16 {
 	b := a.As16()
 	sum := uint32(0)
@@ -111,9 +110,8 @@ func sub16(a, b uint16) uint16 {
 	return uint16(sum&0xffff + sum>>16)
 }
 
-// rewrite writes the chain that takes the sum's change back in a word of the
-// address and overwrites its prefix; notrack, if there is one, begins the rule that
-// then takes the packet out of connection tracking.
+// rewrite writes the chain that compensates the sum in a word of the address and overwrites the
+// prefix. If notrack is not nil, that rule then exempts the packet from connection tracking.
 func (s *Service) rewrite(chain string, sel rs.Selector, from, to netip.Prefix, word int, notrack *rs.Builder) {
 	adjust := sub16(sum16(from.Addr()), sum16(to.Addr()))
 	finish := []rs.Rule{rs.NewRule().Counter().SetPrefix(sel, to, false).Rule("")}
@@ -123,7 +121,7 @@ func (s *Service) rewrite(chain string, sel rs.Selector, from, to netip.Prefix, 
 	s.chain(rs.IP6, chain+"/prefix", finish...)
 	if word == 3 {
 		s.addWord(chain, chain, sel, word, adjust)
-		own := s.Fragment.Chains[len(s.Fragment.Chains)-1] // the subnet of ones only cannot be mapped; section 3.4
+		own := s.Fragment.Chains[len(s.Fragment.Chains)-1] // subnet 0xffff cannot be mapped; section 3.4
 		own.Rules = append([]rs.Rule{rs.NewRule().Is(rs.Word(sel, word), rs.Port(0xffff)).Drop().Rule("RFC 6296 section 3.4")}, own.Rules...)
 		return
 	}
@@ -133,12 +131,12 @@ func (s *Service) rewrite(chain string, sel rs.Selector, from, to netip.Prefix, 
 		s.addWord(chain, step, sel, w, adjust)
 		rules = append(rules, rs.NewRule().IsNot(rs.Word(sel, w), rs.Port(0xffff)).Goto(step).Rule(""))
 	}
-	// An interface identifier of ones only cannot be mapped; section 3.5.
+	// An interface identifier of only ones cannot be mapped; section 3.5.
 	s.chain(rs.IP6, chain, append(rules, rs.NewRule().Drop().Rule("RFC 6296 section 3.5"))...)
 }
 
-// addWord writes a chain that adds a constant to a word in ones' complement
-// arithmetic: a sum above 0xffff comes round with one more, and 0xffff is 0.
+// addWord writes a chain that adds a constant to a word in ones' complement arithmetic: a carry is
+// added to the result, and 0xffff is written as 0.
 func (s *Service) addWord(chain, step string, sel rs.Selector, word int, add uint16) {
 	if add == 0xffff {
 		add = 0
@@ -153,7 +151,7 @@ func (s *Service) addWord(chain, step string, sel rs.Selector, word int, add uin
 	s.chain(rs.IP6, step, append(rules, s.addBytes(chain, sel, word, add)...)...)
 }
 
-// addBytes adds a constant modulo 65536: the low byte tells whether one is carried.
+// addBytes adds a constant modulo 65536, with the carry from the low byte to the high byte.
 func (s *Service) addBytes(chain string, sel rs.Selector, word int, add uint16) []rs.Rule {
 	high, low := rs.Byte(sel, 2*word), rs.Byte(sel, 2*word+1)
 	hi, lo := byte(add>>8), byte(add)
@@ -169,7 +167,7 @@ func (s *Service) addBytes(chain string, sel rs.Selector, word int, add uint16) 
 	return append(rules, sum(rs.NewRule(), hi))
 }
 
-// plus makes the map that adds a constant to a byte.
+// plus makes the map that adds a constant to a byte, and returns its name.
 func (s *Service) plus(chain string, add byte) string {
 	id := rs.ID{Table: rs.IP6, Name: fmt.Sprintf("%s/plus-%d", chain, add)}
 	for _, set := range s.Fragment.Sets {

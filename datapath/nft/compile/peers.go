@@ -17,36 +17,37 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Sets of endpoints and addresses that a packet must not pass by untranslated; stray says
-// what looks them up.
+// Sets of endpoints and addresses whose packets must not pass untranslated. The function
+// untranslated adds the lookups.
 const (
-	setListeners  = "listeners"   // where clients of tracked services and port-forwards send
-	setServers    = "servers"     // who answers them
-	mapOwned      = "owned"       // virtual address -> answer where nothing listens
-	mapOwnedBound = "owned-bound" // of addresses whose listeners are all bound to interfaces
+	setListeners  = "listeners"   // destinations of clients of tracked services and port-forwards
+	setServers    = "servers"     // sources of the replies
+	mapOwned      = "owned"       // virtual address -> answer to packets without a listener
+	mapOwnedBound = "owned-bound" // the same, if all listeners are bound to interfaces
 	setOwnedPools = "owned-pools" // outside addresses of source translation
 )
 
-// peers are the fragments of these sets. They follow from the configuration and the host's
-// networks, not from the states of backends, so that they are taken over while these change.
+// peers has the fragments of these sets. They depend on the configuration and on the host's
+// networks, and not on the states of backends.
 type peers struct {
-	fragment *rs.Fragment // of what is listened on
-	servers  *rs.Fragment // and of their networks
+	fragment *rs.Fragment // listeners and owned addresses
+	servers  *rs.Fragment // servers and their networks
 	used     map[rs.ID]bool
-	// What it was compiled from. Other services of the configuration may have the same addresses.
+	// Input of the compilation. Services of another datapath may have the same addresses.
 	snapshot *datapath.Snapshot
 	networks []netip.Prefix
 }
 
-// peer is an address with its protocol: what the ports of one set are merged by, since
-// the kernel takes no ranges that overlap.
+// peer is an address with its protocol. The ports of a peer are merged, since the kernel rejects
+// overlapping ranges in a set.
 type peer struct {
 	addr     netip.Addr
 	protocol flow.Protocol
 	iface    string
 }
 
-// listenersAndServers compiles the fragments of the sets of listeners and of servers, or takes over those of the previous result.
+// listenersAndServers compiles the sets of listeners and servers, or reuses the previous fragments
+// if their input is unchanged.
 func (c *compiler) listenersAndServers(previous *Result, b *base) *peers {
 	p := &peers{snapshot: c.snapshot, networks: c.env.Networks}
 	var old *peers
@@ -71,7 +72,8 @@ func (c *compiler) listenersAndServers(previous *Result, b *base) *peers {
 	return p
 }
 
-// servers compiles the fragment of what answers. The base says whether something asks for its networks.
+// servers compiles the fragment of the servers. It adds their networks if the base has a rule that
+// looks them up.
 func (c *compiler) servers(b *base) *rs.Fragment {
 	return shared(func(s *Service) {
 		_, all := c.tracked()
@@ -84,7 +86,7 @@ func (c *compiler) servers(b *base) *rs.Fragment {
 	})
 }
 
-// note notes which sets there are.
+// indexSets records the names of the sets in both fragments.
 func (p *peers) note() {
 	p.used = map[rs.ID]bool{}
 	for _, set := range append(slices.Clone(p.fragment.Sets), p.servers.Sets...) {
@@ -92,7 +94,7 @@ func (p *peers) note() {
 	}
 }
 
-// shared makes a fragment of what is written into shared sets.
+// sharedFragment returns a fragment with the elements that write adds to shared sets.
 func shared(write func(*Service)) *rs.Fragment {
 	s := &Service{Fragment: &rs.Fragment{}}
 	write(s)
@@ -109,7 +111,7 @@ func shared(write func(*Service)) *rs.Fragment {
 	return s.Fragment
 }
 
-// sameHost reports whether both are compiled for the same networks and NAT rules.
+// sameHost reports whether both have the same networks and NAT rules as input.
 func (p *peers) sameHost(o *peers) bool {
 	return slices.Equal(p.networks, o.networks) && sameRules(p.snapshot.NAT, o.snapshot.NAT) &&
 		(p.snapshot.Config == o.snapshot.Config || reflect.DeepEqual(p.snapshot.Config.NAT, o.snapshot.Config.NAT))
@@ -120,13 +122,14 @@ func sameRules[T any](a, b []*T) bool {
 	return slices.EqualFunc(a, b, func(x, y *T) bool { return x == y || reflect.DeepEqual(x, y) })
 }
 
-// sameServices reports whether both are compiled from services that are the same in some respect.
+// sameServices reports whether the services of both are pairwise equal by the function same.
 func (p *peers) sameServices(o *peers, same func(a, b *config.Service) bool) bool {
 	return slices.EqualFunc(p.snapshot.Services, o.snapshot.Services, func(x, y datapath.Service) bool { return same(x.Service, y.Service) }) &&
 		sameOfAll(p.snapshot.Config, o.snapshot.Config, same)
 }
 
-// sameOfAll reports whether the services of two configurations, on whatever datapath, are the same in some respect.
+// sameOfAll reports whether the services of two configurations, on any datapath, are pairwise equal
+// by the function same.
 func sameOfAll(a, b *config.Config, same func(a, b *config.Service) bool) bool {
 	if a == b {
 		return true
@@ -142,20 +145,21 @@ func sameOfAll(a, b *config.Config, same func(a, b *config.Service) bool) bool {
 	return true
 }
 
-// sameListeners reports whether two services listen alike.
+// sameListeners reports whether two services have equal listeners, and equal settings for packets
+// without a listener.
 func sameListeners(a, b *config.Service) bool {
 	return a.Is(b) || a.Mode == b.Mode && a.Protocol == b.Protocol && a.WhenDown == b.WhenDown && slices.Equal(a.SourcePool, b.SourcePool) &&
 		reflect.DeepEqual(a.Listen, b.Listen)
 }
 
-// samePeers reports whether they have the same servers, too.
+// samePeers reports whether two services also have equal servers.
 func samePeers(a, b *config.Service) bool {
 	return sameListeners(a, b) && (a.Is(b) || datapath.Turns(a) == datapath.Turns(b) && slices.EqualFunc(a.Backends, b.Backends, func(x, y config.Backend) bool {
 		return x.Address == y.Address && x.Port == y.Port
 	}))
 }
 
-// tracked are the ends of services and port-forwards whose connections the kernel tracks.
+// tracked returns the listeners and servers of services and port-forwards with tracked connections.
 func (c *compiler) tracked() (listeners, servers map[peer][]flow.Ports) {
 	listeners, servers = map[peer][]flow.Ports{}, map[peer][]flow.Ports{}
 	add := func(to map[peer][]flow.Ports, p peer, ports ...flow.Ports) { to[p] = append(to[p], ports...) }
@@ -194,9 +198,9 @@ func (c *compiler) tracked() (listeners, servers map[peer][]flow.Ports) {
 	return listeners, servers
 }
 
-// answersOfOne refuses endpoints that serve a stateless service and, by connection tracking, another service or a
-// port-forward. Answers of the first are rewritten before connections are looked up, whoever they are for, so that
-// clients of the others would get theirs from the wrong address.
+// checkReplies rejects a server endpoint that is used by a stateless service and also by a tracked
+// service or port-forward. Stateless replies are rewritten before the conntrack lookup, for all
+// clients. Clients of the tracked service would get replies from the wrong address.
 func (c *compiler) answersOfOne(b *base) error {
 	if len(b.reply) == 0 {
 		return nil
@@ -218,8 +222,8 @@ func (c *compiler) answersOfOne(b *base) error {
 	return nil
 }
 
-// peers writes endpoints into a set: single ports into the exact one, ranges merged into
-// the other.
+// peers writes endpoints into a set: single ports into the exact set, merged ranges into the
+// interval set.
 func (s *Service) peers(name string, all map[peer][]flow.Ports) {
 	order := slices.SortedFunc(maps.Keys(all), func(a, b peer) int {
 		return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.iface, b.iface), cmp.Compare(a.protocol, b.protocol))
@@ -233,7 +237,7 @@ func (s *Service) peers(name string, all map[peer][]flow.Ports) {
 	}
 }
 
-// merged returns port ranges in order, none of which meet.
+// merged returns port ranges in order. Adjacent and overlapping ranges are joined.
 func merged(ports []flow.Ports) []flow.Ports {
 	all := make([]flow.Ports, len(ports))
 	for i, p := range ports {
@@ -265,7 +269,7 @@ func (c *compiler) owned(s *Service) {
 			name = mapOwnedBound
 		}
 		if slices.ContainsFunc(pools, func(r config.AddressRange) bool { return r.Contains(o.Address) }) {
-			continue // a pool's address is dropped for whatever it has no mapping
+			continue // packets to a pool address without a mapping are dropped
 		}
 		s.element(rs.Element{Set: rs.ID{Table: familyOf(o.Address), Name: name}, Key: rs.Addr(o.Address).Raw,
 			Verdict: rs.Verdict{Code: rs.Goto, Chain: ownedPrefix + string(o.Answer)}})

@@ -12,20 +12,20 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Defaults of persistence, as the configuration documents them.
+// Documented defaults of persistence.
 const (
 	defaultPersistTimeout = 5 * time.Minute
 	defaultPersistSize    = 65536
 )
 
-// clientKey are the fields that identify a client.
+// clientKey returns the fields that identify a client.
 func (p *part) clientKey() []rs.Selector {
 	key, _ := p.keyFields(packetFields(p.family))
 	return key
 }
 
-// quotedKey are the same fields of a client's packet, by the answer to it that an ICMP error quotes; false if the key
-// has a hardware address, which is not quoted.
+// quotedKey returns the same fields of a client's packet, read from the reply that an ICMP error
+// quotes. It returns false if the key has a hardware address, because it is not quoted.
 func (p *part) quotedKey() ([]rs.Selector, bool) {
 	key, hardware := p.keyFields(quotedFields(p.family))
 	return key, !hardware
@@ -62,9 +62,9 @@ func (p *part) persistTimeout() time.Duration {
 	return defaultPersistTimeout
 }
 
-// remembered are the backends that clients in the memory are sent to. One that takes no
-// new flows is not among them, so that its clients are scheduled again; but in mode dsr
-// the memory is all there is of a flow, and flows outlive a drain.
+// remembered returns the backends that remembered clients return to. A draining backend is
+// excluded, so that its clients are scheduled again. In mode dsr the memory is the only flow state,
+// and flows continue during a drain, so that the backend is included.
 func (p *part) remembered() []int {
 	if p.svc.Mode != config.ModeDSR {
 		return p.active
@@ -78,8 +78,8 @@ func (p *part) remembered() []int {
 	return list
 }
 
-// recall are the rules that send a packet to its client's backend. Where flows outlive a drain, a
-// SYN is a new connection, and goes to a backend that takes some.
+// recall returns the rules that send a packet to the client's backend. If draining backends are
+// included, a SYN is a new connection and uses only the backends that take new flows.
 func (p *part) recall() []rs.Rule {
 	from := func(when *rs.Builder, set string) rs.Rule {
 		return when.Recall(p.prefix+"/clients", p.clientKey()...).VerdictFrom(p.prefix+set, rs.Priority).Rule("")
@@ -92,14 +92,13 @@ func (p *part) recall() []rs.Rule {
 		from(p.rule().TCPFlagsNot(mask, syn, "tcp flags & (syn|rst|ack) != syn"), "/backends")}
 }
 
-// opensApart reports whether new connections of remembered clients go to fewer backends than the
-// others.
+// newFlowsDiffer reports whether new connections of remembered clients may use fewer backends than
+// existing ones.
 func (p *part) opensApart() bool {
 	return p.svc.Protocol == flow.TCP && len(p.remembered()) > len(p.active)
 }
 
-// memory makes the map of clients and the entries by which the number of a
-// backend leads to its chain.
+// memory makes the map from clients to backend numbers, and the map from these numbers to chains.
 func (p *part) memory() {
 	if p.persist == nil {
 		return
@@ -122,7 +121,7 @@ func (p *part) memory() {
 	}
 }
 
-// lead has the numbers of backends lead to their chains.
+// addBackends adds the elements that map the numbers of backends to their chains.
 func (p *part) lead(set rs.ID, backends []int) {
 	for _, i := range backends {
 		p.Fragment.Elements = append(p.Fragment.Elements, rs.Element{
@@ -131,13 +130,13 @@ func (p *part) lead(set rs.ID, backends []int) {
 	}
 }
 
-// backendID is the number that the map of clients keeps for a backend: a hash of
-// its key, so that memory survives reloads; of two backends with the same hash
-// the later in the file takes the next number.
+// backendID returns the number of a backend in the map of clients. It is a hash of the backend's
+// key, so that the memory survives reloads. If two backends have the same hash, the later one in
+// the file gets the next number.
 func (p *part) backendID(i int) uint32 {
 	taken := make(map[uint32]bool, len(p.svc.Backends))
 	for n, b := range p.svc.Backends {
-		id := number(b.Key()) | 1<<31 // unlike any priority that a packet has on arrival
+		id := number(b.Key()) | 1<<31 // differs from every priority of an incoming packet
 		for taken[id] {
 			id++
 		}
@@ -149,13 +148,13 @@ func (p *part) backendID(i int) uint32 {
 	return 0
 }
 
-// remember notes the client's backend, or renews the note.
+// remember returns the rule that stores or refreshes the client's backend.
 func (p *part) remember(i int) rs.Rule {
 	return p.rule().Remember(p.prefix+"/clients", p.persistTimeout(), rs.Number(p.backendID(i)), p.clientKey()...).ResetPriority().Rule("")
 }
 
-// sessions pins clients by prefix; a client pinned to a backend that takes no
-// new flows is scheduled like any other.
+// sessions returns the rule that pins clients by prefix. A client is scheduled as usual if its
+// backend takes no new flows.
 func (p *part) sessions() (rs.Rule, bool) {
 	set := rs.ID{Table: p.table, Name: p.prefix + "/sessions"}
 	found := false
@@ -190,15 +189,15 @@ func (p *part) sessions() (rs.Rule, bool) {
 	return p.rule().VerdictFrom(set.Name, rs.Source(p.family)).Rule(""), true
 }
 
-// longestFirst orders sessions so that the more special prefix comes first: the
-// kernel's interval maps take no overlaps, and it is the one that counts.
+// longestFirst orders sessions by decreasing prefix length. The longest prefix has precedence, and
+// the kernel's interval maps reject overlaps.
 func longestFirst(sessions []config.Session) []config.Session {
 	sorted := slices.Clone(sessions)
 	slices.SortStableFunc(sorted, func(a, b config.Session) int { return b.Client.Bits() - a.Client.Bits() })
 	return sorted
 }
 
-// without returns what is left of a range after others were taken out of it.
+// without returns the parts of a range that are in none of the others.
 func without(r config.AddressRange, others []config.AddressRange) []config.AddressRange {
 	left := []config.AddressRange{r}
 	for _, o := range others {

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// refuse makes the chain where connections end that a set or a limit refuses:
-// counted and dropped. It is there only when something leads to it.
+// refuse makes the chain that counts and drops the connections refused by a set or a limit. It
+// exists only if a rule leads to it.
 func (p *part) refuse() {
 	s := p.svc
 	guarded := s.Limits != config.Limits{} || len(s.Allow)+len(s.Deny) > 0 ||
@@ -24,7 +24,7 @@ func (p *part) refuse() {
 	}
 }
 
-// access are the rules of the service's allow and deny sets.
+// access returns the rules of the service's allow and deny sets.
 func (p *part) access() []rs.Rule {
 	var rules []rs.Rule
 	source := rs.Source(p.family)
@@ -41,15 +41,14 @@ func (p *part) access() []rs.Rule {
 	return rules
 }
 
-// list takes note that the service needs a firewall set and returns its name.
+// list records that the service uses a firewall set, and returns the set's name.
 func (p *part) list(name string) string {
 	id := listID(p.table, p.family, name)
 	p.use(id)
 	return id.Name
 }
 
-// Firewall sets are named for their list; the tables of several families keep
-// IPv6 apart.
+// Prefixes of the names of firewall sets. Tables with both families have IPv6 in a set of its own.
 const (
 	listPrefix  = "firewall/"
 	listPrefix6 = "firewall6/"
@@ -62,7 +61,7 @@ func listID(table, f rs.Family, name string) rs.ID {
 	return rs.ID{Table: table, Name: listPrefix + identifier(name)}
 }
 
-// listOf is the inverse of listID, up to identifier.
+// listOf is the inverse of listID. The name is in the form of identifier.
 func listOf(id rs.ID) (name string, f rs.Family, ok bool) {
 	if name, ok = strings.CutPrefix(id.Name, listPrefix6); ok {
 		return name, rs.IP6, true
@@ -86,8 +85,8 @@ func (c *compiler) list(f *rs.Fragment, id rs.ID, n needed) {
 	}
 }
 
-// prefixElements are the prefixes of one family as ranges that neither overlap
-// nor touch: the kernel's interval sets do not take overlaps.
+// prefixElements returns the prefixes of one family as separate ranges: the kernel's interval sets
+// reject overlaps.
 func prefixElements(id rs.ID, f rs.Family, prefixes []netip.Prefix) []rs.Element {
 	var all []config.AddressRange
 	for _, p := range prefixes {
@@ -100,7 +99,7 @@ func prefixElements(id rs.ID, f rs.Family, prefixes []netip.Prefix) []rs.Element
 	return list
 }
 
-// spans are the ranges of one family in order, none of which overlap or touch.
+// spans returns the ranges of one family in order. Adjacent and overlapping ranges are joined.
 func spans(f rs.Family, all []config.AddressRange) (merged []config.AddressRange) {
 	all = slices.DeleteFunc(slices.Clone(all), func(r config.AddressRange) bool { return familyOf(r.First) != f })
 	slices.SortFunc(all, func(a, b config.AddressRange) int { return a.First.Compare(b.First) })
@@ -118,9 +117,9 @@ func spans(f rs.Family, all []config.AddressRange) (merged []config.AddressRange
 	return merged
 }
 
-// limits writes the chain of the service's limits and returns the jump to it.
-// The chain is one of its own because the counts that nf_tables keeps in rules
-// end with the chain's rules, and these change only when the limits do.
+// limits writes the chain of the service's limits and returns the jump to it. nf_tables keeps
+// counts in rules, and they end with the rules of the chain. In a chain of their own, these rules
+// change only with the limits.
 func (p *part) limits() []rs.Rule {
 	l := p.svc.Limits
 	if len(p.active) == 0 {
@@ -149,8 +148,8 @@ func (p *part) limits() []rs.Rule {
 	return []rs.Rule{rs.NewRule().Jump(p.prefix + "/limits").Rule("")}
 }
 
-// client is what one client is: an IPv4 address, or an IPv6 /64, of which every
-// host may have 2^64 addresses.
+// client returns the selector of one client: an IPv4 address, or an IPv6 /64, because an IPv6 host
+// may use any address of its /64.
 func (p *part) client() rs.Selector {
 	if p.family == rs.IP {
 		return rs.Source(p.family)
@@ -159,7 +158,7 @@ func (p *part) client() rs.Selector {
 	return rs.Masked(rs.Source(p.family), rs.Addr(mask))
 }
 
-// maxClients bounds the sets that packets fill with clients.
+// maxClients is the maximum size of sets of clients.
 const maxClients = 1 << 20
 
 func (p *part) clientSet(suffix string, timeout bool) string {
@@ -171,15 +170,15 @@ func (p *part) clientSet(suffix string, timeout bool) string {
 	return s.Name
 }
 
-// burst allows one unit of time's worth at once.
+// burst returns the burst of a rate: the count of one unit of time.
 func burst(r config.Rate) int { return max(r.Count, 1) }
 
-// rateMemory is how long a client's rate is remembered: after twice the unit of
-// the rate its bucket is full again.
+// rateMemory returns the lifetime of a client's rate entry. After twice the unit of the rate its
+// bucket is full again.
 func rateMemory(r config.Rate) time.Duration { return 2 * r.Per }
 
-// guard writes the checks that every packet of the service passes, not only the
-// first of a connection.
+// guard writes the checks that apply to every packet of the service, not only to the first of a
+// connection.
 func (p *part) guard() {
 	l := p.svc.Limits
 	if len(p.active) == 0 || !l.StrictTCP && l.ResetRate.IsZero() || p.svc.Protocol != flow.TCP && p.svc.Protocol != flow.Any {
@@ -200,10 +199,10 @@ func (p *part) guard() {
 	p.listen(mapGuards, rs.Verdict{Code: rs.Goto, Chain: p.prefix + "/guard"})
 }
 
-// down are the rules of a service without a usable backend.
+// down returns the rules of a service without a usable backend.
 func (p *part) down() []rs.Rule {
-	// The kernel calls nat chains only where connection tracking runs, and that
-	// runs only where a rule asks for it, as translations do.
+	// The kernel calls nat chains only if connection tracking is active. A rule that matches a
+	// connection state activates it, as translations do.
 	count := func() *rs.Builder { return rs.NewRule().State("new") }
 	switch p.svc.WhenDown {
 	case config.WhenDownDrop:
@@ -221,7 +220,7 @@ func (p *part) down() []rs.Rule {
 	return rules
 }
 
-// log logs new connections.
+// log returns the rule that logs new connections.
 func (p *part) log(l *config.Log) rs.Rule {
 	rate := l.Rate
 	if rate.IsZero() {
@@ -233,7 +232,7 @@ func (p *part) log(l *config.Log) rs.Rule {
 
 var logLevels = []string{"emerg", "alert", "crit", "err", "warning", "notice", "info", "debug"}
 
-// logLevel returns the kernel's number of a level and nft's word for it.
+// logLevel returns the kernel's number of a level and nft's keyword.
 func logLevel(l config.LogLevel) (uint32, string) {
 	if i := slices.Index(logLevels, string(l)); i >= 0 {
 		if l == "warning" {
@@ -244,13 +243,13 @@ func logLevel(l config.LogLevel) (uint32, string) {
 	return 6, "info"
 }
 
-// helpers gives connections a helper: one object per protocol that the helper
-// knows and the rules take.
+// helpers returns the rules that assign a helper to connections. Each protocol of the helper has an
+// object.
 func (c *compiler) helpers(s *Service, f rs.Family, prefix string, h config.Helper, protocol flow.Protocol) []rs.Rule {
 	return c.helpersTo(s, f, prefix, h, protocol, 0)
 }
 
-// helpersTo is helpers for connections to one port, 0 for any.
+// helpersTo is like helpers, for connections to one port; 0 is any port.
 func (c *compiler) helpersTo(s *Service, f rs.Family, prefix string, h config.Helper, protocol flow.Protocol, port uint16) []rs.Rule {
 	var rules []rs.Rule
 	for _, p := range helperProtocols(h, protocol) {

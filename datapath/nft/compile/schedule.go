@@ -13,15 +13,14 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// choose are the rules that pick a backend: pinned clients, remembered clients,
-// then the scheduler.
+// choose returns the rules that pick a backend: for pinned clients, for remembered clients, then by
+// the scheduler.
 //
-// Plain services share maps of addresses, a fixed number of them (shard). The
-// kernel finds a set by walking the list of the table's sets, and checks every
-// element of a map against every rule that uses it: with one map a service, as
-// with one map for all, 10,000 services cost seconds (docs/internals/nftables.md has the
-// figures). Maps of verdicts are not shared, since the kernel also follows each
-// of their elements for every rule.
+// Plain services share a fixed number of maps of addresses (see shard). The kernel finds a set in a
+// list of all sets of the table, and checks every element of a map against every rule that uses the
+// map. With one map per service, and also with one map for all, 10,000 services cost seconds
+// (figures in docs/internals/nftables.md). Maps of verdicts are not shared, because the kernel also
+// follows each of their elements for every rule.
 func (p *part) choose() []rs.Rule {
 	var rules []rs.Rule
 	if r, ok := p.sessions(); ok {
@@ -52,22 +51,23 @@ func (p *part) choose() []rs.Rule {
 	return append(rules, rs.NewRule().Goto(p.backendChain(p.active[0])).Rule(noSlot))
 }
 
-// noSlot is the comment of the rule for a packet that finds nothing in the map of slots. A packet walks the rules
-// that were in force when it came, but looks up what is in the map now (nft_do_chain and nft_lookup_eval of
-// Linux): when a change has fewer slots, a packet that meets it may ask for one that is gone. Without this rule
-// the host would take a connection for its own and refuse it, or an inside address would leave untranslated.
+// noSlot is the comment of the rule for a packet without an entry in the map of slots. A packet
+// walks the rules that were active when it arrived, but looks up the current elements of the map
+// (nft_do_chain and nft_lookup_eval of Linux). If a change reduces the number of slots, such a
+// packet may look up a removed slot. Without this rule the host would accept the connection itself
+// and refuse it, or an inside address would leave untranslated.
 const noSlot = "came while the map changed"
 
-// perPacket reports whether each packet of a flow is scheduled. One that finds no backend is dropped, and sent
-// again by its client: another backend would reset the connection.
+// perPacket reports whether each packet of a flow is scheduled. A packet without a slot is then
+// dropped, and its client retransmits it: another backend would reset the connection.
 func (p *part) perPacket() bool {
 	return (p.svc.Mode == config.ModeDSR || p.svc.Mode == config.ModeStateless) && p.svc.Scheduler.Hashes()
 }
 
-// shard tells which of 256 maps holds the slots of a plain service.
+// shard returns the suffix of the map with the slots of a plain service, one of 256 maps.
 func shard(name string) string { return fmt.Sprintf("-%02x", number(name)&0xff) }
 
-// choosePlain are the rules that send a connection to the address of its slot.
+// choosePlain returns the rules that translate a connection to the address in its slot.
 func (p *part) choosePlain() []rs.Rule {
 	owners := p.schedule()
 	set := rs.ID{Table: p.table, Name: mapHosts + shard(p.svc.Name)}
@@ -92,7 +92,7 @@ func (p *part) choosePlain() []rs.Rule {
 	return append(rules, rs.NewRule().DNAT(p.family, first.Address, first.Port).Rule(noSlot))
 }
 
-// rule starts a rule that looks at the network header.
+// rule starts a rule that reads the network header.
 func (p *part) rule() *rs.Builder { return rs.NewRule().ForFamily(p.table, p.family) }
 
 // schedule returns the backend of every slot.
@@ -106,26 +106,27 @@ func (p *part) schedule() []int {
 	return owners
 }
 
-// pick is how a packet gets its slot: when says for which packets.
+// pick is one way to select a slot, for the packets that the rule when matches.
 type pick struct {
 	when *rs.Builder
 	slot rs.Selector
 }
 
-// fields are where a client's packet to a service has its parts.
+// fields are the selectors of the fields of a client's packet to a service.
 type fields struct{ source, sourcePort, dest, destPort, protocol rs.Selector }
 
 func packetFields(f rs.Family) fields {
 	return fields{rs.Source(f), rs.SourcePort, rs.Dest(f), rs.DestPort, rs.L4Proto}
 }
 
-// quotedFields are those of a client's packet, by the answer to it that an ICMP error quotes.
+// quotedFields returns the selectors for the reply that an ICMP error quotes. Source and
+// destination are exchanged, so that the fields are those of the client's packet.
 func quotedFields(f rs.Family) fields {
 	q := rs.QuotedIn(f)
 	return fields{q.Dest, q.DestPort, q.Source, q.SourcePort, q.Protocol}
 }
 
-// picks returns the ways to a slot, of which the first that fits a packet is taken.
+// picks returns the ways to select a slot. The first one that matches a packet applies.
 func (p *part) picks(slots rs.Slots, at fields) []pick {
 	source, dest := at.source, at.dest
 	forward := rs.Hash(slots, balance.Seed, source, at.sourcePort, dest, at.destPort)
@@ -137,8 +138,8 @@ func (p *part) picks(slots rs.Slots, at fields) []pick {
 	case config.SchedulerMaglev:
 		return p.picksByPort([]pick{{p.rule(), forward}}, slots, at)
 	case config.SchedulerSymmetricHash:
-		// The smaller endpoint goes first, so that both directions agree. The kernel
-		// cannot compare two fields, but the destination is one of few addresses.
+		// The smaller endpoint is hashed first, so that both directions have the same hash. The
+		// kernel cannot compare two fields, but the destination is one of few addresses.
 		backward := rs.Hash(slots, balance.Seed, dest, at.destPort, source, at.sourcePort)
 		var ways []pick
 		for _, l := range p.svc.Listen {
@@ -152,8 +153,8 @@ func (p *part) picks(slots rs.Slots, at fields) []pick {
 	return []pick{{p.rule(), rs.Next(slots)}}
 }
 
-// picksByPort gives packets of a service of any protocol a way without ports,
-// before the others, when theirs has none.
+// picksByPort puts a hash without ports first, for packets of protocols without ports, if the
+// service takes any protocol.
 func (p *part) picksByPort(ways []pick, slots rs.Slots, at fields) []pick {
 	if p.svc.Protocol != flow.Any {
 		return ways
@@ -165,8 +166,7 @@ func (p *part) picksByPort(ways []pick, slots rs.Slots, at fields) []pick {
 	return append([]pick{{none, rs.Hash(slots, balance.Seed, at.source, at.dest)}}, ways...)
 }
 
-// capacity is how many slots a service may come to have while its
-// configuration stays the same.
+// capacity returns the maximum number of slots of a service with this configuration.
 func capacity(s *config.Service) int {
 	if s.Scheduler.Hashes() {
 		return balance.TableSize(len(s.Backends))

@@ -19,22 +19,22 @@ type part struct {
 	c      *compiler
 	svc    datapath.Service
 	family rs.Family // of the packets
-	table  rs.Family // where the rules stand: the same, or netdev
-	prefix string    // of the service's chains and sets
+	table  rs.Family // of the rules: the same, or netdev
+	prefix string    // of the names of chains and sets
 	active []int     // backends of the family that take new flows
-	// plain services need no chains of their backends: their slots lead straight
-	// to addresses.
+	// plain services have no chains of backends: their slots lead directly to addresses.
 	plain bool
-	// persistence in force: the configured one, or one that stands in for the
-	// flow state that mode dsr does not keep.
+	// persist is the active persistence: the configured one, or in mode dsr a substitute for flow
+	// state.
 	persist *config.Persistence
 }
 
 // service compiles one service.
 func (c *compiler) service(i int, id uint32) (*Service, error) {
 	svc := c.snapshot.Services[i]
-	// While an interface has no address of a family, listeners that follow it are left out of the snapshot,
-	// and backends of that family would seem to be for clients of another one.
+	// If an interface has no address of a family, the snapshot lacks the listeners that follow it.
+	// Backends of that family would then seem to need a translation between families, so the
+	// configured listeners are checked.
 	if err := Carries(c.given.Services[i].Service); err != nil {
 		return nil, err
 	}
@@ -62,8 +62,8 @@ func (c *compiler) service(i int, id uint32) (*Service, error) {
 	return s, nil
 }
 
-// compile chooses the hooks by the mode. A service without a usable backend is
-// answered in the nat chain whatever its mode: only there every answer can be given.
+// compile chooses the hooks by the mode. Without a usable backend, the service of any mode replies
+// in the nat chain, because only there all kinds of replies are possible.
 func (p *part) compile() error {
 	mode := p.svc.Mode
 	if len(p.active) == 0 && (mode == config.ModeDSR || mode == config.ModeStateless) {
@@ -81,8 +81,7 @@ func (p *part) compile() error {
 	return p.dnat()
 }
 
-// listen adds the addresses and ports that the service listens on to the map of that name, with
-// the verdict v.
+// listen adds the service's listeners to a map, with the verdict v.
 func (p *part) listen(name string, v rs.Verdict) {
 	for _, l := range p.svc.Listen {
 		if familyOf(l.Address) == p.family {
@@ -91,7 +90,7 @@ func (p *part) listen(name string, v rs.Verdict) {
 	}
 }
 
-// portsOf returns the ports of a listener; no ports are all ports.
+// portsOf returns the ports of a listener. No ports mean all ports.
 func portsOf(l config.Listen) []flow.Ports {
 	if len(l.Ports) == 0 {
 		return []flow.Ports{{}}
@@ -143,7 +142,7 @@ func (p *part) dnat() error {
 	return nil
 }
 
-// backendChain is the name of the chain of a backend.
+// backendChain returns the name of the chain of a backend.
 func (p *part) backendChain(i int) string { return p.prefix + backendSuffix(p.svc.Backends[i]) }
 
 func backendSuffix(b config.Backend) string {
@@ -155,7 +154,7 @@ func backendSuffix(b config.Backend) string {
 	return "/" + name
 }
 
-// IsBackendChain reports whether a chain is that of a backend of a service.
+// IsBackendChain reports whether the chain belongs to a backend of the service.
 func IsBackendChain(chain string, s *config.Service, b config.Backend) bool {
 	rest := "/" + identifier(s.Name) + backendSuffix(b)
 	return chain == "service"+rest || chain == "service6"+rest
@@ -168,8 +167,8 @@ func backendName(b config.Backend) string {
 	return b.Name
 }
 
-// backend writes the chain of a backend: limits, memory, marks, a counter of
-// connections, and what brings the packet to it.
+// backend writes the chain of a backend: limits, memory, marks, a counter of connections, and the
+// delivery to the backend.
 func (p *part) backend(i int, deliver func(*rs.Builder) *rs.Builder) {
 	b := p.svc.Backends[i]
 	var rules []rs.Rule
@@ -187,7 +186,7 @@ func (p *part) backend(i int, deliver func(*rs.Builder) *rs.Builder) {
 	p.chain(p.table, p.backendChain(i), rules...)
 }
 
-// smaller returns the smaller of two limits of which 0 means none.
+// smaller returns the smaller of two limits, where 0 means no limit.
 func smaller(a, b int) int {
 	if a == 0 || b != 0 && b < a {
 		return b
@@ -195,8 +194,8 @@ func smaller(a, b int) int {
 	return a
 }
 
-// isPlain reports whether nothing has to be done for single backends. It looks
-// at the configuration alone, not at states, so that a service keeps its shape.
+// isPlain reports whether backends need no rules of their own. It depends on the configuration and
+// not on states, so that the shape of the service's rules is stable.
 func (p *part) isPlain() bool {
 	if p.persist != nil || len(p.svc.Sessions) > 0 || p.svc.Limits.ConnectionsPerBackend > 0 {
 		return false
@@ -211,7 +210,7 @@ func (p *part) isPlain() bool {
 	return len(ports) == 1
 }
 
-// source translates the source of connections of mode fullnat where they leave.
+// source translates the source of fullnat connections after routing.
 func (p *part) source() error {
 	chain := p.prefix + "/source"
 	var pool []config.AddressRange
@@ -229,8 +228,7 @@ func (p *part) source() error {
 	return nil
 }
 
-// listenAnywhere is listen without regard to the interface of arrival: answers come
-// by another.
+// listenAnywhere is like listen for every interface, because replies arrive at another interface.
 func (p *part) listenAnywhere(name string, v rs.Verdict) {
 	for _, l := range p.svc.Listen {
 		if familyOf(l.Address) == p.family {
@@ -239,11 +237,12 @@ func (p *part) listenAnywhere(name string, v rs.Verdict) {
 	}
 }
 
-// maxPortSlots is how many slots share out connections to ranges of ports.
+// maxPortSlots is the number of slots among which the ranges of ports are distributed.
 const maxPortSlots = 4096
 
-// portSlots makes the map that leads a connection to one of several ranges of ports: in turn, or
-// by chance, each as often as it has ports.
+// portSlots makes the map from slots to chains of port ranges, and returns its name and the
+// selector of a slot: in turn or random. The number of slots of a range is proportional to its
+// number of ports.
 func (s *Service) portSlots(f rs.Family, chain string, ports config.PortSet, random bool) (string, rs.Selector) {
 	set := rs.ID{Table: f, Name: chain + "/ports"}
 	s.Fragment.Sets = append(s.Fragment.Sets, &rs.Set{ID: set, Key: []rs.Type{rs.Mark}, Verdicts: true})
@@ -259,7 +258,7 @@ func (s *Service) portSlots(f rs.Family, chain string, ports config.PortSet, ran
 		share[i] = max(r.Len()/unit, 1)
 	}
 	n := uint32(0)
-	for left := true; left; { // one of each in turn
+	for left := true; left; { // one slot of each range per round
 		left = false
 		for i := range ports {
 			if share[i] == 0 {
@@ -278,12 +277,12 @@ func (s *Service) portSlots(f rs.Family, chain string, ports config.PortSet, ran
 	return set.Name, rs.Next(rs.Slots{Count: int(n)})
 }
 
-// maxPool is how many addresses a pool of several ranges may have: they become
-// elements of a map.
+// maxPool is the maximum number of addresses in a pool of several ranges. Each address is an
+// element of a map.
 const maxPool = 4096
 
-// snat returns the rules that give connections a source of the pool; an empty
-// pool is the address of the interface.
+// snat returns the rules that translate the source to an address of the pool, or to an address of
+// the interface if the pool is empty.
 func (c *compiler) snat(s *Service, f rs.Family, chain string, pool []config.AddressRange, ports config.PortSet, random bool) ([]rs.Rule, error) {
 	rules := []rs.Rule{}
 	translate := func(ports flow.Ports, r *rs.Builder) rs.Rule {
@@ -323,7 +322,7 @@ func (c *compiler) snat(s *Service, f rs.Family, chain string, pool []config.Add
 			s.chain(f, fmt.Sprintf("%s/ports-%d", chain, i), translate(r, rs.NewRule()))
 		}
 		set, slot := s.portSlots(f, chain, ports, random)
-		kinds := []rs.Value{icmpOf(f)} // the others of the address have the other identifiers
+		kinds := []rs.Value{icmpOf(f)} // other users of the address have the other ICMP identifiers
 		for _, p := range protocols {
 			kinds = append(kinds, rs.Proto(p))
 		}

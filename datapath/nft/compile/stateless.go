@@ -12,10 +12,9 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// stateless rewrites addresses before connection tracking and keeps the packets
-// out of it. It stands on the prerouting hook and not on the ingress hook of the
-// devices because only there a packet can be marked as untracked; both come
-// before the routing decision.
+// stateless rewrites addresses before connection tracking and exempts the packets from it. It uses
+// the prerouting hook, because a packet on the ingress hook of the devices cannot be marked as
+// untracked. Both hooks precede routing.
 func (p *part) stateless() error {
 	if p.persist == nil && !p.svc.Scheduler.Hashes() && p.svc.Protocol != flow.UDP {
 		return fmt.Errorf("scheduler %s in mode stateless sends the packets of one %s connection to different backends: use source-hash or maglev",
@@ -36,8 +35,8 @@ func (p *part) stateless() error {
 	return p.replies()
 }
 
-// clientErrors send ICMP errors about answers to the backend that gave them: the one that
-// the client's packets go to. name is the map that finds them by the service's address.
+// clientErrors forwards ICMP errors about replies to the backend that sent the reply. The client's
+// packets are sent to the same backend. name is the map with the service's addresses.
 func (p *part) clientErrors(name string) {
 	at, chain := quotedFields(p.family), p.prefix+"/errors"
 	var rules []rs.Rule
@@ -63,8 +62,8 @@ func (p *part) clientErrors(name string) {
 	}
 }
 
-// errorTo are the rules that translate an ICMP error: its own address, and address and port of
-// the packet that it quotes; port 0 stays as it is.
+// errorTo returns the rules that translate an ICMP error: its own address, and the address and port
+// of the quoted packet. Port 0 keeps the port.
 func (p *part) errorTo(outer rs.Selector, to netip.Addr, quoted, quotedPort rs.Selector, port uint16) []rs.Rule {
 	rule := func(r *rs.Builder, summed bool) rs.Rule {
 		r.Counter().Notrack().SetQuoted(p.family, quoted, to, quotedPort, port, summed)
@@ -79,20 +78,20 @@ func (p *part) errorTo(outer rs.Selector, to netip.Addr, quoted, quotedPort rs.S
 	return []rs.Rule{rule(rs.NewRule(), false)}
 }
 
-// defragment is the rule that has fragments put together where nothing is tracked: a later
-// fragment has no ports.
+// defragment returns the rule that reassembles fragments of untracked packets, because later
+// fragments have no ports.
 func (c *compiler) defragment(table rs.Family) rs.Rule {
 	if c.env.Defragments {
 		return rs.Defragment(table)
 	}
-	return rs.NewRule().State("untracked").Accept().Rule("puts fragments together") // connection tracking does
+	return rs.NewRule().State("untracked").Accept().Rule("puts fragments together") // connection tracking reassembles them
 }
 
-// udpChecksum is the checksum field of UDP; 0 says that there is none.
+// udpChecksum is the checksum field of UDP; 0 means no checksum.
 var udpChecksum = rs.Field("udp checksum", rs.InetService, 6)
 
-// setPort are the rules that overwrite a port. A UDP packet without a checksum
-// must stay without: the kernel would change the 0 into a wrong one.
+// setPort returns the rules that overwrite a port. A UDP packet without a checksum must remain
+// without one: the kernel would change the 0 into a wrong checksum.
 func setPort(s rs.Selector, port uint16, protocol flow.Protocol) []rs.Rule {
 	set := func(r *rs.Builder, fixChecksum bool) rs.Rule {
 		return r.SetField(s, rs.Port(port), protocol, fixChecksum).Rule("")
@@ -106,10 +105,10 @@ func setPort(s rs.Selector, port uint16, protocol flow.Protocol) []rs.Rule {
 	}
 }
 
-// errorsApart are the rules of a backend's chain that send ICMP errors to a chain of their own: nothing is remembered of
-// their senders.
+// errorsApart returns the rules of a backend's chain that send ICMP errors to a chain of their own.
+// Senders of ICMP errors are not remembered as clients.
 func (p *part) errorsApart(i int) (rules []rs.Rule) {
-	errors := []*rs.Builder{p.rule().Is(rs.L4Proto, icmpOf(p.family))} // packets of the service are of another protocol
+	errors := []*rs.Builder{p.rule().Is(rs.L4Proto, icmpOf(p.family))} // the service has no packets of this protocol
 	if p.svc.Protocol == flow.Any {
 		errors = icmpErrors(p.family)
 	}
@@ -138,7 +137,7 @@ func (p *part) stateslessBackend(i int) {
 	p.chain(p.table, p.backendChain(i), rules...)
 }
 
-// replies translate what backends answer back to the endpoint that was asked.
+// replies translates replies of backends back to the listener that the client sent to.
 func (p *part) replies() error {
 	chains := make(map[string]bool)
 	for _, l := range p.svc.Listen {

@@ -12,14 +12,15 @@ import (
 
 // Chains for packets that no rule translates.
 const (
-	chainInvalid = "invalid" // of no connection, from and to endpoints whose packets are translated
-	chainLeaving = "leaving" // the same of inside hosts, towards the outside
-	chainCutOff  = "cut-off" // of connections whose backend went down
+	chainInvalid = "invalid" // packets without a connection, from and to endpoints with translation
+	chainLeaving = "leaving" // packets without a connection, from inside hosts to the outside
+	chainCutOff  = "cut-off" // connections to a backend that is now down
 	ownedPrefix  = "owned/"  // + the answer
 	ownedPool    = ownedPrefix + "pool"
 )
 
-// Reasons of packets that these chains drop. Comments of rules, from which explain has them.
+// Comments of the rules that drop these packets. CommentReason maps them to reasons for sluice
+// explain.
 const (
 	commentInvalid = "no connection that it belongs to"
 	commentCutOff  = "the backend of its connection went down"
@@ -27,7 +28,7 @@ const (
 	commentPool    = "no mapping of this outside address"
 )
 
-// StrayReason is why the chain drops packets; "" for other chains.
+// StrayReason returns the reason why a chain drops packets, or "" for other chains.
 func StrayReason(id rs.ID) string {
 	switch {
 	case id.Table != rs.IP && id.Table != rs.IP6:
@@ -44,23 +45,21 @@ func StrayReason(id rs.ID) string {
 	return ""
 }
 
-// CommentReason is the reason that a rule's comment stands for; "" for others.
+// CommentReason returns the reason for a rule's comment, or "" for other comments.
 func CommentReason(comment string) string {
 	return map[string]string{commentInvalid: "invalid", commentCutOff: "no-flow", commentOwned: "unserved", commentPool: "no-binding"}[comment]
 }
 
-// stray adds what meets packets that no rule has translated:
+// untranslated adds the rules for packets that no rule has translated:
 //
-//   - Segments that connection tracking calls invalid, such as a late retransmission outside
-//     of the window, meet no NAT. From a server they would reach the client under the
-//     server's own address, and to the host itself (a reply of mode fullnat, a virtual
-//     address that it holds) they would be answered by a reset of its stack: either ends
-//     the connection. So they are dropped.
-//   - Segments of connections whose backend went down: both sides are told by a reset. What they
-//     send as a reset themselves goes on to the other one.
-//   - Packets to addresses of the gateway that nothing listens on; see datapath.Owned. They are
-//     answered before they are routed, where the kernel can tell which addresses are local:
-//     behind that it sends ICMP redirects, and counts them against the rate of its errors.
+//   - Invalid segments, such as a late retransmission outside of the window, bypass NAT. They are
+//     dropped, since either recipient would end the connection. A client would get the server's
+//     own address as source. The stack of the host itself would reply with a reset.
+//   - Segments of connections to a backend that is down are answered by a reset to both sides. A
+//     reset sent by either side is forwarded to the other.
+//   - Packets to owned addresses without a listener (see datapath.Owned) are refused before
+//     routing, if a rule can look up local addresses there. After routing the kernel would also
+//     send ICMP redirects, which count against the rate limit of its errors.
 func (c *compiler) stray(b *base, p *peers, table rs.Family, head map[rs.ID][]rs.Rule) {
 	early, forward := rs.ID{Table: table, Name: "untranslated"}, rs.ID{Table: table, Name: "forward"}
 	invalid, leaving := rs.ID{Table: table, Name: chainInvalid}, rs.ID{Table: table, Name: chainLeaving}
@@ -107,7 +106,7 @@ func (c *compiler) stray(b *base, p *peers, table rs.Family, head map[rs.ID][]rs
 	}
 }
 
-// notLocal keeps rules from packets to the host itself.
+// notLocal exempts packets to the host itself from the rules.
 func (c *compiler) notLocal(rules ...rs.Rule) []rs.Rule {
 	if !c.env.FIB {
 		return rules
@@ -115,7 +114,7 @@ func (c *compiler) notLocal(rules ...rs.Rule) []rs.Rule {
 	return append([]rs.Rule{rs.NewRule().ToLocal().Accept().Rule("")}, rules...)
 }
 
-// answers are those that virtual addresses have.
+// answers returns the kinds of answers that the virtual addresses use.
 func (p *peers) answers(table rs.Family) (answers []config.WhenDown) {
 	for _, e := range p.fragment.Elements {
 		for _, a := range []config.WhenDown{config.WhenDownReset, config.WhenDownReject, config.WhenDownDrop} {
@@ -127,7 +126,7 @@ func (p *peers) answers(table rs.Family) (answers []config.WhenDown) {
 	return answers
 }
 
-// refusal is the answer to what is sent to a port of the gateway that nothing listens on.
+// refusal returns the rules that refuse packets to an owned address without a listener.
 func refusal(table rs.Family, answer config.WhenDown) []rs.Rule {
 	switch answer {
 	case config.WhenDownDrop:
@@ -141,8 +140,8 @@ func refusal(table rs.Family, answer config.WhenDown) []rs.Rule {
 	}
 }
 
-// invalid are the rules for packets of no connection from and to tracked endpoints. An ICMP
-// error of a server is known by the packet that it quotes, which was sent to the server.
+// invalid returns the rules for packets without a connection, from and to tracked endpoints. An
+// ICMP error of a server is identified by the quoted packet, which was sent to the server.
 func (c *compiler) invalid(p *peers, table rs.Family) (rules []rs.Rule) {
 	drop := func(r *rs.Builder) { rules = append(rules, r.Counter().Drop().Rule(commentInvalid)) }
 	all := func(rs.Family) []*rs.Builder { return []*rs.Builder{rs.NewRule()} }
@@ -164,8 +163,8 @@ func (c *compiler) invalid(p *peers, table rs.Family) (rules []rs.Rule) {
 	return rules
 }
 
-// leavesOnly adds to the rule of a source translation its counterpart for packets of no
-// connection, which it does not translate: they must not leave with their inside address.
+// dropUntranslated drops the packets without a connection that match a source translation. NAT does
+// not translate them, and they must not leave with their inside address.
 func (b *base) leavesOnly(f rs.Family, r *rs.Builder) {
 	id := rs.ID{Table: f, Name: chainLeaving}
 	b.chains[id] = append(b.chains[id], r.Counter().Drop().Rule(commentInvalid))

@@ -10,14 +10,13 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// timeoutsName is the name of a protocol's timeouts, and of the chain that gives
-// them to new connections. Services and NAT rules jump there instead of naming the
-// timeouts themselves, so that a change of timeouts, which the kernel cannot do in
-// place, rewrites these chains alone.
+// timeoutsName returns the name of a protocol's timeout object, and of the chain that assigns it to
+// new connections. Services and NAT rules jump to this chain. The kernel cannot change timeouts in
+// place, so a change rewrites only these chains.
 func timeoutsName(p flow.Protocol) string { return "timeouts/" + p.String() }
 
-// giveTimeouts returns the rules that give new connections of a service or a NAT
-// rule their timeouts; none where the kernel cannot.
+// assignTimeouts returns the rules that assign timeouts to new connections of a service or a NAT
+// rule. It returns none if the kernel does not support them.
 func (c *compiler) giveTimeouts(s *Service, table rs.Family, protocol flow.Protocol) (rules []rs.Rule) {
 	if !c.env.Timeouts {
 		return nil
@@ -36,7 +35,7 @@ func (c *compiler) giveTimeouts(s *Service, table rs.Family, protocol flow.Proto
 	return rules
 }
 
-// timeouts writes the chains that are used, and what they give.
+// timeouts writes the chains in use and their timeout objects.
 func (c *compiler) timeouts(b *base) {
 	for _, table := range []rs.Family{rs.IP, rs.IP6} {
 		for _, t := range timeoutsOf(c.snapshot.Config.Timeouts, table) {
@@ -61,15 +60,15 @@ type timeouts struct {
 // defaultUDP is the default of timeouts.udp.
 const defaultUDP = 5 * time.Minute
 
-// timeoutsOf translates the configuration to the states of connection tracking;
-// the numbers are those of include/uapi/linux/netfilter/nfnetlink_cttimeout.h.
-// Zero values, and states that are not named, keep the kernel's sysctls.
+// timeoutsOf translates the configuration to the states of connection tracking, with the numbers of
+// include/uapi/linux/netfilter/nfnetlink_cttimeout.h. Zero values and other states keep the
+// kernel's sysctls.
 //
-// A TCP connection is established until both sides have sent FIN (RFC 5382
-// section 5), and transitory before and after. After a reset the kernel's ten
-// seconds stay. The default of UDP is that of streams alone, and single exchanges
-// keep the kernel's 30 s: with RFC 4787's five minutes a thousand DNS questions a
-// second would fill the table of most hosts. Any other value holds for both.
+// A TCP connection is established until both sides have sent FIN (RFC 5382 section 5), and
+// transitory before and after. After a reset the kernel's ten seconds apply. The default of UDP
+// applies to streams only: single exchanges keep the kernel's 30 s. With the five minutes of RFC
+// 4787, a thousand DNS queries per second would fill the table of most hosts. Any other value
+// applies to both.
 func timeoutsOf(t config.Timeouts, table rs.Family) (list []timeouts) {
 	add := func(p flow.Protocol, all ...rs.Timeout) {
 		given := all[:0]
