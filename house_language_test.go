@@ -50,7 +50,6 @@ var pendingPackages = map[string]float64{
 	"datapath/ebpf":         32,
 	"datapath/ebpf/compile": 32,
 	"datapath/nft":          33,
-	"datapath/nft/compile":  24,
 	"doctor/...":            27,
 	"importer":              57,
 	"importer/balancer":     21,

@@ -24,16 +24,16 @@ func (c *compiler) amend(previous *Result) (*Result, error) {
 	r.from = c.source()
 	fragments := slices.Clone(previous.Ruleset.Fragments)
 	r.Services, r.Ruleset = slices.Clone(previous.Services), &rs.Ruleset{Fragments: fragments}
-	moved := false // the set of servers changes
+	serversChanged := false // the set of servers changes
 	for i := range is {
 		old := previous.Services[i]
 		if old.Name != is[i].Name {
 			return nil, nil
 		}
-		if old.isOf(&is[i]) {
+		if old.isCurrent(&is[i]) {
 			continue
 		}
-		if !sameListeners(&old.source, is[i].Service) || !previous.ids.stay(&old.source, is[i].Service) {
+		if !sameListeners(&old.source, is[i].Service) || !previous.ids.stable(&old.source, is[i].Service) {
 			return nil, nil
 		}
 		compiled, err := c.service(i, old.id)
@@ -43,18 +43,18 @@ func (c *compiler) amend(previous *Result) (*Result, error) {
 		if !compiled.sharesAs(old) {
 			return nil, nil
 		}
-		moved = moved || !samePeers(&old.source, is[i].Service)
+		serversChanged = serversChanged || !samePeers(&old.source, is[i].Service)
 		r.Services[i], fragments[firstService+i] = compiled, compiled.Fragment
 	}
 	p := *previous.peers
 	p.snapshot = c.snapshot
-	if moved {
-		if err := c.answersOfOne(r.base); err != nil {
+	if serversChanged {
+		if err := c.checkReplies(r.base); err != nil {
 			return nil, err
 		}
 		had := len(p.used)
 		p.servers = c.servers(r.base)
-		p.note()
+		p.indexSets()
 		if len(p.used) != had || !slices.EqualFunc(p.servers.Sets, previous.peers.servers.Sets, (*rs.Set).Equal) {
 			return nil, nil // rules depend on the sets that exist
 		}
@@ -76,13 +76,13 @@ func (s *Service) sharesAs(o *Service) bool {
 // source is the input of a compilation without the services of the configuration.
 type source struct {
 	snapshot *datapath.Snapshot // listeners have resolved addresses
-	followed bool               // the address of a listener was resolved
+	resolved bool               // the address of a listener was resolved
 	config   config.Config      // a copy without services
 	env      Env
 }
 
 func (c *compiler) source() source {
-	s := source{c.snapshot, c.followed, *c.snapshot.Config, c.env}
+	s := source{c.snapshot, c.resolved, *c.snapshot.Config, c.env}
 	s.config.Services = nil
 	return s
 }
@@ -99,7 +99,7 @@ func (c *compiler) sameButServices(previous *Result) bool {
 		return false // npt66 depends on the IPv6 addresses of services and backends
 	}
 	all := is.snapshot.Config.Services
-	carriesAll := len(is.snapshot.Services) == len(all) && !was.followed && !is.followed
+	carriesAll := len(is.snapshot.Services) == len(all) && !was.resolved && !is.resolved
 	return len(was.snapshot.Config.Services) == len(all) && (carriesAll || sameOfAll(was.snapshot.Config, is.snapshot.Config, sameListeners)) &&
 		reflect.DeepEqual(was.config, is.config)
 }

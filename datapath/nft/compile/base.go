@@ -24,7 +24,7 @@ const (
 	// ICMP errors about packets of a stateless service, by the quoted packet:
 	mapServerErrors = "stateless-server-errors" // quoted destination, of a packet to a server
 	mapClientErrors = "stateless-client-errors" // quoted source, of a reply
-	mapClamp        = "mss-clamp"               // original destination of connections whose MSS is clamped
+	mapClamp        = "mss-clamp"               // original destination of connections with a clamped MSS
 	mapTargets      = "targets"                 // slot -> address and port of a backend
 	mapHosts        = "hosts"                   // slot -> address of a backend; the port is kept
 	setMarks        = "marks"                   // marks to put on every packet of a connection
@@ -49,7 +49,7 @@ type base struct {
 	inside  map[rs.Family][]func() []*rs.Builder
 	objects []*rs.Object
 	lists   map[string][]netip.Prefix
-	needs   map[rs.ID]needed // firewall sets in use
+	needs   map[rs.ID]setRef // firewall sets in use
 	reply   map[netip.Addr][]replyKey
 	extra   []rs.Element
 	members map[rs.Element]bool // of shared sets, in extra
@@ -57,7 +57,7 @@ type base struct {
 }
 
 // setRef is the part of a firewall set that one table uses: the prefixes of one family.
-type needed struct {
+type setRef struct {
 	list   string
 	family rs.Family
 }
@@ -73,7 +73,7 @@ type replyKey struct {
 func newBase() *base {
 	return &base{
 		used: make(map[rs.ID]bool), marks: make(map[uint32]bool), chains: make(map[rs.ID][]rs.Rule),
-		inside: make(map[rs.Family][]func() []*rs.Builder), needs: make(map[rs.ID]needed), reply: make(map[netip.Addr][]replyKey),
+		inside: make(map[rs.Family][]func() []*rs.Builder), needs: make(map[rs.ID]setRef), reply: make(map[netip.Addr][]replyKey),
 		members: make(map[rs.Element]bool),
 	}
 }
@@ -83,7 +83,7 @@ func (b *base) add(s *Service) error {
 	for _, id := range s.uses {
 		b.used[id] = true
 		if list, f, ok := listOf(id); ok {
-			b.needs[id] = needed{list, f}
+			b.needs[id] = setRef{list, f}
 		}
 	}
 	for _, m := range s.marks {
@@ -222,7 +222,7 @@ func (c *compiler) shared(b *base, p *peers) *rs.Fragment {
 		head[id] = append(head[id], rules...)
 	}
 	for _, table := range []rs.Family{rs.IP, rs.IP6} {
-		c.stray(b, p, table, head)
+		c.untranslated(b, p, table, head)
 	}
 	for _, id := range sortedIDs(head) {
 		chain := &rs.Chain{ID: id, Rules: head[id]}
@@ -425,7 +425,7 @@ type endpoint struct {
 
 // element adds an element with a verdict to the service's fragment, or a member without a verdict
 // to a shared set. Services that listen on the same address at different interfaces share a member.
-// It must remain until the last of these services is removed.
+// The member must remain until the last such service is removed.
 func (s *Service) element(e rs.Element) {
 	if e.Verdict == (rs.Verdict{}) {
 		s.members = append(s.members, e)

@@ -79,7 +79,7 @@ func carriesFamilies(s *config.Service) error {
 // not use it.
 func carriesPerPacket(s *config.Service) error {
 	needs := func(what string) error {
-		return fmt.Errorf("%s needs connection tracking, which mode %s goes without on nftables", what, s.Mode)
+		return fmt.Errorf("%s needs connection tracking, which mode %s does not use on nftables", what, s.Mode)
 	}
 	l := s.Limits
 	switch {
@@ -177,7 +177,7 @@ func CarriesRule(r *config.FirewallRule) error {
 	chain := ruleChain(r)
 	if chain.Table != rs.Netdev {
 		if r.Action == config.ActionNotrack && chain.Name != "early" {
-			return fmt.Errorf("action notrack at hook %s comes too late: use hook prerouting", r.Hook)
+			return fmt.Errorf("action notrack at hook %s runs after connection tracking: use hook prerouting", r.Hook)
 		}
 		return nil
 	}
@@ -185,7 +185,7 @@ func CarriesRule(r *config.FirewallRule) error {
 	case config.ActionReject:
 		return errors.New("action reject at hook ingress: the packet is not routed yet, so it cannot be answered; use hook forward or input")
 	case config.ActionNotrack:
-		return errors.New("action notrack at hook ingress comes before connection tracking: use hook prerouting")
+		return errors.New("action notrack at hook ingress runs before connection tracking and cannot exempt a packet: use hook prerouting")
 	}
 	if r.Out != "" {
 		return errors.New("out at hook ingress: the packet is not routed yet; use hook forward")

@@ -108,7 +108,7 @@ type Service struct {
 }
 
 // isCurrent reports whether the compiled service still matches the snapshot.
-func (s *Service) isOf(svc *datapath.Service) bool {
+func (s *Service) isCurrent(svc *datapath.Service) bool {
 	return !s.routed && slices.Equal(s.state, svc.State) && slices.Equal(s.weight, svc.Weights) && s.source.Equal(svc.Service)
 }
 
@@ -124,11 +124,11 @@ func (r *Result) Unreached() (out []string) {
 // Compile returns the ruleset of a snapshot. The previous result saves work and does not change the
 // outcome; it may be nil.
 func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
-	given := s
+	configured := s
 	if env.Address != nil {
 		s = datapath.Resolve(s, env.Address)
 	}
-	c := &compiler{given: given, snapshot: s, followed: s != given, env: env, sets: s.Config.Firewall.Sets}
+	c := &compiler{configured: configured, snapshot: s, resolved: s != configured, env: env, sets: s.Config.Firewall.Sets}
 	if r, err := c.amend(previous); r != nil || err != nil {
 		return r, err
 	}
@@ -143,7 +143,7 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 		if previous != nil {
 			compiled = previous.Service(svc.Name)
 		}
-		if compiled == nil || compiled.id != ids.of[svc.Name] || setsChanged && len(svc.Allow)+len(svc.Deny) > 0 || !compiled.isOf(&s.Services[i]) {
+		if compiled == nil || compiled.id != ids.of[svc.Name] || setsChanged && len(svc.Allow)+len(svc.Deny) > 0 || !compiled.isCurrent(&s.Services[i]) {
 			var err error
 			if compiled, err = c.service(i, ids.of[svc.Name]); err != nil {
 				return nil, fmt.Errorf("service %s: %w", svc.Name, err)
@@ -170,7 +170,7 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 	if err := c.firewall(b); err != nil {
 		return nil, err
 	}
-	if err := c.answersOfOne(b); err != nil {
+	if err := c.checkReplies(b); err != nil {
 		return nil, err
 	}
 	c.flowtable(b)
@@ -186,11 +186,11 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 }
 
 type compiler struct {
-	given    *datapath.Snapshot // listeners as configured
-	snapshot *datapath.Snapshot // listeners with resolved addresses
-	followed bool               // the two differ
-	env      Env
-	sets     map[string][]netip.Prefix
+	configured *datapath.Snapshot // listeners as configured
+	snapshot   *datapath.Snapshot // listeners with resolved addresses
+	resolved   bool               // the two differ
+	env        Env
+	sets       map[string][]netip.Prefix
 }
 
 func sameSets(a, b map[string][]netip.Prefix) bool {
@@ -240,7 +240,7 @@ func numbersAfter(previous *Result, services []datapath.Service) *numbers {
 		return newNumbers(services)
 	}
 	for _, s := range services {
-		if was := previous.Service(s.Name); was == nil || !was.source.Is(s.Service) && !previous.ids.stay(&was.source, s.Service) {
+		if was := previous.Service(s.Name); was == nil || !was.source.Is(s.Service) && !previous.ids.stable(&was.source, s.Service) {
 			return newNumbers(services)
 		}
 	}
@@ -267,10 +267,10 @@ func newNumbers(services []datapath.Service) *numbers {
 	return n
 }
 
-// numbersHold reports whether all services keep their numbers if one of them changes. Its number of
-// slots must be unchanged, or its slots must end before the next service. The next service must
-// also have its preferred number.
-func (n *numbers) stay(was, is *config.Service) bool {
+// stable reports whether all services keep their numbers if one service changes. The service must
+// have an unchanged number of slots, or its slots must end before the next service. The next
+// service must also have its preferred number.
+func (n *numbers) stable(was, is *config.Service) bool {
 	count := capacity(is)
 	if capacity(was) == count {
 		return true

@@ -166,7 +166,7 @@ func TestWhatIsRefused(t *testing.T) {
 		"mapping endpoint-independent":                            nat(config.NATRule{Type: config.NATMasquerade, Mapping: config.EndpointIndependent}),
 		"allocation of port blocks needs the eBPF datapath":       nat(config.NATRule{Type: config.NATSNAT, PortBlock: 64}),
 		"firewall rule-1: action reject at hook ingress":          rule(config.FirewallRule{Action: config.ActionReject, Hook: config.HookIngress}),
-		"action notrack at hook forward comes too late: use hook": rule(config.FirewallRule{Action: config.ActionNotrack, Hook: config.HookForward}),
+		"action notrack at hook forward runs after connection tracking: use hook": rule(config.FirewallRule{Action: config.ActionNotrack, Hook: config.HookForward}),
 	} {
 		s := &datapath.Snapshot{Config: c}
 		for i := range c.Services {
@@ -348,7 +348,7 @@ func TestNumbersThatStay(t *testing.T) {
 		services[at].Service = &is
 		next := newNumbers(services)
 		switch same := maps.Equal(numbers.of, next.of); {
-		case numbers.stay(was, &is) && !same:
+		case numbers.stable(was, &is) && !same:
 			t.Fatalf("%s from %d to %d slots: numbers are said to stay, and do not", is.Name, capacity(was), capacity(&is))
 		case same:
 			stay++

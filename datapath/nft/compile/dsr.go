@@ -56,7 +56,7 @@ func (p *part) dsr() error {
 			if b.MAC == (config.MAC{}) {
 				return r.ForFamily(p.table, p.family).Forward(p.family, b.Address, via.Name, via.Index)
 			}
-			return r.SetFrom(ttl, p.less(), ttl).SetField(rs.DestMAC, rs.HardwareAddr(b.MAC), 0, false).
+			return r.SetFrom(ttl, p.ttlMap(), ttl).SetField(rs.DestMAC, rs.HardwareAddr(b.MAC), 0, false).
 				SetField(rs.SourceMAC, rs.HardwareAddr(via.MAC), 0, false).ForwardFrame(via.Name, via.Index)
 		}
 		p.backend(i, deliver)
@@ -78,7 +78,7 @@ var ErrNoRoute = errors.New("no route")
 
 // markUnreached returns the service with its backends of mode dsr without a route as down, for
 // example at boot before the interfaces exist. The result lists them in Unreached.
-func (c *compiler) unreached(svc datapath.Service, s *Service) datapath.Service {
+func (c *compiler) markUnreached(svc datapath.Service, s *Service) datapath.Service {
 	if svc.Mode != config.ModeDSR || c.env.Route == nil {
 		return svc
 	}
@@ -96,7 +96,7 @@ func (c *compiler) unreached(svc datapath.Service, s *Service) datapath.Service 
 // ttlMap makes the map that decrements a TTL, because nf_tables has no expression for it. Without
 // the decrement, two hosts that use each other as backend would forward a packet forever. The map
 // has no entry for a TTL that has expired.
-func (p *part) less() string {
+func (p *part) ttlMap() string {
 	id := rs.ID{Table: p.table, Name: p.prefix + "/ttl"}
 	if slices.ContainsFunc(p.Fragment.Sets, func(s *rs.Set) bool { return s.ID == id }) {
 		return id.Name

@@ -149,7 +149,7 @@ func (c *compiler) match(b *base, out *rs.Builder, m config.Match, table, f rs.F
 	switch {
 	case m.Set != "":
 		id := listID(table, f, m.Set)
-		b.needs[id] = needed{identifier(m.Set), f}
+		b.needs[id] = setRef{identifier(m.Set), f}
 		out.InSet(id.Name, field(f))
 	case m.Prefix.IsValid():
 		out.Within(field(f), m.Prefix)

@@ -13,7 +13,7 @@ import (
 
 // namesInside reports whether a source translation identifies the inside hosts. The source of such
 // a host is then translated on its way to a port-forward target behind its own interface.
-func tellsInside(n *config.NATRule) bool {
+func namesInside(n *config.NATRule) bool {
 	return n.Type.RewritesSource() && n.Hairpin != config.SwitchOff && len(n.Source)+len(n.In) > 0
 }
 
@@ -70,14 +70,14 @@ func (c *compiler) sameNetworks(s *Service, table rs.Family) {
 			networks = append(networks, p)
 		}
 	}
-	for _, p := range apart(networks) {
+	for _, p := range withoutNested(networks) {
 		first, last := rs.Addr(p.Addr()), rs.Addr(rs.LastAddr(p))
 		s.element(rs.Element{Set: id, Key: rs.Concat(first, first), End: rs.Concat(last, last)})
 	}
 }
 
 // withoutNested returns the prefixes in order, without those inside another one.
-func apart(list []netip.Prefix) (out []netip.Prefix) {
+func withoutNested(list []netip.Prefix) (out []netip.Prefix) {
 	slices.SortFunc(list, netip.Prefix.Compare)
 	for _, p := range list {
 		if len(out) == 0 || !out[len(out)-1].Overlaps(p) {

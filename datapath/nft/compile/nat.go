@@ -47,9 +47,9 @@ func staticFirst(a, b *config.NATRule) int {
 
 // egressRules starts the rules for forwarded packets from the interfaces in to the interfaces out:
 // one for each pair.
-func leaving(in, out config.Interfaces) (list []*rs.Builder) {
-	for _, i := range wordsOrAny(in) {
-		for _, o := range wordsOrAny(out) {
+func egressRules(in, out config.Interfaces) (list []*rs.Builder) {
+	for _, i := range namesOrAny(in) {
+		for _, o := range namesOrAny(out) {
 			r := rs.NewRule()
 			if i != "" {
 				r.Is(rs.InName, rs.Ifaces(i))
@@ -64,7 +64,7 @@ func leaving(in, out config.Interfaces) (list []*rs.Builder) {
 }
 
 // namesOrAny returns the names in a list of interfaces, or "" for every interface.
-func wordsOrAny(i config.Interfaces) []string {
+func namesOrAny(i config.Interfaces) []string {
 	if i == "" {
 		return []string{""}
 	}
@@ -73,11 +73,11 @@ func wordsOrAny(i config.Interfaces) []string {
 
 // bothDirections starts the rules for both directions of the connections that leave by the rule's
 // interfaces.
-func ways(n *config.NATRule) []*rs.Builder {
+func bothDirections(n *config.NATRule) []*rs.Builder {
 	if n.In == n.Out {
-		return leaving(n.In, n.Out)
+		return egressRules(n.In, n.Out)
 	}
-	return append(leaving(n.In, n.Out), leaving(n.Out, n.In)...)
+	return append(egressRules(n.In, n.Out), egressRules(n.Out, n.In)...)
 }
 
 // sourceNAT compiles masquerade and snat. A rule without a source applies to IPv4, unless its
@@ -115,28 +115,28 @@ func (c *compiler) sourceNAT(s *Service, n *config.NATRule, b *base, chain strin
 		if len(sources) > 1 {
 			s.intervals(rs.ID{Table: f, Name: chain + "/source"}, f, sources)
 		}
-		for _, r := range c.outward(n, f, sources, chain) {
+		for _, r := range c.sourceRules(n, f, sources, chain) {
 			b.chains[base] = append(b.chains[base], r.Jump(chain).Rule(""))
 		}
-		for _, stays := range c.outward(n, f, sources, chain) {
+		for _, stays := range c.sourceRules(n, f, sources, chain) {
 			if len(except) > 0 {
 				stays.NotInSet(chain+"/except", rs.Dest(f))
 			}
-			b.leavesOnly(f, stays)
+			b.dropUntranslated(f, stays)
 		}
 		b.clamp(n, f)
-		if tellsInside(n) {
+		if namesInside(n) {
 			by := *n
 			by.Out = ""
-			b.inside[f] = append(b.inside[f], func() []*rs.Builder { return c.outward(&by, f, sources, chain) })
+			b.inside[f] = append(b.inside[f], func() []*rs.Builder { return c.sourceRules(&by, f, sources, chain) })
 		}
 	}
 	return nil
 }
 
 // sourceRules starts the rules for the connections that a source translation matches.
-func (c *compiler) outward(n *config.NATRule, f rs.Family, sources []netip.Prefix, chain string) []*rs.Builder {
-	rules := leaving(n.In, n.Out)
+func (c *compiler) sourceRules(n *config.NATRule, f rs.Family, sources []netip.Prefix, chain string) []*rs.Builder {
+	rules := egressRules(n.In, n.Out)
 	for _, r := range rules {
 		switch len(sources) {
 		case 0:
@@ -156,7 +156,7 @@ func (b *base) clamp(n *config.NATRule, f rs.Family) {
 	}
 	forward := rs.ID{Table: f, Name: "forward"}
 	const syn, rst = 0x02, 0x04
-	for _, way := range ways(n) {
+	for _, way := range bothDirections(n) {
 		b.chains[forward] = append(b.chains[forward], way.TCPFlags(syn|rst, syn, "tcp flags syn / syn,rst").ClampMSS().Rule(n.Name))
 	}
 }
@@ -189,7 +189,7 @@ func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, c
 			rules = append(rules, c.helpersTo(s, f, chain, h, flow.Any, h.Port())...)
 		}
 	}
-	rules = append(rules, c.giveTimeouts(s, f, flow.Any)...)
+	rules = append(rules, c.assignTimeouts(s, f, flow.Any)...)
 	if n.Type == config.NATMasquerade {
 		rules = append(rules, c.withoutAddress(s, n, f, chain)...)
 		named, err := c.routeSources(s, n, f, chain)
@@ -198,7 +198,7 @@ func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, c
 		}
 		rules = append(rules, named...)
 	}
-	translate, err := c.snat(s, f, chain, pool, narrowed(n.Ports), n.FullyRandom)
+	translate, err := c.snat(s, f, chain, pool, restrictedPorts(n.Ports), n.FullyRandom)
 	if err != nil {
 		return err
 	}
@@ -214,13 +214,13 @@ func (c *compiler) routeSources(s *Service, n *config.NATRule, f rs.Family, chai
 			continue
 		}
 		to := chain + "/source-" + identifier(by.Interface)
-		translate, err := c.snat(s, f, to, []config.AddressRange{{First: by.Address, Last: by.Address}}, narrowed(n.Ports), n.FullyRandom)
+		translate, err := c.snat(s, f, to, []config.AddressRange{{First: by.Address, Last: by.Address}}, restrictedPorts(n.Ports), n.FullyRandom)
 		if err != nil {
 			return nil, err
 		}
 		s.chain(f, to, translate...)
 		rule := rs.NewRule().Is(rs.OutName, rs.Iface(by.Interface))
-		for _, p := range apart(by.Networks) {
+		for _, p := range withoutNested(by.Networks) {
 			rule.NotWithin(rs.Dest(f), p)
 		}
 		rules = append(rules, rule.Goto(to).Rule(""))
@@ -251,7 +251,7 @@ func DropsWithoutAddress(chain string) bool { return strings.HasSuffix(chain, no
 
 // restrictedPorts returns the ports, or nil for the default. By default the kernel chooses in the
 // same way: it keeps a free port, and otherwise stays on the same side of port 1024.
-func narrowed(p config.PortSet) config.PortSet {
+func restrictedPorts(p config.PortSet) config.PortSet {
 	if len(p) == 1 && p[0] == config.DefaultPorts(0) {
 		return nil
 	}
@@ -275,12 +275,12 @@ func (c *compiler) portForward(s *Service, n *config.NATRule, chain string) {
 	if n.Helper != "" {
 		rules = append(rules, c.helpers(s, f, chain, config.Helper(n.Helper), n.Protocol)...)
 	}
-	rules = append(rules, c.giveTimeouts(s, f, n.Protocol)...)
+	rules = append(rules, c.assignTimeouts(s, f, n.Protocol)...)
 	rules = append(rules, s.toTarget(f, n, chain))
 	s.chain(f, chain, rules...)
 	at := []string{n.Listen.Interface}
 	if at[0] == "" {
-		at = wordsOrAny(n.In)
+		at = namesOrAny(n.In)
 	}
 	if n.Hairpin == config.SwitchOn {
 		at = []string{""}
@@ -292,7 +292,7 @@ func (c *compiler) portForward(s *Service, n *config.NATRule, chain string) {
 	if n.Hairpin != config.SwitchOff {
 		e.iface = ""
 		endpoints(s, f, mapTurned, e, rs.Verdict{})
-		if slices.ContainsFunc(c.snapshot.NAT, tellsInside) {
+		if slices.ContainsFunc(c.snapshot.NAT, namesInside) {
 			endpoints(s, f, mapHairpin, e, rs.Verdict{})
 		}
 	}
@@ -333,7 +333,7 @@ func (c *compiler) static(s *Service, n *config.NATRule, b *base, chain string) 
 		// gateway.
 		for i := range c.snapshot.NAT {
 			if o := c.snapshot.NAT[i]; o.Type == config.NATStatic && familyOf(o.External.Addr()) == f {
-				for _, turned := range leaving(n.In, "") {
+				for _, turned := range egressRules(n.In, "") {
 					turned.Within(rs.OriginalDest(f), o.External).Within(rs.Source(f), n.Internal)
 					b.chains[post] = append(b.chains[post], turned.Goto(chain+"/out").Rule(""))
 				}
@@ -343,20 +343,20 @@ func (c *compiler) static(s *Service, n *config.NATRule, b *base, chain string) 
 	if len(n.Except) > 0 {
 		set := rs.ID{Table: f, Name: chain + "/except"}
 		s.intervals(set, f, n.Except)
-		for _, except := range leaving(n.In, n.Out) {
+		for _, except := range egressRules(n.In, n.Out) {
 			except.Within(rs.Source(f), n.Internal).InSet(set.Name, rs.Dest(f))
 			b.chains[post] = append(b.chains[post], except.Accept().Rule(""))
 		}
 	}
-	for _, out := range leaving(n.In, n.Out) {
+	for _, out := range egressRules(n.In, n.Out) {
 		b.chains[post] = append(b.chains[post], out.Within(rs.Source(f), n.Internal).Goto(chain+"/out").Rule(""))
 	}
-	for _, stays := range leaving(n.In, n.Out) {
+	for _, stays := range egressRules(n.In, n.Out) {
 		stays.Within(rs.Source(f), n.Internal)
 		if len(n.Except) > 0 {
 			stays.NotInSet(chain+"/except", rs.Dest(f))
 		}
-		b.leavesOnly(f, stays)
+		b.dropUntranslated(f, stays)
 	}
 	strays := rs.ID{Table: f, Name: chainInvalid}
 	b.chains[strays] = append(b.chains[strays], rs.NewRule().Within(rs.Dest(f), n.External).Counter().Drop().Rule(commentInvalid))
@@ -370,8 +370,8 @@ func (c *compiler) static(s *Service, n *config.NATRule, b *base, chain string) 
 	if n.Mark != 0 {
 		s.marks = append(s.marks, n.Mark)
 	}
-	s.chain(f, chain+"/in", append(c.giveTimeouts(s, f, flow.Any), mark(rs.NewRule()).NATPrefix(f, true, n.Internal).Rule(""))...)
-	s.chain(f, chain+"/out", append(c.giveTimeouts(s, f, flow.Any), mark(rs.NewRule()).NATPrefix(f, false, n.External).Rule(""))...)
+	s.chain(f, chain+"/in", append(c.assignTimeouts(s, f, flow.Any), mark(rs.NewRule()).NATPrefix(f, true, n.Internal).Rule(""))...)
+	s.chain(f, chain+"/out", append(c.assignTimeouts(s, f, flow.Any), mark(rs.NewRule()).NATPrefix(f, false, n.External).Rule(""))...)
 }
 
 // errNot returns the error for a setting that only the eBPF datapath supports.

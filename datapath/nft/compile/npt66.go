@@ -24,7 +24,7 @@ func (c *compiler) npt66(s *Service, n *config.NATRule, b *base, chain string) {
 	raw, post := rs.ID{Table: rs.IP6, Name: "raw"}, rs.ID{Table: rs.IP6, Name: "translate"}
 
 	in, notrack := rs.NewRule().Within(dest, outside), rs.NewRule()
-	tracks, outs := leaving(n.In, ""), leaving(n.In, n.Out)
+	tracks, outs := egressRules(n.In, ""), egressRules(n.In, n.Out)
 	for _, r := range slices.Concat(tracks, outs) {
 		r.Within(source, inside).NotWithin(dest, inside)
 	}
@@ -141,7 +141,7 @@ func (s *Service) addWord(chain, step string, sel rs.Selector, word int, add uin
 	if add == 0xffff {
 		add = 0
 	}
-	zero := 0xffff - add // the word whose sum is 0xffff
+	zero := 0xffff - add // the word that gives the sum 0xffff
 	rules := []rs.Rule{rs.NewRule().Is(rs.Word(sel, word), rs.Port(zero)).SetField(rs.Word(sel, word), rs.Port(0), 0, false).Goto(chain + "/prefix").Rule("")}
 	if zero < 0xffff {
 		round := rs.NewRule().Between(rs.Word(sel, word), rs.Port(zero+1), rs.Port(0xffff)).Goto(step + "/round").Rule("")

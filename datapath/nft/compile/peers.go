@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Sets of endpoints and addresses whose packets must not pass untranslated. The function
-// untranslated adds the lookups.
+// Sets of endpoints and addresses with translation. Their packets must not pass untranslated; the
+// function untranslated adds the lookups.
 const (
 	setListeners  = "listeners"   // destinations of clients of tracked services and port-forwards
 	setServers    = "servers"     // sources of the replies
@@ -27,8 +27,8 @@ const (
 	setOwnedPools = "owned-pools" // outside addresses of source translation
 )
 
-// peers has the fragments of these sets. They depend on the configuration and on the host's
-// networks, and not on the states of backends.
+// peers has the fragments of the sets of listeners, servers and owned addresses. They depend on the
+// configuration and on the host's networks, and not on the states of backends.
 type peers struct {
 	fragment *rs.Fragment // listeners and owned addresses
 	servers  *rs.Fragment // servers and their networks
@@ -57,7 +57,7 @@ func (c *compiler) listenersAndServers(previous *Result, b *base) *peers {
 	if old != nil && p.sameServices(old, sameListeners) {
 		p.fragment = old.fragment
 	} else {
-		p.fragment = shared(func(s *Service) {
+		p.fragment = sharedFragment(func(s *Service) {
 			all, _ := c.tracked()
 			s.peers(setListeners, all)
 			c.owned(s)
@@ -68,14 +68,14 @@ func (c *compiler) listenersAndServers(previous *Result, b *base) *peers {
 	} else {
 		p.servers = c.servers(b)
 	}
-	p.note()
+	p.indexSets()
 	return p
 }
 
 // servers compiles the fragment of the servers. It adds their networks if the base has a rule that
 // looks them up.
 func (c *compiler) servers(b *base) *rs.Fragment {
-	return shared(func(s *Service) {
+	return sharedFragment(func(s *Service) {
 		_, all := c.tracked()
 		s.peers(setServers, all)
 		for _, table := range []rs.Family{rs.IP, rs.IP6} {
@@ -87,7 +87,7 @@ func (c *compiler) servers(b *base) *rs.Fragment {
 }
 
 // indexSets records the names of the sets in both fragments.
-func (p *peers) note() {
+func (p *peers) indexSets() {
 	p.used = map[rs.ID]bool{}
 	for _, set := range append(slices.Clone(p.fragment.Sets), p.servers.Sets...) {
 		p.used[set.ID] = true
@@ -95,7 +95,7 @@ func (p *peers) note() {
 }
 
 // sharedFragment returns a fragment with the elements that write adds to shared sets.
-func shared(write func(*Service)) *rs.Fragment {
+func sharedFragment(write func(*Service)) *rs.Fragment {
 	s := &Service{Fragment: &rs.Fragment{}}
 	write(s)
 	s.Fragment.Elements = append(s.Fragment.Elements, s.members...)
@@ -187,7 +187,7 @@ func (c *compiler) tracked() (listeners, servers map[peer][]flow.Ports) {
 		if n.Type == config.NATPortForward {
 			at := []string{n.Listen.Interface}
 			if n.Listen.Interface == "" {
-				at = wordsOrAny(n.In)
+				at = namesOrAny(n.In)
 			}
 			for _, iface := range at {
 				add(listeners, peer{n.Listen.Address, n.Protocol, iface}, portsOf(*n.Listen)...)
@@ -201,7 +201,7 @@ func (c *compiler) tracked() (listeners, servers map[peer][]flow.Ports) {
 // checkReplies rejects a server endpoint that is used by a stateless service and also by a tracked
 // service or port-forward. Stateless replies are rewritten before the conntrack lookup, for all
 // clients. Clients of the tracked service would get replies from the wrong address.
-func (c *compiler) answersOfOne(b *base) error {
+func (c *compiler) checkReplies(b *base) error {
 	if len(b.reply) == 0 {
 		return nil
 	}

@@ -78,13 +78,13 @@ func (p *part) remembered() []int {
 	return list
 }
 
-// recall returns the rules that send a packet to the client's backend. If draining backends are
+// recallRules returns the rules that send a packet to the client's backend. If draining backends are
 // included, a SYN is a new connection and uses only the backends that take new flows.
-func (p *part) recall() []rs.Rule {
+func (p *part) recallRules() []rs.Rule {
 	from := func(when *rs.Builder, set string) rs.Rule {
 		return when.Recall(p.prefix+"/clients", p.clientKey()...).VerdictFrom(p.prefix+set, rs.Priority).Rule("")
 	}
-	if !p.opensApart() {
+	if !p.newFlowsDiffer() {
 		return []rs.Rule{from(p.rule(), "/backends")}
 	}
 	const mask, syn, text = 0x16, 0x02, "tcp flags & (syn|rst|ack) == syn"
@@ -94,7 +94,7 @@ func (p *part) recall() []rs.Rule {
 
 // newFlowsDiffer reports whether new connections of remembered clients may use fewer backends than
 // existing ones.
-func (p *part) opensApart() bool {
+func (p *part) newFlowsDiffer() bool {
 	return p.svc.Protocol == flow.TCP && len(p.remembered()) > len(p.active)
 }
 
@@ -113,16 +113,16 @@ func (p *part) memory() {
 	})
 	backends := rs.ID{Table: p.table, Name: p.prefix + "/backends"}
 	p.Fragment.Sets = append(p.Fragment.Sets, &rs.Set{ID: backends, Key: []rs.Type{rs.Mark}, Verdicts: true})
-	p.lead(backends, p.remembered())
-	if p.opensApart() {
+	p.addBackends(backends, p.remembered())
+	if p.newFlowsDiffer() {
 		open := rs.ID{Table: p.table, Name: p.prefix + "/open"}
 		p.Fragment.Sets = append(p.Fragment.Sets, &rs.Set{ID: open, Key: []rs.Type{rs.Mark}, Verdicts: true})
-		p.lead(open, p.active)
+		p.addBackends(open, p.active)
 	}
 }
 
 // addBackends adds the elements that map the numbers of backends to their chains.
-func (p *part) lead(set rs.ID, backends []int) {
+func (p *part) addBackends(set rs.ID, backends []int) {
 	for _, i := range backends {
 		p.Fragment.Elements = append(p.Fragment.Elements, rs.Element{
 			Set: set, Key: rs.Number(p.backendID(i)).Raw, Verdict: rs.Verdict{Code: rs.Goto, Chain: p.backendChain(i)},

@@ -75,7 +75,7 @@ func listOf(id rs.ID) (name string, f rs.Family, ok bool) {
 }
 
 // list writes a firewall set and its prefixes of one family.
-func (c *compiler) list(f *rs.Fragment, id rs.ID, n needed) {
+func (c *compiler) list(f *rs.Fragment, id rs.ID, n setRef) {
 	f.Sets = append(f.Sets, &rs.Set{ID: id, Key: []rs.Type{addrType(n.family)}, Interval: true})
 	for name, prefixes := range c.sets {
 		if identifier(name) != n.list {

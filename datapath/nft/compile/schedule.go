@@ -27,7 +27,7 @@ func (p *part) choose() []rs.Rule {
 		rules = append(rules, r)
 	}
 	if p.persist != nil {
-		rules = append(rules, p.recall()...)
+		rules = append(rules, p.recallRules()...)
 		rules = append(rules,
 			p.rule().Forget(p.prefix+"/clients", p.clientKey()...).Rule(""))
 	}
@@ -120,7 +120,7 @@ func packetFields(f rs.Family) fields {
 }
 
 // quotedFields returns the selectors for the reply that an ICMP error quotes. Source and
-// destination are exchanged, so that the fields are those of the client's packet.
+// destination are exchanged: the fields are the ones of the client's packet.
 func quotedFields(f rs.Family) fields {
 	q := rs.QuotedIn(f)
 	return fields{q.Dest, q.DestPort, q.Source, q.SourcePort, q.Protocol}

@@ -35,7 +35,7 @@ func (c *compiler) service(i int, id uint32) (*Service, error) {
 	// If an interface has no address of a family, the snapshot lacks the listeners that follow it.
 	// Backends of that family would then seem to need a translation between families, so the
 	// configured listeners are checked.
-	if err := Carries(c.given.Services[i].Service); err != nil {
+	if err := Carries(c.configured.Services[i].Service); err != nil {
 		return nil, err
 	}
 	s := &Service{
@@ -43,7 +43,7 @@ func (c *compiler) service(i int, id uint32) (*Service, error) {
 		Fragment: &rs.Fragment{Owner: "service " + svc.Name},
 		Slots:    make(map[rs.Family][]string),
 	}
-	svc = c.unreached(svc, s)
+	svc = c.markUnreached(svc, s)
 	for _, f := range []rs.Family{rs.IP, rs.IP6} {
 		if !slices.ContainsFunc(svc.Listen, func(l config.Listen) bool { return familyOf(l.Address) == f }) {
 			continue
@@ -119,7 +119,7 @@ func (p *part) dnat() error {
 	if len(p.active) == 0 {
 		rules = append(rules, p.down()...)
 	} else {
-		rules = append(rules, p.c.giveTimeouts(p.Service, p.table, p.svc.Protocol)...)
+		rules = append(rules, p.c.assignTimeouts(p.Service, p.table, p.svc.Protocol)...)
 		rules = append(rules, p.choose()...)
 	}
 	p.chain(p.table, p.prefix, rules...)

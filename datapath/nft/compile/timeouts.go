@@ -17,7 +17,7 @@ func timeoutsName(p flow.Protocol) string { return "timeouts/" + p.String() }
 
 // assignTimeouts returns the rules that assign timeouts to new connections of a service or a NAT
 // rule. It returns none if the kernel does not support them.
-func (c *compiler) giveTimeouts(s *Service, table rs.Family, protocol flow.Protocol) (rules []rs.Rule) {
+func (c *compiler) assignTimeouts(s *Service, table rs.Family, protocol flow.Protocol) (rules []rs.Rule) {
 	if !c.env.Timeouts {
 		return nil
 	}
@@ -44,8 +44,8 @@ func (c *compiler) timeouts(b *base) {
 				continue
 			}
 			b.chains[id] = []rs.Rule{}
-			if len(t.given) > 0 {
-				b.objects = append(b.objects, rs.NewTimeout(id, uint8(t.protocol), t.given...))
+			if len(t.states) > 0 {
+				b.objects = append(b.objects, rs.NewTimeout(id, uint8(t.protocol), t.states...))
 				b.chains[id] = append(b.chains[id], rs.NewRule().Timeout(id.Name).Rule(""))
 			}
 		}
@@ -54,7 +54,7 @@ func (c *compiler) timeouts(b *base) {
 
 type timeouts struct {
 	protocol flow.Protocol
-	given    []rs.Timeout
+	states   []rs.Timeout
 }
 
 // defaultUDP is the default of timeouts.udp.
@@ -71,13 +71,13 @@ const defaultUDP = 5 * time.Minute
 // applies to both.
 func timeoutsOf(t config.Timeouts, table rs.Family) (list []timeouts) {
 	add := func(p flow.Protocol, all ...rs.Timeout) {
-		given := all[:0]
+		states := all[:0]
 		for _, t := range all {
 			if t.After > 0 {
-				given = append(given, t)
+				states = append(states, t)
 			}
 		}
-		list = append(list, timeouts{p, given})
+		list = append(list, timeouts{p, states})
 	}
 	established, transitory := t.TCPEstablished.D(), t.TCPTransitory.D()
 	add(flow.TCP,

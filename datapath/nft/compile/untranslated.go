@@ -60,11 +60,11 @@ func CommentReason(comment string) string {
 //   - Packets to owned addresses without a listener (see datapath.Owned) are refused before
 //     routing, if a rule can look up local addresses there. After routing the kernel would also
 //     send ICMP redirects, which count against the rate limit of its errors.
-func (c *compiler) stray(b *base, p *peers, table rs.Family, head map[rs.ID][]rs.Rule) {
+func (c *compiler) untranslated(b *base, p *peers, table rs.Family, head map[rs.ID][]rs.Rule) {
 	early, forward := rs.ID{Table: table, Name: "untranslated"}, rs.ID{Table: table, Name: "forward"}
-	invalid, leaving := rs.ID{Table: table, Name: chainInvalid}, rs.ID{Table: table, Name: chainLeaving}
+	invalid, egressRules := rs.ID{Table: table, Name: chainInvalid}, rs.ID{Table: table, Name: chainLeaving}
 	rules := append(c.invalid(p, table), head[invalid]...)
-	tracked := len(rules)+len(head[leaving]) > 0
+	tracked := len(rules)+len(head[egressRules]) > 0
 	known := rs.NewRule().Known().Accept().Rule("")
 	strange := func(chain string) rs.Rule { return rs.NewRule().State("invalid").Goto(chain).Rule("") }
 	add := func(to rs.ID, rule rs.Rule) {
@@ -84,7 +84,7 @@ func (c *compiler) stray(b *base, p *peers, table rs.Family, head map[rs.ID][]rs
 		}
 		add(early, strange(chainInvalid))
 	}
-	if len(head[leaving]) > 0 {
+	if len(head[egressRules]) > 0 {
 		add(forward, strange(chainLeaving))
 	}
 	to, at := rs.Dest(table), early
@@ -165,7 +165,7 @@ func (c *compiler) invalid(p *peers, table rs.Family) (rules []rs.Rule) {
 
 // dropUntranslated drops the packets without a connection that match a source translation. NAT does
 // not translate them, and they must not leave with their inside address.
-func (b *base) leavesOnly(f rs.Family, r *rs.Builder) {
+func (b *base) dropUntranslated(f rs.Family, r *rs.Builder) {
 	id := rs.ID{Table: f, Name: chainLeaving}
 	b.chains[id] = append(b.chains[id], r.Counter().Drop().Rule(commentInvalid))
 }
