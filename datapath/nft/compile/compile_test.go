@@ -162,10 +162,10 @@ func TestWhatIsRefused(t *testing.T) {
 			s.Mode = config.ModeDSR
 			s.Backends[0].Address = netip.MustParseAddr("10.9.9.9")
 		}),
-		"nat n: nat64 needs the eBPF datapath":                    nat(config.NATRule{Type: config.NATNAT64}),
-		"mapping endpoint-independent":                            nat(config.NATRule{Type: config.NATMasquerade, Mapping: config.EndpointIndependent}),
-		"allocation of port blocks needs the eBPF datapath":       nat(config.NATRule{Type: config.NATSNAT, PortBlock: 64}),
-		"firewall rule-1: action reject at hook ingress":          rule(config.FirewallRule{Action: config.ActionReject, Hook: config.HookIngress}),
+		"nat n: nat64 needs the eBPF datapath":                                    nat(config.NATRule{Type: config.NATNAT64}),
+		"mapping endpoint-independent":                                            nat(config.NATRule{Type: config.NATMasquerade, Mapping: config.EndpointIndependent}),
+		"allocation of port blocks needs the eBPF datapath":                       nat(config.NATRule{Type: config.NATSNAT, PortBlock: 64}),
+		"firewall rule-1: action reject at hook ingress":                          rule(config.FirewallRule{Action: config.ActionReject, Hook: config.HookIngress}),
 		"action notrack at hook forward runs after connection tracking: use hook": rule(config.FirewallRule{Action: config.ActionNotrack, Hook: config.HookForward}),
 	} {
 		s := &datapath.Snapshot{Config: c}
