@@ -43,7 +43,7 @@ func TestOracle(t *testing.T) {
 	seed := number(t, "SLUICE_ORACLE_SEED", uint64(time.Now().UnixNano())%1e9)
 	steps := number(t, "SLUICE_ORACLE_STEPS", 1e9)
 	if os.Getenv("SLUICE_ORACLE_SECONDS") == "" {
-		t.Skip("SLUICE_ORACLE_SECONDS is not set; make test sets it")
+		t.Skip("SLUICE_ORACLE_SECONDS is not set; make soak sets it")
 	}
 	end := time.Now().Add(time.Duration(number(t, "SLUICE_ORACLE_SECONDS", 60)) * time.Second)
 	t.Logf("SLUICE_ORACLE_SEED=%d", seed)
