@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Who may use a service, how much of it, and how its connections are counted.
+// Access lists, connection limits, rates and connection counters of services.
 #ifndef SLUICE_ADMIT_H
 #define SLUICE_ADMIT_H
 
@@ -8,7 +8,7 @@
 #include "schedule.h"
 #include "syn.h"
 
-// Who may use a service at all.
+// Checks the client's address against the allow and deny lists of a service.
 static __always_inline enum reason service_lists(const struct packet *p, const struct service *s)
 {
 	__u64 sets;
@@ -21,8 +21,9 @@ static __always_inline enum reason service_lists(const struct packet *p, const s
 	return s->allow && !(sets & s->allow) ? REASON_NOT_ALLOWED : REASON_NONE;
 }
 
-// Why a service has no room for one more connection of a client now. It only looks: what a
-// SYN that leaves no flow is admitted by is the same that refuses the next one.
+// Checks the connection limits of a service and of the client. Returns the reason for a refusal, or
+// REASON_NONE. It changes no counter: a SYN that creates no flow passes the same check as a SYN
+// that creates one.
 __noinline int service_full(const struct packet *p, __u32 id)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
@@ -39,8 +40,8 @@ __noinline int service_full(const struct packet *p, __u32 id)
 	return client_full(&who, s->max_client_flows) ? REASON_CLIENT_FLOWS : REASON_NONE;
 }
 
-// Takes one connection of a service's rates. What was admitted before is counted where there is
-// still room, and not refused.
+// Charges one connection to the rates of a service. If the connection has been admitted before, it
+// is charged while the rate has room, and never refused.
 __noinline int service_rates(const struct packet *p, __u32 id, __u32 admitted)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
@@ -59,9 +60,9 @@ __noinline int service_rates(const struct packet *p, __u32 id, __u32 admitted)
 	return REASON_NONE;
 }
 
-// Numbers and rates of a service's connections. A connection is refused at its SYN or not at
-// all: whoever has been answered takes the connection for open. The rates were asked at the SYN
-// already of a handshake that left no flow, and are only charged by the proof of a cookie.
+// Checks the connection limits and rates of a service. A connection is refused at its SYN or not at
+// all, because an answered client considers the connection open. With a SYN cookie, the rates were
+// checked at the SYN; the proof of the cookie only charges them.
 static __always_inline int service_admit(const struct packet *p, const struct plan *plan, const struct service *s,
 					 __u32 id)
 {
@@ -76,7 +77,7 @@ static __always_inline int service_admit(const struct packet *p, const struct pl
 	return service_rates(p, id, admitted);
 }
 
-// A connection of a service is no more: it has closed, or its flow has expired.
+// Removes a closed or expired connection from the counters of its service, backend and client.
 static __always_inline void service_uncount(const union addr *from, __u32 owner, __u32 backend, __u8 flags, __u8 family)
 {
 	struct load *l = bpf_map_lookup_elem(&service_loads, &owner);
@@ -93,8 +94,8 @@ static __always_inline void service_uncount(const union addr *from, __u32 owner,
 	}
 }
 
-// Stops counting a flow that a packet with the given entry has closed; what it
-// holds besides stays until it expires (RFC 5382 REQ-5).
+// Removes a flow from the counters when a packet has closed it. index is the entry of the packet's
+// direction. The entries and ports of the flow remain until it expires (RFC 5382 REQ-5).
 __noinline int flow_closed(const struct packet *p, __u32 index)
 {
 	struct entry_meta *m;
@@ -133,7 +134,7 @@ __noinline int flow_closed(const struct packet *p, __u32 index)
 	return 0;
 }
 
-// Tells user space of a new connection, as often as the service's log may.
+// Reports a new connection to user space, within the rate limit of the service's log.
 __noinline int log_connection(const struct packet *p, __u32 id)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
@@ -160,13 +161,14 @@ __noinline int log_connection(const struct packet *p, __u32 id)
 	return 0;
 }
 
-// A reset, of whose fragments the first one counts.
+// Reports whether the packet is a TCP reset. Later fragments are excluded, because they have no TCP
+// header.
 static __always_inline bool resets(const struct packet *p)
 {
 	return p->tcp_flags & TCP_RST && !(p->flags & PACKET_LATER_FRAGMENT);
 }
 
-// Limit on resets from clients: true when this one is too many.
+// Reports whether a client's reset exceeds the rate limit of the service.
 __noinline int reset_refused(__u32 id)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
@@ -177,12 +179,12 @@ __noinline int reset_refused(__u32 id)
 
 // Why an entry is swept.
 enum sweep_why {
-	SWEEP_PASS,  // the sweeper comes by
-	SWEEP_OPENS, // a SYN has come with the flow's key (used_again)
+	SWEEP_PASS,  // periodic pass of the sweeper
+	SWEEP_OPENS, // a SYN with the flow's key opens a new connection (used_again)
 	SWEEP_END,   // user space ends the flow
 };
 
-// Whether nobody serves a flow any more: its service or backend has been taken away, or is down.
+// Reports whether the service or backend of a flow has been removed or is down.
 static __always_inline bool unserved(__u32 owner, __u32 backend)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &owner);
@@ -191,8 +193,9 @@ static __always_inline bool unserved(__u32 owner, __u32 backend)
 	return !s || !s->active || !b || b->state == BACKEND_DOWN || b->service != owner;
 }
 
-// Whether a SYN in the tuple of a flow opens another connection (RFC 9293 §3.6.1): the old one has
-// ended, or was never answered by a backend that takes no more. It is scheduled like any other.
+// Reports whether a SYN with the tuple of a flow opens another connection (RFC 9293 §3.6.1). This
+// is so if the old connection has ended, or if its backend never answered and accepts no new
+// connections. The new connection is scheduled like any other.
 static __always_inline bool used_again(__u32 backend, __u8 heard, __u32 seen, __u8 twin_heard, __u32 twin_seen,
 				       bool answers)
 {
@@ -206,8 +209,8 @@ static __always_inline bool used_again(__u32 backend, __u8 heard, __u32 seen, __
 	return b && b->state != BACKEND_UP;
 }
 
-// Whether a flow of one direction, which does not know what its packets become, is of a
-// service that has been given a mode with two.
+// Reports whether a flow without a reply entry belongs to a service with a mode that needs one. The
+// mode of the service has changed. The entry contains no rewrite for the packets.
 static __always_inline bool lost_reply_half(__u32 twin, __u32 owner)
 {
 	struct service *s = twin == NO_ENTRY ? bpf_map_lookup_elem(&services, &owner) : (void *)0;

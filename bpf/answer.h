@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// ICMP errors and TCP resets of our own, sent back where a packet came from.
+// ICMP errors, TCP resets and SYN cookies that Sluice sends to the sender of a packet.
 #ifndef SLUICE_ANSWER_H
 #define SLUICE_ANSWER_H
 
@@ -10,7 +10,7 @@
 #define QUOTE4_MAX (576 - 28)  // RFC 1812 §4.3.2.3
 #define QUOTE6_MAX (1280 - 48) // RFC 4443 §2.4 (c)
 
-// The answer that a reason calls for, where the decision named none.
+// Returns the type of answer for a reason. For most reasons, the plan specifies it.
 static __always_inline __u8 answer_of(const struct plan *plan, __u32 reason)
 {
 	switch (reason) {
@@ -22,8 +22,8 @@ static __always_inline __u8 answer_of(const struct plan *plan, __u32 reason)
 	return plan->answer;
 }
 
-// Never about an error, a later fragment, or what has no single sender (RFC 1812
-// §4.3.2.7, RFC 4443 §2.4 (e)).
+// Reports whether a packet may be answered. ICMP errors, later fragments, and packets without a
+// single sender are never answered (RFC 1812 §4.3.2.7, RFC 4443 §2.4 (e)).
 static __always_inline bool answerable(const struct packet *p)
 {
 	__u32 first = bpf_ntohl(p->tuple.saddr.w[0]) >> 24, dest = bpf_ntohl(p->tuple.daddr.w[0]) >> 24;
@@ -38,7 +38,7 @@ static __always_inline bool answerable(const struct packet *p)
 	return first != 0 && first != 127 && first < 224 && dest < 224;
 }
 
-// At most so many a second, over all CPUs (RFC 1812 §4.3.2.8, RFC 4443 §2.4 (f)).
+// Limits the answers per second, over all CPUs (RFC 1812 §4.3.2.8, RFC 4443 §2.4 (f)).
 static __always_inline bool answer_credit(__u32 now, __u32 most)
 {
 	struct control *c = the_control();
@@ -84,8 +84,8 @@ static __always_inline void icmp_words(struct icmp_header *icmp, const struct pl
 	icmp->code = v6 ? 4 : 3;
 }
 
-// ICMP errors have precedence 6, internetwork control, and the type of service of their packet
-// (RFC 1812 §4.3.2.5; icmp_send of Linux).
+// ICMP errors have precedence 6 (internetwork control) and the type of service of the packet that
+// caused them (RFC 1812 §4.3.2.5; icmp_send in Linux).
 #define OWN_ERROR_TOS(tos) (0xc0 | ((tos) & 0x1e))
 
 static __always_inline bool put_own_header(void *ctx, const union addr *from, const union addr *to, __u8 l4_proto,
@@ -119,7 +119,7 @@ static __always_inline bool put_own_header(void *ctx, const union addr *from, co
 	return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp);
 }
 
-// Turns the frame round: to whom it came from.
+// Writes the Ethernet header of an answer, with source and destination swapped.
 static __always_inline bool turn_round(void *ctx, const __u8 *macs, const bool v6, const bool xdp)
 {
 	__be16 type = v6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
@@ -133,8 +133,9 @@ static __always_inline bool turn_round(void *ctx, const __u8 *macs, const bool v
 	return !bpf_skb_store_bytes(ctx, 0, back, sizeof(back), 0);
 }
 
-// The sum of a quotation whose segment is summed later: what is filled in makes the
-// segment's sum, as far as it is quoted, the complement of what stands there now.
+// Returns the sum of the quoted packet. If "later" is set, the kernel completes the checksum of the
+// segment. The quoted part of the segment then sums to the complement of its present checksum
+// field.
 static __always_inline __u64 sum_quoted(void *ctx, const struct packet *p, __u32 at, __u32 quoted, bool later,
 					const bool xdp)
 {
@@ -146,14 +147,15 @@ static __always_inline __u64 sum_quoted(void *ctx, const struct packet *p, __u32
 	return sum_of(ctx, at, header, xdp) + (__u16)~seed;
 }
 
-// The checksum of a segment that takes the packet's place, by the sum of its pseudo-header
-// and of its words: where the packet's is summed later, the kernel begins with the former.
+// Returns the checksum of a segment that replaces the packet, from the sums of its pseudo-header
+// and of its words. If the kernel completes the checksum ("later"), the field contains the sum of
+// the pseudo-header.
 static __always_inline __u16 answer_check(__u64 pseudo, __u64 words, bool later)
 {
 	return later ? fold16(pseudo) : (__u16)~fold16(pseudo + words);
 }
 
-// An ICMP error about the packet.
+// Replaces the packet by an ICMP error that quotes it.
 static __always_inline bool answer_error(void *ctx, const struct packet *p, const struct plan *plan, __u8 answer,
 					 const bool v6, const bool xdp)
 {
@@ -193,7 +195,7 @@ static __always_inline bool answer_error(void *ctx, const struct packet *p, cons
 	       turn_round(ctx, macs, v6, xdp) && cut(ctx, p->frame_len + room, ETH_HLEN + room + quoted, xdp);
 }
 
-// The TCP reset that RFC 9293 §3.10.7.1 gives to a segment for a closed port.
+// Replaces the packet by the TCP reset for a closed port (RFC 9293 §3.10.7.1).
 static __always_inline bool answer_reset(void *ctx, const struct packet *p, const bool v6, const bool xdp)
 {
 	const __u32 header = v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
@@ -203,7 +205,7 @@ static __always_inline bool answer_reset(void *ctx, const struct packet *p, cons
 	__u8 macs[2 * ETH_ALEN];
 	__u64 sum;
 
-	if ((later && now != header) || // where the checksum would be filled in there is none
+	if ((later && now != header) || // the kernel would write the checksum at the wrong offset
 	    !get(ctx, p->l4_off, &tcp, sizeof(tcp), xdp) || !get(ctx, 0, macs, sizeof(macs), xdp))
 		return false;
 	out.source = tcp.dest;
@@ -224,9 +226,8 @@ static __always_inline bool answer_reset(void *ctx, const struct packet *p, cons
 	       turn_round(ctx, macs, v6, xdp) && cut(ctx, p->frame_len, ETH_HLEN + want, xdp);
 }
 
-// The SYN-ACK that asks for the proof of a cookie. It offers no window: what the
-// client sent before the backend answers would be lost. A SYN without room for an
-// option gets none.
+// Replaces a SYN by a SYN-ACK with a cookie. Its window is 0, because data that arrives before the
+// backend's answer would be lost. If the SYN has no room for the MSS option, the option is omitted.
 static __always_inline bool answer_cookie(void *ctx, const struct packet *p, const struct plan *plan, const bool v6,
 					  const bool xdp)
 {
@@ -276,7 +277,7 @@ static __always_inline int answer(void *ctx, const struct packet *p, const struc
 				       answer_error(ctx, p, plan, kind, false, xdp);
 }
 
-// 1 when the frame has become an answer.
+// Returns 1 if the frame is now an answer to the packet's sender.
 BOTH_HOOKS(answer, !p || !plan ? 0 : answer(ctx, p, plan, kind, xdp), const struct packet *p, const struct plan *plan,
 	   __u32 kind)
 

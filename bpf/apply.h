@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Carrying a plan out: the next hop, whether the packet fits, rewriting, sending.
+// Applies a plan to a packet: next hop, size check, rewrite, transmission.
 #ifndef SLUICE_APPLY_H
 #define SLUICE_APPLY_H
 
 #include "answer.h"
 #include "source.h"
 
-// What a plan's route decides. REASON_NONE: send.
+// Marks the plan for the kernel if the route lookup was inconclusive. REASON_NONE: send.
 static __always_inline enum reason after_route(struct plan *plan, enum reason routed)
 {
 	if (routed != REASON_NONE && routed != REASON_NO_ROUTE)
-		plan->flags |= PLAN_KERNEL; // the kernel knows more
+		plan->flags |= PLAN_KERNEL; // the kernel can route the packet
 	return routed;
 }
 
-// Bytes that a packet grows by.
+// Returns the change of the packet's length in bytes.
 static __always_inline int growth(const struct packet *p, const struct plan *plan)
 {
 	int more = (int)header_then(p, plan) - (int)header_now(p);
 
-	if (plan->flags & PLAN_ERROR) // cut to size where it must be
+	if (plan->flags & PLAN_ERROR) // errors are truncated to the size that fits
 		return 0;
 	if (plan->family == FAMILY_6 && p->family == FAMILY_4 && p->l3_len - header_now(p) > 0xffff)
-		more -= JUMBO_SIZE; // segments have no such header
+		more -= JUMBO_SIZE; // the segments of a GSO packet have no jumbo option
 	if (have_edits)
 		more += (int)edit_growth(p, plan);
 	return more + (int)encap_size(plan);
 }
 
-// The next hop that a backend's packets took last.
+// Sets the next hop of the plan to the stored next hop of the backend.
 static __always_inline void backend_route(struct plan *plan)
 {
 	__u32 at = plan->backend_hop;
@@ -42,8 +42,8 @@ static __always_inline void backend_route(struct plan *plan)
 	plan->hop_gen = way;
 }
 
-// Sets the MTU of the route by which the kernel will send, for changes that depend on it before the next
-// hop is known.
+// Sets the MTU of the route by which the kernel will send. Edits and errors depend on the MTU
+// before the next hop is known.
 static __always_inline void kernel_mtu(struct plan *plan)
 {
 	struct hop *h = hop_of(plan);
@@ -58,8 +58,8 @@ static __always_inline void kernel_mtu(struct plan *plan)
 		plan->mtu = h->mtu && h->mtu < out->mtu ? h->mtu : out->mtu;
 }
 
-// Whether a packet may leave in fragments: one without DF, and one that loses its IPv6 header
-// and leaves without DF (RFC 7915 §5.1, §5.1.1). "len" is its length then.
+// Reports whether a packet may be fragmented: it has no DF bit, or it becomes an IPv4 packet
+// without DF (RFC 7915 §5.1, §5.1.1). "len" is the length after translation.
 static __always_inline bool fragmentable(const struct packet *p, const struct plan *plan, __u32 len)
 {
 	if (p->family == FAMILY_6 && plan->family == FAMILY_4)
@@ -67,8 +67,9 @@ static __always_inline bool fragmentable(const struct packet *p, const struct pl
 	return !(p->flags & PACKET_DF);
 }
 
-// Whether a packet of an inside host's flow would leave by another interface than its rule is for, whose
-// source nobody answers there: the route has changed since. So would Linux' masquerade end it.
+// Reports whether the route of an inside host's flow has changed to an interface that its rule does
+// not cover. Replies to the translated source would not arrive on that interface. Linux masquerade
+// ends such flows too.
 static __always_inline bool rerouted(const struct packet *p, const struct plan *plan)
 {
 	struct entry_meta *m;
@@ -81,7 +82,7 @@ static __always_inline bool rerouted(const struct packet *p, const struct plan *
 	m = meta_at(plan->entry, p->family == FAMILY_6);
 	if (!m || (m->flags & (ENTRY_NAT | ENTRY_PRIMARY)) != (ENTRY_NAT | ENTRY_PRIMARY))
 		return false;
-	// A hairpin, or opened from outside.
+	// A hairpin flow, or a flow opened from outside.
 	if (plan->family == p->family ? plan->to.daddr.d[0] != p->tuple.daddr.d[0] ||
 						plan->to.daddr.d[1] != p->tuple.daddr.d[1] :
 					p->family == FAMILY_4)
@@ -102,8 +103,8 @@ static __noinline enum reason end_rerouted(const struct packet *p, const struct 
 	return REASON_REROUTED;
 }
 
-// The common part of both hooks' preparation: next hop and size. A frame of its own: what it
-// spills is gone when the packet goes on.
+// Checks the next hop and the packet size, for both hooks. A separate stack frame, which is
+// released before the packet is rewritten.
 static __noinline enum reason ready(const struct packet *p, struct plan *plan, enum reason routed)
 {
 	struct hop *h;
@@ -121,17 +122,17 @@ static __noinline enum reason ready(const struct packet *p, struct plan *plan, e
 		return REASON_INTERNAL;
 	plan->mtu = h->mtu;
 	if (plan->flags & PLAN_ERROR && plan->family != p->family)
-		return REASON_NONE; // cut to what every link carries
+		return REASON_NONE; // the error is truncated to the minimum MTU
 	more = growth(p, plan);
 	most = largest(p, plan->family, h->mtu);
 	if ((int)p->segment + more <= most)
 		return REASON_NONE;
 	plan->mtu = most - more;
 	if (p->family == FAMILY_6 && plan->mtu < LOWEST_IPV6_MTU)
-		plan->mtu = LOWEST_IPV6_MTU; // hosts discard less (RFC 8201 §4); what becomes IPv4 then has no DF
+		plan->mtu = LOWEST_IPV6_MTU; // hosts discard less (RFC 8201 §4); a smaller packet becomes IPv4 without DF
 	if (!fragmentable(p, plan, p->l3_len + more) || (plan->encap && plan->gateway_family == FAMILY_6))
 		return REASON_TOO_BIG;
-	if (!hold_fragments && !dry_run) // user space fragments what comes out of its own program
+	if (!hold_fragments && !dry_run) // user space fragments the output of its own program
 		return REASON_NONE;
 	if (plan->family == FAMILY_6 || p->family == FAMILY_6)
 		return REASON_TO_FRAGMENT6;
@@ -139,14 +140,16 @@ static __noinline enum reason ready(const struct packet *p, struct plan *plan, e
 	return REASON_TO_FRAGMENT;
 }
 
-// Reports whether the kernel refuses the source of a packet for which the miss did not check it: of a flow
-// whose next hop is not current for this interface, of an ICMP error, and if "ip rule" may choose the way back by the
-// translated destination.
+// Reports whether the kernel refuses the source of a packet that the miss path did not check. These
+// are:
+//   - packets of a flow without a current next hop for this interface
+//   - ICMP errors
+//   - new flows, if "ip rule" may select the return route by the translated destination
 static __always_inline bool refused_late(void *ctx, const struct packet *p, const struct plan *plan, bool current)
 {
 	if (plan->flags & PLAN_ERROR) {
 		if (plan->family != p->family)
-			return false; // the kernel does not route its source
+			return false; // the kernel does not see its original source
 	} else if (plan->flags & PLAN_EXISTING ? current : !(checks_now() & CHECK_RULES)) {
 		return false;
 	}
@@ -175,7 +178,7 @@ static __always_inline enum reason prepare(void *ctx, const struct packet *p, st
 	if (p->ttl <= 1 && reason != REASON_NO_ROUTE && reason != REASON_FORWARDING_OFF &&
 	    (plan->flags & PLAN_HERE) != PLAN_HERE)
 		return REASON_TTL_EXCEEDED;
-	// Linux drops packets with a source route, unless accept_source_route is set.
+	// Linux drops packets with a source route unless accept_source_route is set.
 	if (p->family == FAMILY_4 && plan->family == FAMILY_4 && header_now(p) > sizeof(struct iphdr) &&
 	    (xdp ? xdp_source_routed(ctx, header_now(p)) : tc_source_routed(ctx, header_now(p))))
 		return REASON_UNTRANSLATABLE;
@@ -210,7 +213,8 @@ static __always_inline int rewrite(void *ctx, const struct packet *p, const stru
 	return v6 ? tc_rewrite6(ctx, p, plan) : tc_rewrite4(ctx, p, plan);
 }
 
-// Carries a plan out. REASON_NONE: as decided; otherwise what came in between.
+// Applies a plan to a packet. Returns REASON_NONE if the packet was sent as planned, otherwise the
+// reason why not.
 static __always_inline enum reason apply(void *ctx, struct packet *p, struct plan *plan, const bool v6, const bool xdp)
 {
 	enum reason reason = prepare(ctx, p, plan, xdp), done;

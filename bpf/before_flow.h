@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// What is decided of a packet before its flow is looked for: firewall rules, addresses that are never
-// routed, fragments.
+// Checks before the flow lookup: firewall rules, addresses that are never routed, fragments.
 #ifndef SLUICE_BEFORE_FLOW_H
 #define SLUICE_BEFORE_FLOW_H
 
@@ -8,7 +7,8 @@
 #include "inward.h"
 #include "stateless.h"
 
-// Reasons stand in the order of their actions, but for later ones: a pinned map counts by number.
+// Returns the action of a reason. Reasons are ordered by action, except the newest ones: counters
+// in a pinned map are indexed by the number, so numbers never change.
 static __always_inline __u8 action_of(__u32 reason)
 {
 	if (reason <= REASON_NONE)
@@ -20,7 +20,8 @@ static __always_inline __u8 action_of(__u32 reason)
 	return ACTION_DROP;
 }
 
-// Deny and allow rules of the first hook, in order. REASON_NONE: go on.
+// Evaluates the deny and allow rules of the first hook, in order. REASON_NONE: no rule denies the
+// packet.
 __noinline int firewall(const struct packet *p)
 {
 	__u64 sources, dests;
@@ -49,7 +50,7 @@ __noinline int firewall(const struct packet *p)
 		if (r->first && (port < r->first || port > r->last))
 			continue;
 		if (r->rate_ns && (dry_run || rate_take(&r->tat, r->rate_ns, r->burst_ns)))
-			continue; // within the rate: as if the rule were not there
+			continue; // within the rate, the rule does not match
 		return r->action == ACTION_DROP ? REASON_DENIED : REASON_NONE;
 	}
 	return REASON_NONE;
@@ -60,11 +61,12 @@ static __always_inline void fragment_key_of(struct fragment_key *key, const stru
 	key->saddr = p->tuple.saddr;
 	key->daddr = p->tuple.daddr;
 	key->id = p->frag_id;
-	if (p->family == FAMILY_4) // RFC 8200 §4.5: of IPv6 it does not tell packets apart
+	if (p->family == FAMILY_4) // RFC 8200 §4.5: the protocol does not identify an IPv6 packet
 		key->l4_proto = p->inner_proto;
 }
 
-// What nothing of IPv6 is routed from (ip6_rcv_core, ip6_forward; RFC 4291 §2.5.6).
+// Reports whether an IPv6 source address is never routed (ip6_rcv_core, ip6_forward; RFC 4291
+// §2.5.6).
 static __always_inline bool never_from6(const union addr *a)
 {
 	__u32 from = bpf_ntohl(a->w[0]);
@@ -74,8 +76,9 @@ static __always_inline bool never_from6(const union addr *a)
 		(a->w[2] ? a->w[2] == bpf_htonl(0xffff) : bpf_ntohl(a->w[3]) <= 1)); // mapped; unspecified, loopback
 }
 
-// Multicast, broadcast, what stays on its link, and what comes from nowhere. A frame of its
-// own: what it spills would stand under all that a miss calls.
+// Reports whether a packet is never routed: its destination is multicast, broadcast or link-local,
+// or its source is invalid. A separate stack frame, so that its spills do not add to the stack of
+// the miss path.
 static __noinline bool never_routed(const struct packet *p)
 {
 	__u32 to = bpf_ntohl(p->tuple.daddr.w[0]);
@@ -87,7 +90,7 @@ static __noinline bool never_routed(const struct packet *p)
 
 #define FRAGMENT_SECONDS 30 // RFC 791 and RFC 8200 let hosts wait up to 60
 
-// A first fragment tells what becomes of the later ones.
+// Stores the tuple and the reason of a first fragment for the later fragments.
 __noinline int fragment_first(const struct packet *p, __u32 reason)
 {
 	struct fragment_key key = {};
@@ -108,8 +111,8 @@ __noinline int fragment_first(const struct packet *p, __u32 reason)
 	return 0;
 }
 
-// Gives a later fragment the ports of its first one. REASON_NONE: to be decided
-// like it; else what became of it.
+// Copies the ports of the first fragment to a later one. REASON_NONE: the fragment is handled like
+// the first one. Other reasons are the outcome of the first fragment.
 __noinline int fragment_later(struct packet *p)
 {
 	struct fragment_key key = {};
@@ -126,8 +129,8 @@ __noinline int fragment_later(struct packet *p)
 	return action_of(f->reason) == ACTION_FORWARD ? REASON_NONE : f->reason;
 }
 
-// A later fragment whose first one was not seen. Where ports do not matter it
-// goes on; what is not ours passes.
+// Handles a later fragment without a stored first fragment. If no ports are needed, it is
+// translated. Unrelated packets pass.
 __noinline int fragment_orphan(const struct packet *p, struct plan *plan)
 {
 	struct pool_addr *address;

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Bindings: which outside endpoint an inside endpoint has, whoever the remote is.
+// Bindings: the mapping of an inside endpoint to an outside endpoint, independent of the remote
+// (RFC 4787 REQ-1).
 //
-// Most inside endpoints have one flow, and that flow stands for its binding: a
-// second slot of the index, placed by the binding's key, points at the flow's own
-// primary entry, and so does the owner of the outside port. When another flow is to
-// share the binding, it is given an entry of its own (KIND_BINDING), which counts
-// its flows. One word, ref_of the first flow's reply, says how it stands:
-//   the flow's own primary entry   the flow holds the binding alone
-//   an entry of KIND_BINDING       the flow is one of those that share it
+// Most inside endpoints have one flow. This flow represents its binding: a second slot of the
+// index, placed by the hash of the binding's key, refers to the primary entry of the flow. The
+// owner of the outside port refers to it too. When a second flow shares the binding, the binding
+// gets its own entry (KIND_BINDING), which counts its flows. ref_of the reply entry of the first
+// flow contains the state:
+//   the primary entry of the flow  the flow is the only one of the binding
+//   an entry of KIND_BINDING       the flow shares the binding
 //   NO_ENTRY                       the flow has ended
-// Sharing and ending each take one compare-and-swap of it, of which one succeeds.
-// The port of a binding that has ended rests with the entry that stood for it last.
+// Sharing a binding and ending a flow each take one compare-and-swap of this word. Exactly one
+// succeeds. After the last flow, the port is held by the last entry of the binding until the hold
+// time is over.
 #ifndef SLUICE_BINDING_H
 #define SLUICE_BINDING_H
 
@@ -26,7 +28,7 @@ static __always_inline __u32 port_class(__u8 l4_proto)
 	return l4_proto == IPPROTO_TCP ? 0 : l4_proto == IPPROTO_UDP ? 1 : 2;
 }
 
-// Key of a port in port_owners.
+// Returns the key of a port in port_owners.
 static __always_inline __u32 port_slot(__u32 number, __u8 l4_proto, __be16 port)
 {
 	return (number * PORT_CLASSES + port_class(l4_proto)) << 16 | bpf_ntohs(port);
@@ -59,8 +61,8 @@ static __always_inline void touch_owner(__u32 slot)
 
 #define OWNER_6 0x80000000U
 
-// In ref_of the reply of a flow from IPv4 to IPv6: its binding is the IPv4 sender's (a
-// hairpin), where that of all other flows between the families is an IPv6 host's.
+// Flag in ref_of the reply of a flow from IPv4 to IPv6 (a hairpin): the binding belongs to the IPv4
+// sender. For all other flows between the families, it belongs to an IPv6 host.
 #define REF_4 0x80000000U
 
 static __always_inline __u32 owner_of(__u32 index, bool v6)
@@ -80,8 +82,8 @@ static __always_inline struct entry_meta *meta_at(__u32 index, bool v6)
 	return e ? meta_of(e, false) : (void *)0;
 }
 
-// Whether a pool address is in the pool of a rule. Those that have left it keep their
-// flows, and get no new ones.
+// Reports whether a pool address is in the pool of a rule. Addresses removed from the pool keep
+// their flows, but get no new ones.
 static __always_inline bool in_pool(__u32 number, __u32 rule)
 {
 	__u64 *rules = bpf_map_lookup_elem(&pool_rules, &number);
@@ -89,8 +91,8 @@ static __always_inline bool in_pool(__u32 number, __u32 rule)
 	return rules && *rules >> (rule & 63) & 1;
 }
 
-// Whether a binding to a pool address may have more flows: one that has left the pool
-// only where clients keep the address of their blocks, see part.
+// Reports whether a binding to a pool address may have more flows. After removal of the address
+// from the pool, this is so only if clients keep the address of their port blocks (see part).
 __noinline int joinable(__u32 number, __u32 rule)
 {
 	struct pool_addr *address;
@@ -105,15 +107,15 @@ __noinline int joinable(__u32 number, __u32 rule)
 	return r && address && r->block && !(r->flags & NAT_DETERMINISTIC) && !address->lost;
 }
 
-// Whether a primary entry is that of a flow that was made with its binding.
+// Reports whether an entry is the primary entry of a flow that was created with its binding.
 static __always_inline bool made_with_binding(const struct entry_meta *m)
 {
 	return (m->flags & (ENTRY_PRIMARY | ENTRY_NAT | ENTRY_PORT)) == (ENTRY_PRIMARY | ENTRY_NAT | ENTRY_PORT);
 }
 
-// Whether an entry leads to the binding of a key: the binding's own, or that of the
-// flow that was made with it. One comparison tells nearly always that it does not. A
-// binding to an address that has left the pool is not found: another takes its place.
+// Reports whether an entry refers to the binding of a key. It is the entry of the binding, or of
+// the flow created with it. In most cases the first comparison fails. A binding to an address
+// removed from the pool does not match, so that another replaces it.
 static __always_inline bool leads_to(void *e, const struct tuple *t, const bool v6)
 {
 	struct entry_meta *m = meta_of(e, v6);
@@ -145,9 +147,9 @@ static __always_inline bool leads_to(void *e, const struct tuple *t, const bool 
 	return joinable((id >> 8 & 0xff) == KIND_FLOW ? m->backend : (m->twin >> 16) / PORT_CLASSES, zone);
 }
 
-SEARCH_FUNCTION(find_binding, leads_to) // that leads to a binding
+SEARCH_FUNCTION(find_binding, leads_to)
 
-// The key of the binding that an entry was made with.
+// Sets key to the key of the binding with which an entry was created.
 static __always_inline void key_of_binding(struct tuple *key, void *e, const bool v6)
 {
 	struct entry_meta *m = meta_of(e, v6);
@@ -176,7 +178,7 @@ static __always_inline void key_of_binding(struct tuple *key, void *e, const boo
 	key->state = ENTRY_LIVE;
 }
 
-// The port of the binding that an entry leads to, as a key of port_owners.
+// Returns the port of an entry's binding, as a key of port_owners.
 static __always_inline __u32 slot_of(void *e, const bool v6)
 {
 	struct entry_meta *m = meta_of(e, v6);
@@ -191,7 +193,7 @@ static __always_inline __u32 slot_of(void *e, const bool v6)
 	return f->key.kind == KIND_BINDING ? m->twin : port_slot(m->backend, f->key.l4_proto, f->to_sport);
 }
 
-// Fills the entry of a binding but for its outside endpoint.
+// Writes the entry of a binding, except for the outside endpoint.
 static __always_inline void binding_fill(void *e, const struct tuple *key, __u32 slot, __u32 flags, __u32 refs,
 					 __u32 now, const bool v6)
 {
@@ -208,9 +210,9 @@ static __always_inline void binding_fill(void *e, const struct tuple *key, __u32
 	*ref_of(m) = refs;
 }
 
-// Gives the binding that a flow holds alone an entry of its own: its index, with a
-// reference for the flow and one for the caller. NO_ENTRY: there is no room, or the
-// flow does not hold it any more.
+// Creates a separate entry for the binding of a single flow. Returns its index. The entry has two
+// references: one for the flow and one for the caller. NO_ENTRY: the table is full, or the flow no
+// longer holds the binding alone.
 static __always_inline __u32 share_binding(__u32 index, __u32 now, const bool v6)
 {
 	void *e = entry_at(index, v6), *own;
@@ -242,7 +244,7 @@ static __always_inline __u32 share_binding(__u32 index, __u32 now, const bool v6
 		((struct flow4 *)own)->to_sport = ((struct flow4 *)e)->to_sport;
 	}
 	if (__sync_val_compare_and_swap(ref_of(twin), index, at) != index) {
-		kill(own, now, ENTRY_DEAD, v6); // it was never live: the sweeper takes it back
+		kill(own, now, ENTRY_DEAD, v6); // it was never visible; the sweeper frees it
 		return NO_ENTRY;
 	}
 	publish(own, v6);
@@ -260,7 +262,7 @@ __noinline __u32 share_binding6(__u32 index, __u32 now)
 	return share_binding(index, now, true);
 }
 
-// One more flow for a binding; false when it has just died.
+// Takes a reference to a binding. Returns false if the binding has just ended.
 static __always_inline bool binding_get(struct entry_meta *m)
 {
 	for (int i = 0; i < 4; i++) {
@@ -274,8 +276,8 @@ static __always_inline bool binding_get(struct entry_meta *m)
 	return false;
 }
 
-// One more flow for the binding that an entry leads to: the binding's own entry, or
-// NO_ENTRY when it has just died.
+// Takes a reference to the binding of an entry. Returns the separate entry of the binding, or
+// NO_ENTRY if the binding has just ended.
 static __always_inline __u32 binding_join(__u32 index, bool v6, __u32 now)
 {
 	struct entry_meta *m = meta_at(index, v6), *twin;
@@ -295,7 +297,7 @@ static __always_inline __u32 binding_join(__u32 index, bool v6, __u32 now)
 	return m && binding_get(m) ? ref : NO_ENTRY;
 }
 
-// One flow less. With the last one the binding dies; the sweeper frees its port
+// Drops a reference to a binding. The last reference ends the binding; the sweeper frees its port
 // when the hold time is over.
 __noinline int binding_put(__u32 index, __u32 v6, __u32 now)
 {
@@ -308,9 +310,9 @@ __noinline int binding_put(__u32 index, __u32 v6, __u32 now)
 	return 1;
 }
 
-// Takes a flow from the binding that it was made with. What it had: index when it
-// held the binding, whose port has no owner from now on; else the binding's entry.
-// NO_ENTRY: it is being taken away already.
+// Detaches a flow from the binding with which it was created. Returns index if the flow was the
+// only one; the port then has no owner. Otherwise returns the entry of the binding. NO_ENTRY: the
+// flow is already detached.
 __noinline __u32 binding_leave(__u32 index, __u32 v6)
 {
 	struct entry_meta *m, *twin;
@@ -354,9 +356,10 @@ static __always_inline void bind_key(struct tuple *key, const struct bind *b, co
 	key->state = ENTRY_LIVE;
 }
 
-// Lets a new flow, whose primary entry is index, hold the binding that its port was
-// taken for. REASON_NEW_FLOW; or the flow is dead and its port at rest: REASON_FLOW
-// when another CPU has just mapped the same endpoint, REASON_TABLE_FULL.
+// Makes a new flow the holder of the binding for which its port was allocated. index is the primary
+// entry of the flow. Returns REASON_NEW_FLOW on success. Otherwise the flow is dead and its port is
+// in the hold time: REASON_FLOW if another CPU has just mapped the same endpoint, else
+// REASON_TABLE_FULL.
 __noinline int binding_hold(const struct bind *b, __u32 index)
 {
 	struct work *w = the_work();
@@ -374,7 +377,7 @@ __noinline int binding_hold(const struct bind *b, __u32 index)
 	if (!rule || !m)
 		return REASON_INTERNAL;
 	bind_key(&w->key, b, rule);
-	set_owner(b->slot, owner_of(index, v6)); // before anybody can find it and share it
+	set_owner(b->slot, owner_of(index, v6)); // before other CPUs can find and share it
 	ok = v6 ? claim_slot(&w->key, index, true) : claim_slot(&w->key, index, false);
 	if (ok && find_binding(&w->key, index, v6) == NO_ENTRY)
 		return REASON_NEW_FLOW;
@@ -382,8 +385,8 @@ __noinline int binding_hold(const struct bind *b, __u32 index)
 	cross = m->flags & ENTRY_CROSS;
 	ref = binding_leave(index, v6);
 	if (ref == NO_ENTRY)
-		return REASON_NEW_FLOW; // and ended already: its rule is gone
-	// Nobody outside has seen the port: it rests for a second.
+		return REASON_NEW_FLOW; // the flow has already ended, because its rule was removed
+	// No packet with this port has been sent: the port is held for one second only.
 	kill_index(index, ref == index && hold_ticks > hz ? b->now - hold_ticks + hz : b->now,
 		   ref == index ? ENTRY_HOLD : ENTRY_DEAD, v6);
 	kill_index(twin, b->now, ENTRY_DEAD, v6 != cross);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Blocks of ports (RFC 6888 REQ-14): each client's ports come from runs that are
-// its own, so that one line of the log a block tells who had a port.
+// Port blocks (RFC 6888 REQ-14): a client's ports are allocated from blocks reserved for the
+// client. One log line for each block is enough to identify the user of a port.
 #ifndef SLUICE_BLOCK_H
 #define SLUICE_BLOCK_H
 
@@ -11,8 +11,8 @@ static __always_inline __u32 lowest_bit(__u64 x)
 	return __builtin_ctzll(x);
 }
 
-// Makes the compiler forget what it knows of a number, so that the comparison
-// with its bound stays in the program, where the verifier looks for it.
+// Hides the value of x from the compiler. Without it, the compiler may remove a bounds check that
+// the verifier requires.
 #define bounded(x) asm volatile("" : "+r"(x))
 
 static __always_inline __u32 blocks_of(const struct nat_rule *rule)
@@ -20,14 +20,14 @@ static __always_inline __u32 blocks_of(const struct nat_rule *rule)
 	return rule->block ? ((__u32)rule->port_last - rule->port_first + 1) / rule->block : 0;
 }
 
-// A search for a free block of a pool address, from a word on.
+// State of the search for a free block of a pool address, starting at a random word.
 struct block_search {
-	__u32 number; // of the address
+	__u32 number; // pool address
 	__u32 random;
 	int found;
 };
 
-// Takes a free block in the i-th word of them. Not zero: the search is over.
+// Allocates a free block in the i-th word of the search. Nonzero: the search is over.
 static long take_block_in(__u32 i, struct block_search *s)
 {
 	struct block_map *m = bpf_map_lookup_elem(&block_maps, &s->number);
@@ -46,12 +46,12 @@ static long take_block_in(__u32 i, struct block_search *s)
 	return 1;
 }
 
-// Takes a free block of a pool address. Its number, or -1.
+// Allocates a free block of a pool address. Returns its number, or -1.
 __noinline int take_block(__u32 number)
 {
 	struct block_search s = { .number = number, .random = bpf_get_prandom_u32(), .found = -1 };
 
-	bpf_loop(2 * BLOCK_WORDS, take_block_in, &s, 0); // once round, and again where another CPU was faster
+	bpf_loop(2 * BLOCK_WORDS, take_block_in, &s, 0); // one round, and another for races with other CPUs
 	return s.found;
 }
 
@@ -66,7 +66,7 @@ static __always_inline int give_block(__u32 number, __u32 block)
 	return 0;
 }
 
-// Tells user space who has a block from now on, or has it no longer.
+// Reports the allocation or release of a block to user space.
 static __always_inline void log_block(__u32 id, const union addr *client, __u32 number, __u32 block, bool given)
 {
 	struct pool_addr *address = bpf_map_lookup_elem(&pools, &number);
@@ -94,8 +94,7 @@ static __always_inline void log_block(__u32 id, const union addr *client, __u32 
 	bpf_ringbuf_submit(e, 0);
 }
 
-// Takes back the blocks of a client that is being forgotten, or whose pool address the
-// host has lost.
+// Releases the blocks of a client, after its removal or the loss of its pool address by the host.
 __noinline int give_blocks(const struct client_key *who, __u32 number)
 {
 	struct client_key key;
@@ -103,7 +102,7 @@ __noinline int give_blocks(const struct client_key *who, __u32 number)
 
 	if (!who)
 		return 0;
-	key = *who; // Linux 6.1 takes keys only from the stack or from maps
+	key = *who; // Linux 6.1 accepts map keys only from the stack or from map values
 	c = bpf_map_lookup_elem(&clients, &key);
 	if (!c)
 		return 0;

@@ -2,19 +2,18 @@
 // The client's address for the backends of fullnat services: a TCP option (TOA),
 // or a PROXY protocol header (version 2, section 2.2 of its specification).
 //
-// The header is payload that the client never sent. It goes out with the packet
-// that ends the handshake, so that a server that speaks first has it too; from
-// then on the client's sequence numbers are higher by its size towards the
-// backend, and what the backend acknowledges is lower by it. When it is lost the
-// backend goes on asking for its first byte: the header then goes out again
-// before the client's first byte, which the client, asked for it, sends again.
+// The PROXY header is payload that the client never sent. It is added to the packet that completes
+// the handshake, so that a server that sends first has received it. Afterwards, the sequence
+// numbers of the client are raised by its size towards the backend, and acknowledgements of the
+// backend are lowered by it. If the header is lost, the backend keeps requesting its first byte.
+// The client then retransmits its own first byte, and the header is added before it again.
 #ifndef SLUICE_CLIENT_H
 #define SLUICE_CLIENT_H
 
 #include "splice.h"
 
 #define TCP_OPTION_SACK 5
-#define TCP_OPTION_TOA 254 // RFC 6994 experimental; as the toa modules of IPVS and DPVS read it
+#define TCP_OPTION_TOA 254 // RFC 6994, experimental; the format of the toa modules of IPVS and DPVS
 #define TOA4_SIZE 8
 #define TOA6_SIZE 20
 
@@ -30,7 +29,7 @@ struct toa {
 
 struct proxy_header {
 	__u8 start[14]; // signature, version 2 and command PROXY, family and TCP
-	__be16 len;	// of what follows
+	__be16 len;	// length of the addresses and ports
 	__be32 ends[9]; // source, destination, ports
 };
 
@@ -44,8 +43,8 @@ static __always_inline __u32 proxy_size(__u8 family)
 	return family == FAMILY_6 ? PROXY6_SIZE : PROXY4_SIZE;
 }
 
-// Bytes that edits may add to a packet. Every segment from the client counts: so
-// that the one which takes them finds room.
+// Returns the number of bytes that edits may add to a packet. Every segment from the client counts,
+// so that the segment with the header fits into the MTU.
 static __always_inline __u32 edit_growth(const struct packet *p, const struct plan *plan)
 {
 	return plan->edits & EDIT_PROXY ? proxy_size(p->family) : 0;
@@ -104,9 +103,9 @@ static __always_inline int add_proxy(void *ctx, const struct packet *p, const st
 	struct proxy_header h = {};
 	__u64 sum = p->family == FAMILY_6 ? proxy_fill(&h, &p->tuple, true) : proxy_fill(&h, &p->tuple, false);
 
-	if (!single(p)) // when the client hears nothing it sends single segments
+	if (!single(p)) // the client will retransmit it in single segments
 		return REASON_UNTRANSLATABLE;
-	if (doff < sizeof(struct tcphdr) || at > end_then(p, plan)) // there is no place behind the header
+	if (doff < sizeof(struct tcphdr) || at > end_then(p, plan)) // the TCP header is invalid
 		return REASON_BAD_HEADER;
 	if (!widen(ctx, at, end_then(p, plan), len, plan->family == FAMILY_6, xdp))
 		return REASON_INTERNAL;
@@ -143,7 +142,7 @@ static __always_inline int cut_data(void *ctx, const struct packet *p, const str
 BOTH_HOOKS(cut_data, !p || !plan ? REASON_INTERNAL : cut_data(ctx, p, plan, xdp), const struct packet *p,
 	   const struct plan *plan)
 
-// From the client towards the backend.
+// Edits a packet from the client to the backend.
 static __always_inline int proxy_forward(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
 {
 	__u32 off = l4_then(p, plan), key = plan->record, seq;
@@ -176,7 +175,7 @@ static __always_inline int proxy_forward(void *ctx, const struct packet *p, cons
 	return fix_check(ctx, off, IPPROTO_TCP, 0, change(tcp.seq, is), xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
-// What the backend has got of the client's bytes, in the client's numbers.
+// Converts an acknowledgement of the backend to the client's sequence numbers.
 static __always_inline __u32 without_proxy(__u32 ack, __u32 base, __u32 len)
 {
 	if (!after(ack, base))
@@ -184,20 +183,20 @@ static __always_inline __u32 without_proxy(__u32 ack, __u32 base, __u32 len)
 	return after(ack, base + len) ? ack - len : base;
 }
 
-// Selective acknowledgements (RFC 2018) in the client's numbers: a walk through the options of the TCP
-// header at off, up to end of it.
+// Conversion of selective acknowledgements (RFC 2018) to the client's sequence numbers. It iterates
+// over the options of the TCP header at off, which is end bytes long.
 struct sacks {
-	__u64 delta; // what the checksum changes by
+	__u64 delta; // change of the checksum
 	__u32 off;
-	__u32 at; // the option, or the edge of one, that is next
+	__u32 at; // offset of the next option, or of the next block edge
 	__u32 end;
-	__u32 edges; // that are left of an option
+	__u32 edges; // remaining block edges of the option
 	__u32 base;  // see struct adjust
-	__u32 len;   // of the PROXY header
+	__u32 len;   // size of the PROXY header
 	__u32 failed;
 };
 
-// Takes the next option, or the next edge of one. Not zero: it was the last one.
+// Handles the next option or the next block edge. Nonzero: it was the last one.
 static __always_inline int next_sack(void *ctx, struct sacks *s, const bool xdp)
 {
 	__u32 at = s->at;
@@ -233,7 +232,7 @@ static __always_inline int next_sack(void *ctx, struct sacks *s, const bool xdp)
 
 BOTH_HOOKS(next_sack, !s || next_sack(ctx, s, xdp), struct sacks *s)
 
-// From the backend towards the client. plan->family is the client's.
+// Edits a packet from the backend to the client. plan->family is the family of the client.
 static __always_inline int proxy_answer(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
 {
 	__u32 off = l4_then(p, plan), key = plan->record, len = proxy_size(plan->family), stop = end_then(p, plan), ack;
@@ -280,8 +279,8 @@ BOTH_HOOKS(proxy_forward, !p || !plan ? REASON_INTERNAL : proxy_forward(ctx, p, 
 BOTH_HOOKS(proxy_answer, !p || !plan ? REASON_INTERNAL : proxy_answer(ctx, p, plan, xdp), const struct packet *p,
 	   const struct plan *plan)
 
-// The MSS for a client whose segments will grow by the header, or the option,
-// on the link that its backend's packets come from.
+// Returns the MSS for a client: its segments will grow by the PROXY header or the option, and leave
+// by the interface on which the backend's packets arrive.
 static __always_inline __u32 mss_room(const struct packet *p, const struct plan *plan)
 {
 	__u32 ifindex = p->ifindex, less;
@@ -292,8 +291,8 @@ static __always_inline __u32 mss_room(const struct packet *p, const struct plan 
 	return in && in->mtu > less ? in->mtu - less : 0xffff;
 }
 
-// All edits of a packet, one after the other; in frames of their own, because what
-// they spill would stand under a miss.
+// Applies all edits of a packet. A separate stack frame, so that its spills do not add to the stack
+// of the miss path.
 static __noinline int xdp_edit(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
 {
 	int done = REASON_NONE;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Flows: how they are made, what their packets do to them, when they are over.
+// Flows: creation, state changes by packets, end of TCP connections.
 #ifndef SLUICE_CONN_H
 #define SLUICE_CONN_H
 
@@ -17,7 +17,7 @@ static __always_inline void reverse_tuple(struct tuple *to, const struct tuple *
 	to->state = ENTRY_LIVE;
 }
 
-// Writes key and rewrite of a claimed entry; it stays invisible.
+// Writes the key and the rewrite of a claimed entry. The entry remains invisible.
 static __always_inline void fill(void *e, const struct tuple *key, const struct tuple *to, const bool v6)
 {
 	if (v6) {
@@ -83,7 +83,7 @@ static __always_inline bool fill_side(__u32 index, struct new_flow *b, __u32 twi
 		((__u64 *)e)[1] = b->bytes;
 	} else {
 		m->heard = b->back_edited;
-		*ref_of(m) = b->ref == NO_ENTRY ? twin : b->ref; // it holds its binding
+		*ref_of(m) = b->ref == NO_ENTRY ? twin : b->ref; // the flow is the only one of its binding
 	}
 	return true;
 }
@@ -143,13 +143,13 @@ static __always_inline void release_index(const struct tuple *t, __u32 index, bo
 		release4(t, index);
 }
 
-#define RIVAL_LOOKS 16 // longer than a CPU takes from publishing its flow to giving it up
+#define RIVAL_LOOKS 16 // these take longer than another CPU needs between publishing and withdrawing a flow
 
-// The flow that goes before one that was just published, when another CPU has made one of the
-// same key at the same time; else its own index. Of two that see each other that one stays
-// which searches find first. The other one gives itself up then; if it does not, it looked
-// before this one could be seen, and packets may have gone its way.
-// twin: the flow's other entry, of the same key where a host talks to itself.
+// Returns the flow that remains when several CPUs publish flows with the same key at the same time.
+// mine: the flow just published; twin: its other entry, which has the same key if a host sends to
+// itself. If two CPUs see each other's flow, the flow found first by searches remains, and the
+// other CPU withdraws its own. If the other CPU does not withdraw, it searched before this flow was
+// visible. Packets may then have used its flow, so that its flow remains.
 __noinline __u32 who_was_first(const struct tuple *key, __u32 mine, __u32 twin, bool v6)
 {
 	__u32 other = NO_ENTRY, first;
@@ -168,9 +168,8 @@ __noinline __u32 who_was_first(const struct tuple *key, __u32 mine, __u32 twin, 
 	return other;
 }
 
-// Makes a flow: both directions or nothing. REASON_NEW_FLOW, REASON_FLOW when
-// another CPU was faster (index is the winner's), REASON_CLASH or
-// REASON_TABLE_FULL.
+// Creates both entries of a flow, or none. Returns REASON_NEW_FLOW, or REASON_FLOW if another CPU
+// has created it (index is then the entry of that flow), REASON_CLASH or REASON_TABLE_FULL.
 __noinline int make_flow(struct new_flow *b)
 {
 	bool v6, to_v6;
@@ -206,9 +205,10 @@ __noinline int make_flow(struct new_flow *b)
 	publish_index(mine, v6);
 	b->index = mine;
 	if (b->ref == NO_ENTRY)
-		return REASON_NEW_FLOW; // binding_hold looks who was faster
+		return REASON_NEW_FLOW; // binding_hold checks for a flow of another CPU
 	found = who_was_first(&b->key, mine, v6 == to_v6 ? twin : NO_ENTRY, v6);
-	// No port keeps the answers of a portless flow of NAT from being another's, of two CPUs' at once.
+	// A portless NAT flow has no port of its own. Two CPUs may create flows with the same reply
+	// key.
 	if (found == mine && (b->flags & (ENTRY_NAT | ENTRY_BOUND)) == ENTRY_NAT &&
 	    who_was_first(&b->back, twin, mine, to_v6) != twin)
 		found = NO_ENTRY;
@@ -221,7 +221,7 @@ __noinline int make_flow(struct new_flow *b)
 	return found == NO_ENTRY ? REASON_CLASH : REASON_FLOW;
 }
 
-// Two sides of a half-open quota.
+// Reserves a place in the quota of half-open flows. Returns false if the quota is used up.
 static __always_inline bool half_open_take(struct control *c)
 {
 	if (c->half_open >= half_open_max)
@@ -235,13 +235,13 @@ static __always_inline void half_open_give(struct control *c)
 	__sync_fetch_and_sub(&c->half_open, 1);
 }
 
-// flags, heard and hop share a word; only flags are written by both directions.
+// flags, heard and hop share a word. Only flags are written by both directions.
 static __always_inline __u32 *flags_word(struct entry_meta *m)
 {
 	return (__u32 *)&m->flags;
 }
 
-// Marks a direction as settled; the first of them ends the handshake.
+// Marks a direction as settled. The first settled direction completes the handshake.
 static __always_inline void settle(struct entry_meta *m, struct entry_meta *twin)
 {
 	struct entry_meta *primary = m->flags & ENTRY_PRIMARY ? m : twin;
@@ -272,20 +272,19 @@ static __always_inline bool later(__u32 a, __u32 b)
 	return (__s32)(a - b) > 0;
 }
 
-// Whether a TCP connection has ended: after both FINs, and after a reset that the
-// other side did not answer with more data for longer than a second (RFC 6146
-// §3.5.2.2, TRANS).
+// Reports whether a TCP connection has ended: after both FINs, or after a reset without more data
+// from the other side for one second (RFC 6146 §3.5.2.2, TRANS).
 static __always_inline bool tcp_over(__u8 heard, __u32 seen, __u8 twin_heard, __u32 twin_seen)
 {
 	return heard & twin_heard & HEARD_FIN || (heard & HEARD_RST && !later(twin_seen, seen + hz)) ||
 	       (twin_heard & HEARD_RST && !later(seen, twin_seen + hz));
 }
 
-// Bits of entry_meta.heard within flags_word.
+// Position of entry_meta.heard within flags_word.
 #define HEARD_SHIFT 8
 
-// What a packet that is not plain traffic of a settled flow does to it.
-// index: its own entry. 1 when it has just closed the flow.
+// Updates the state of a flow for a packet that is not plain (see conn_plain). index: the entry of
+// the packet's direction. Returns 1 if the packet has closed the flow.
 __noinline int conn_update(const struct packet *p, __u32 index)
 {
 	struct entry_meta *m, *twin, *primary;
@@ -322,7 +321,7 @@ __noinline int conn_update(const struct packet *p, __u32 index)
 			heard &= ~HEARD_RST;
 			if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN && m->flags & ENTRY_PRIMARY &&
 			    tcp_over(m->heard, m->seen, twin->heard, twin->seen)) {
-				heard &= HEARD_KEPT; // the ports are used again
+				heard &= HEARD_KEPT; // the tuple is reused by a new connection
 				__sync_fetch_and_and(flags_word(twin),
 						     ~((0xff & ~HEARD_KEPT) << HEARD_SHIFT | ENTRY_SETTLED));
 				__sync_fetch_and_and(flags_word(m), ~ENTRY_SETTLED);
@@ -336,13 +335,13 @@ __noinline int conn_update(const struct packet *p, __u32 index)
 		}
 	}
 	before = m->heard;
-	set = heard & ~before; // by atomics: the other direction may close the flow just now
+	set = heard & ~before; // atomic, because the other direction may close the flow at the same time
 	if (before & ~heard)
 		__sync_fetch_and_and(flags_word(m), ~((before & ~heard) << HEARD_SHIFT));
 	if (set)
 		__sync_fetch_and_or(flags_word(m), set << HEARD_SHIFT);
-	// TCP is settled when both have acknowledged; a flow that was picked up in
-	// the middle when the other side was heard at all. A reset settles nothing.
+	// TCP is settled when both sides have acknowledged. A flow picked up in the middle is
+	// settled when both sides have sent a packet. A reset settles nothing.
 	if (!(m->flags & ENTRY_SETTLED) && (heard & (HEARD_ACK | HEARD_RST)) == HEARD_ACK &&
 	    (twin->heard & (HEARD_ACK | HEARD_SYN)))
 		settle(m, twin);
@@ -352,8 +351,8 @@ __noinline int conn_update(const struct packet *p, __u32 index)
 	return !(__sync_fetch_and_or(flags_word(primary), HEARD_CLOSED << HEARD_SHIFT) & HEARD_CLOSED << HEARD_SHIFT);
 }
 
-// Whether a packet changes nothing but time and counts of its flow. Only TCP waits
-// for the other side to be settled.
+// Reports whether a packet changes only the time and the counters of its flow. For TCP, the flow
+// must be settled.
 static __always_inline bool conn_plain(const struct packet *p, const struct entry_meta *m)
 {
 	if (p->tuple.l4_proto != IPPROTO_TCP)

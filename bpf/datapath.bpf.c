@@ -4,9 +4,11 @@
 // portless.h, schedule.h, syn.h, admit.h, service_flow.h, lb.h, cookie.h, mapping.h, snat.h,
 // inward.h, stateless.h, before_flow.h, decide.h, station.h, hop.h, rewrite.h, miss.h, xlat.h,
 // edit.h, splice.h, client.h, encap.h, quote.h, error.h, errorxlat.h, hold.h, answer.h, apply.h,
-// direct.h, fast.h, ending.h, sweep.h, move.h. Each packet goes parse -> decide -> plan
-// -> apply, and leaves through one exit that counts why; plain packets of settled flows go the
-// straight path of fast.h, those of services without flows that of direct.h.
+// direct.h, fast.h, ending.h, sweep.h, move.h.
+//
+// Each packet is parsed, gets a plan (decide.h), and the plan is applied. One exit counts the
+// reason. Plain packets of settled flows take the fast path (fast.h). Packets of services without
+// flows take the direct path (direct.h).
 #include "apply.h"
 #include "direct.h"
 #include "export.h"
@@ -18,8 +20,8 @@
 #include "station.h"
 #include "sweep.h"
 
-// Bytes of headers that the parser wants in one piece; with extension headers
-// before a TCP header.
+// Bytes of headers that the parser needs in linear memory; with extension headers before a TCP
+// header.
 #define TC_HEADERS 128
 #define TC_EXTENDED (ETH_HLEN + sizeof(struct ipv6hdr) + EXTENSIONS_BYTES + sizeof(struct tcphdr))
 
@@ -92,7 +94,7 @@ __noinline int tc_orphan(struct __sk_buff *ctx, struct packet *p, struct plan *p
 	return reason == REASON_ORPHAN_FRAGMENT ? hold(ctx, p, false) : reason;
 }
 
-// Firewall and fragments: what comes before the flow table, when it comes.
+// Applies the firewall and handles fragments before the flow lookup.
 static __always_inline enum reason before_flow(struct packet *p, struct plan *plan)
 {
 	enum reason known = REASON_NONE, reason;
@@ -111,12 +113,13 @@ static __always_inline enum reason before_flow(struct packet *p, struct plan *pl
 	return known;
 }
 
-// A broadcast or multicast frame: the host may want its packet, and nobody else.
+// Handles a packet in a broadcast or multicast frame. It passes to the host or is dropped, but is
+// never forwarded.
 static __always_inline enum reason to_group(struct packet *p)
 {
 	enum reason reason = have_rules ? firewall(p) : REASON_NONE;
 
-	p->flags &= ~PACKET_FIRST_FRAGMENT; // it leaves no trace
+	p->flags &= ~PACKET_FIRST_FRAGMENT; // it is not stored for later fragments
 	if (reason != REASON_NONE)
 		return reason;
 	return never_routed(p) ? REASON_NOT_ROUTED : REASON_OTHER_STATION;
@@ -127,14 +130,14 @@ static __always_inline bool before_flow_needed(const struct packet *p)
 	return have_rules || p->flags & (PACKET_LATER_FRAGMENT | PACKET_FIRST_FRAGMENT);
 }
 
-// Whether a limit, a set or the lack of backends refused a packet.
+// Reports whether a packet was refused by a limit, an access list or for lack of backends.
 static __always_inline bool by_policy(__u32 reason)
 {
 	return reason == REASON_DENIED || reason == REASON_NOT_ALLOWED ||
 	       (reason >= REASON_TABLE_FULL && reason <= REASON_STRICT_TCP);
 }
 
-// Whether a refused packet is a SYN that was refused before, and is sent again.
+// Reports whether a refused packet is the retransmission of a refused SYN.
 static __always_inline bool sent_again(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
 {
 	bool syn = (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN && !(plan->edits & EDIT_SPLICE);
@@ -145,7 +148,7 @@ static __always_inline bool sent_again(void *ctx, const struct packet *p, const 
 		return false;
 	h = p->family == FAMILY_6 ? tuple_hash(&p->tuple, true) : tuple_hash(&p->tuple, false);
 	slot = h & (REFUSED_SYNS - 1);
-	mark = (__u32)(h >> 32 ^ number) ?: 1; // 0: none yet
+	mark = (__u32)(h >> 32 ^ number) ?: 1; // 0: empty slot
 	seen = bpf_map_lookup_elem(&refused_syns, &slot);
 	if (!seen || *seen == mark)
 		return seen;
@@ -163,8 +166,7 @@ static __noinline int tc_sent_again(struct __sk_buff *ctx, const struct packet *
 	return sent_again(ctx, p, plan, false);
 }
 
-// Counts a refusal for the service it belongs to, and tells whether it has an
-// answer.
+// Counts a refused packet for its service. Reports whether the sender gets an answer.
 static __always_inline bool refused(void *ctx, const struct packet *p, const struct plan *plan, __u32 reason,
 				    const bool xdp)
 {
@@ -219,8 +221,8 @@ static __always_inline enum reason tc_parse(struct __sk_buff *ctx, struct packet
 	return reason;
 }
 
-// Another CPU has made the flow of a packet just now: the packet goes the way of that one,
-// not the one that was planned for a flow of its own.
+// Plans a packet again, because another CPU has just created a flow with the same tuple. The packet
+// uses that flow.
 static __always_inline enum reason decide_again(const struct packet *p, struct plan *plan, const bool v6)
 {
 	int reason;
@@ -230,11 +232,11 @@ static __always_inline enum reason decide_again(const struct packet *p, struct p
 	plan->asked = 0;
 	plan->backend_hop = NO_ENTRY;
 	reason = decide_flow(p, plan, v6);
-	return reason == REASON_NONE ? REASON_CLASH : reason; // and it is gone: what is sent again will pass
+	return reason == REASON_NONE ? REASON_CLASH : reason; // that flow has ended again; a retransmission will pass
 }
 
-// The full path of a packet. drop and pass are the hook's verdicts: on TC, what
-// passes goes on to other programs and then to the kernel.
+// Handles a packet on the full path. drop and pass are the verdicts of the hook. On TC, passed
+// packets continue to other programs and to the kernel.
 static __always_inline int full(void *ctx, __u32 ifindex, int station, const bool v6, const bool xdp)
 {
 	const int drop = xdp ? XDP_DROP : TC_ACT_SHOT, pass = xdp ? XDP_PASS : TC_ACT_UNSPEC;
@@ -253,7 +255,7 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 	w->vacated.index = NO_ENTRY;
 	reason = xdp ? xdp_parse(ctx, p, v6) : tc_parse(ctx, p, v6);
 	if (reason != REASON_NONE)
-		p->flags &= ~PACKET_FIRST_FRAGMENT; // it must not decide for later fragments
+		p->flags &= ~PACKET_FIRST_FRAGMENT; // it must not determine the outcome of later fragments
 	else if (station == STATION_GROUP)
 		reason = to_group(p);
 	else if (before_flow_needed(p))
@@ -277,7 +279,7 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 	}
 	if (have_services && reason == REASON_NOT_OURS && beside_flow(p, plan)) {
 		reason = service_keep(p, plan);
-		if (reason == REASON_SYN) // no room for a handshake: as if there were no such flow
+		if (reason == REASON_SYN) // no room for a handshake: handled as without a flow
 			reason = REASON_NOT_OURS;
 	}
 	if (have_owned && reason == REASON_NOT_OURS)
@@ -295,7 +297,8 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 		if (applied != REASON_NONE) {
 			reason = applied;
 			action = action_of(reason);
-			// What is left of its packet neither opens a flow nor passes with its inside source.
+			// The remaining fragments of the packet must neither open a flow nor pass
+			// with the inside source.
 			if (reason == REASON_REROUTED && p->flags & (PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT))
 				fragment_first(p, reason);
 		}
@@ -312,7 +315,7 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 	return verdict;
 }
 
-// What is not looked at: counted as the others are.
+// Counts a packet that passes unexamined.
 static __always_inline void other(enum family family, enum reason reason)
 {
 	struct work *w = the_work();
@@ -324,14 +327,14 @@ static __always_inline void other(enum family family, enum reason reason)
 	count(family, ACTION_PASS, reason);
 }
 
-// Whether services without flows are tried first.
+// Reports whether the direct path of services without flows is tried first.
 static __always_inline bool direct_first(void)
 {
 	return have_direct && !have_rules && !dry_run && !straight_off;
 }
 
-// What does not go straight. Until now nothing was written of it, so that TC, where it stands
-// behind, meets it as it came.
+// Handles a packet that the fast path did not take. The packet is unmodified, so that TC can
+// process it if TC runs after XDP.
 static __always_inline int xdp_rest(struct xdp_md *ctx, int station, const bool v6)
 {
 	return tc_behind ? XDP_PASS : full(ctx, ctx->ingress_ifindex, station, v6, true);
@@ -382,7 +385,7 @@ static __always_inline int tc_packet(struct __sk_buff *ctx)
 
 	if (ctx->vlan_present || !is_ip(type)) {
 		type = station == STATION_OTHER ? 0 : tc_untag(ctx);
-		if (!type) { // of a VLAN: it is met again at the VLAN's interface
+		if (!type) { // a packet of a VLAN arrives again on the VLAN interface
 			other(FAMILY_OTHER, REASON_NOT_IP);
 			return TC_ACT_UNSPEC;
 		}
@@ -411,9 +414,9 @@ int sluice_tc(struct __sk_buff *ctx)
 	return tc_packet(ctx);
 }
 
-// The hook of interfaces whose packets come without a link's header (tun, WireGuard, PPP): they
-// are given an Ethernet header, of which only the type counts. The kernel, where it gets them,
-// takes it off as any other, and so does the redirect to an interface of this kind.
+// Hook for interfaces without a link-layer header (tun, WireGuard, PPP). The packets get an
+// Ethernet header, in which only the type matters. The kernel removes it like any Ethernet header.
+// A redirect to such an interface removes it too.
 SEC("tc")
 int sluice_bare(struct __sk_buff *ctx)
 {

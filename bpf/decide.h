@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// From a parsed packet to a plan. Order: firewall, fragment, flow, service,
-// answer of a backend, binding, stateless prefix, NAT rule.
+// Makes a plan for a parsed packet. Order: firewall, fragment, flow, service, reply of a backend,
+// binding, stateless prefix, NAT rule.
 #ifndef SLUICE_DECIDE_H
 #define SLUICE_DECIDE_H
 
 #include "before_flow.h"
 #include "ended.h"
 
-// What a flow's entry makes of a packet of its direction, in the same family.
+// Plans the rewrite of a flow's entry within one family.
 static __always_inline void plan_same(struct plan *plan, const void *e, const bool v6)
 {
 	if (v6) {
@@ -31,8 +31,8 @@ static __always_inline void plan_same(struct plan *plan, const void *e, const bo
 	plan->family = FAMILY_4;
 }
 
-// The same into the other family: IPv4 has no room for what it becomes, and looks at
-// the other direction.
+// Plans the rewrite of a flow's entry into the other family. An IPv4 entry has no room for IPv6
+// addresses; they are read from the entry of the other direction.
 static __always_inline void plan_cross(struct plan *plan, void *e, const bool v6)
 {
 	struct flow6 *six;
@@ -74,8 +74,8 @@ static __always_inline void touch(const struct packet *p, void *e, const bool v6
 	counts[1] += p->l3_len;
 }
 
-// dsr and tunnel with a sequence scheduler keep a flow of which only the
-// backend matters.
+// Plans a packet of a flow without a reply entry (dsr or tunnel with a sequence scheduler). The
+// flow stores only the backend.
 __noinline int aim_again(const struct packet *p, struct plan *plan, __u32 service, __u32 backend)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &service);
@@ -89,16 +89,16 @@ __noinline int aim_again(const struct packet *p, struct plan *plan, __u32 servic
 	return REASON_FLOW;
 }
 
-// Whether a PROXY header stands in a flow's client bytes, or is to: the flow was made with
-// one, whatever its service does now.
+// Reports whether the client's bytes contain a PROXY header or will contain it. A flow created with
+// a header keeps it, even if its service has changed.
 static __always_inline bool proxied(bool first, const struct entry_meta *m, const struct entry_meta *twin)
 {
 	return (first ? twin : m)->heard & HEARD_EDITED;
 }
 
-// What the service of a flow changes in the packet of an entry. first: it is the
-// opener's direction. A PROXY header is only for a flow that was made with it: its
-// answers are looked at too.
+// Returns the edits that the flow's service requires for a packet. first: the packet is from the
+// client. m: the entry of the packet. Only a flow created with a PROXY header gets one; its replies
+// are edited too.
 static __always_inline __u32 service_edits(const struct packet *p, __u32 id, bool first, struct entry_meta *m,
 					   const struct entry_meta *twin)
 {
@@ -119,8 +119,8 @@ static __always_inline __u32 service_edits(const struct packet *p, __u32 id, boo
 		return edits | (first ? EDIT_PROXY : EDIT_ANSWER);
 	if (!first || !(s->flags & SERVICE_TOA) || dry_run)
 		return edits;
-	// The option stands in all that may complete the handshake: once the backend
-	// has sent more than its SYN, it knows the client.
+	// All packets that may complete the handshake carry the option. When the backend has sent
+	// more than its SYN-ACK, it has received the option.
 	if (!(twin->heard & HEARD_ACK))
 		edits |= EDIT_TOA;
 	if (p->tcp_flags & TCP_SYN)
@@ -130,7 +130,8 @@ static __always_inline __u32 service_edits(const struct packet *p, __u32 id, boo
 	return edits;
 }
 
-// What is changed in a packet of a flow beyond its addresses. index: its own entry.
+// Plans the changes to a packet of a flow beyond its addresses and ports. index: the entry of the
+// packet.
 __noinline int flow_edits(const struct packet *p, struct plan *plan, __u32 index)
 {
 	struct entry_meta *m, *twin, *primary;
@@ -168,7 +169,7 @@ __noinline int flow_edits(const struct packet *p, struct plan *plan, __u32 index
 int sweep_one4(__u32 index, __u32 now, __u32 why); // sweep.h
 int sweep_one6(__u32 index, __u32 now, __u32 why);
 
-// Whether a SYN with the entry of a service's flow, its opener's, is of another connection.
+// Reports whether a SYN that matches the client's entry of a service flow opens another connection.
 static __always_inline bool opens_again(struct entry_meta *m, const bool v6)
 {
 	struct entry_meta *twin = m->twin == NO_ENTRY ? m : twin_meta(m, v6);
@@ -176,15 +177,15 @@ static __always_inline bool opens_again(struct entry_meta *m, const bool v6)
 	return twin && used_again(m->backend, m->heard, m->seen, twin->heard, twin->seen, twin != m);
 }
 
-#define FLOW_OVER REASON_COUNT // plan->entry is to be swept; otherwise as if there were none
+#define FLOW_OVER REASON_COUNT // plan->entry has ended; the caller sweeps it and continues without a flow
 
-// Searches the flow of a packet; REASON_NONE when there is none.
+// Looks up the flow of a packet. REASON_NONE: there is none.
 static __always_inline int search_flow(const struct packet *p, struct plan *plan, const bool v6)
 {
 	struct work *w = the_work();
 	struct entry_meta *m;
 	__u32 index;
-	bool opens; // a connection, in the tuple of one to a service
+	bool opens; // a new connection, with the tuple of an existing one to a service
 	void *e;
 
 	if (have_nat && p->tcp_flags & TCP_SYN && w)
@@ -196,7 +197,7 @@ static __always_inline int search_flow(const struct packet *p, struct plan *plan
 	opens = have_services && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN &&
 		(m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY && !(p->flags & PACKET_LATER_FRAGMENT);
 	if ((opens && (unserved(m->owner, m->backend) || opens_again(m, v6))) ||
-	    lost_reply_half(m->twin, m->owner)) { // sooner than the sweeper comes by
+	    lost_reply_half(m->twin, m->owner)) { // without waiting for the sweeper
 		plan->entry = index;
 		return FLOW_OVER;
 	}
@@ -209,7 +210,7 @@ static __always_inline int search_flow(const struct packet *p, struct plan *plan
 	if (have_edits && p->tuple.l4_proto == IPPROTO_TCP && !(p->flags & PACKET_LATER_FRAGMENT) && !conn_plain(p, m))
 		flow_edits(p, plan, index);
 	if (have_cookies && plan->answer != ANSWER_NONE)
-		return REASON_NO_FLOW; // of an older connection of the backend's
+		return REASON_NO_FLOW; // the packet belongs to an older connection of the backend
 	if (have_resets && resets(p) && (m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY &&
 	    reset_refused(m->owner)) {
 		plan->owner = m->owner;
@@ -217,7 +218,7 @@ static __always_inline int search_flow(const struct packet *p, struct plan *plan
 		return REASON_LIMIT_RESETS;
 	}
 	if (!dry_run) {
-		// A later fragment has no flags, and says nothing of the connection.
+		// A later fragment has no TCP flags and does not change the state.
 		if (!conn_plain(p, m) && !(p->flags & PACKET_LATER_FRAGMENT) && conn_update(p, index))
 			flow_closed(p, index);
 		touch(p, e, v6);
@@ -235,7 +236,7 @@ __noinline int search_flow6(const struct packet *p, struct plan *plan)
 	return p && plan ? search_flow(p, plan, true) : REASON_INTERNAL;
 }
 
-// Notes the flow that a SYN would end.
+// Stores the flow that a SYN would end (dry run).
 static __noinline void foresee_vacated(__u32 index, bool v6)
 {
 	struct entry_meta *m = meta_at(index, v6);
@@ -245,8 +246,8 @@ static __noinline void foresee_vacated(__u32 index, bool v6)
 		vacate(&w->vacated, m, index, 0, v6);
 }
 
-// The same, and sweeps a flow that is over. Each step has a frame of its own: what the
-// search spills is gone when a flow is swept, or a miss goes deeper.
+// Looks up the flow of a packet, and sweeps it if it has ended. Each step has a separate stack
+// frame. The spills of the lookup then do not add to the stack of the sweep or of the miss path.
 static __always_inline int decide_flow(const struct packet *p, struct plan *plan, bool v6)
 {
 	int reason = v6 ? search_flow6(p, plan) : search_flow4(p, plan);
@@ -262,7 +263,7 @@ static __always_inline int decide_flow(const struct packet *p, struct plan *plan
 	return REASON_NONE;
 }
 
-// nat64: to the IPv4 destination inside the IPv6 one.
+// Plans a packet of nat64, to the IPv4 address embedded in its IPv6 destination.
 static __always_inline int nat64_out(const struct packet *p, struct plan *plan, const struct nat_rule *rule, __u32 id)
 {
 	struct prefix *by = prefix_of(&p->tuple.saddr, ROLE_CROSSING, true);
@@ -302,7 +303,7 @@ static __always_inline int decide_nat(const struct packet *p, struct plan *plan)
 		return REASON_NONE;
 	if (rule->prefix_len)
 		return nat64_out(p, plan, rule, id);
-	if (!(p->family == FAMILY_6 ? rule->pool6_len : rule->pool_len)) { // never with the inside address
+	if (!(p->family == FAMILY_6 ? rule->pool6_len : rule->pool_len)) { // never with the inside source
 		plan->owner = id;
 		plan->owner_nat = OWNER_SOURCE;
 		refuse(plan, REASON_NO_ADDRESS,
@@ -331,8 +332,8 @@ static __always_inline int decide_pool(const struct packet *p, struct plan *plan
 	return reason == REASON_NO_BINDING && address->local ? REASON_NOT_OURS : reason;
 }
 
-// A packet of no flow that is for a service. REASON_NONE: it is for none. In steps, as deep
-// calls follow each of them (Linux 6.1).
+// Plans a packet without a flow to a service. REASON_NONE: the packet is not for a service. The
+// steps are not nested, because each calls deep functions (stack limit of Linux 6.1).
 static __always_inline int decide_service(struct packet *p, struct plan *plan)
 {
 	__u32 service = service_of(p);
@@ -348,13 +349,13 @@ static __always_inline int decide_service(struct packet *p, struct plan *plan)
 	reason = service_new(p, plan, service);
 	if (reason == KEEPS_FLOW) {
 		reason = service_keep(p, plan);
-		if (reason == REASON_SYN) // no state: the hash decides, as for what follows
+		if (reason == REASON_SYN) // without state, the hash selects the backend, as for the following packets
 			reason = service_syn(p, plan);
 	}
 	return have_cookies && plan->edits & EDIT_SPLICE ? cookie_flow(p, plan, reason) : reason;
 }
 
-// Everything behind the flow table and the services.
+// Plans a packet without a flow that is not for a service.
 __noinline int decide_rest(const struct packet *p, struct plan *plan)
 {
 	int reason = REASON_NONE;
@@ -381,7 +382,7 @@ __noinline int decide_rest(const struct packet *p, struct plan *plan)
 	return reason == REASON_NONE ? REASON_NOT_OURS : reason;
 }
 
-// Everything behind the flow table.
+// Plans a packet without a flow.
 static __always_inline int decide_miss(struct packet *p, struct plan *plan)
 {
 	int reason = REASON_NONE;

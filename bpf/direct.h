@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// The straight way of services that keep no flow (dsr, tunnel, stateless by a
-// hash): IPv4 to a listener with one port, when nothing has to be found out. All
-// else, and the first packet of every second, goes the long way, which decides
-// the same and looks after what is remembered here.
+// The direct path of services without flows (dsr, tunnel, stateless, with a hash scheduler). It
+// handles IPv4 packets to a listener with one port, if all lookups are cached. All other packets,
+// and the first packet of every second, take the full path. The full path makes the same decisions
+// and refreshes the cache.
 #ifndef SLUICE_DIRECT_H
 #define SLUICE_DIRECT_H
 
@@ -34,7 +34,7 @@ static __always_inline __u32 direct_hash(const struct iphdr *ip, const struct po
 	return hash_of(&t, scheduler, false);
 }
 
-// The backend of a packet, as service_pick chooses it.
+// Returns the backend of a packet. service_pick makes the same choice.
 static __always_inline __u32 direct_backend(__u32 service, __u32 hash)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &service);
@@ -48,7 +48,7 @@ static __always_inline __u32 direct_backend(__u32 service, __u32 hash)
 	return slot_at((table >> 32) + ((__u64)hash * (__u32)table >> 32));
 }
 
-// The next hop at a place, while it is fresh.
+// Returns the cached next hop if it was checked within the last second, or null.
 static __always_inline struct hop *direct_hop(__u64 way)
 {
 	struct hop *h = hop_remembered(way >> 32, way, 0);
@@ -56,8 +56,8 @@ static __always_inline struct hop *direct_hop(__u64 way)
 	return h && hop_fresh(h, now_ticks()) ? h : (void *)0;
 }
 
-// TTL is the high byte of its word: one less is one more of the header's checksum,
-// whose carry goes round (RFC 1624).
+// Decrements the TTL. The TTL is the high byte of its word, so that the header checksum grows by
+// one in its high byte, with the carry added at the low end (RFC 1624).
 static __always_inline void direct_age(struct iphdr *ip)
 {
 	__u32 check = ip->check + bpf_htons(0x0100);
@@ -89,7 +89,7 @@ static __always_inline bool direct_rewrite(struct iphdr *ip, struct ports *ports
 	return true;
 }
 
-// What the tests and the counters see, as of every packet.
+// Counts a packet, and stores the outcome for tests.
 static __always_inline void direct_count(__u32 backend, __u32 bytes, __u32 hop)
 {
 	struct work *w;
@@ -106,21 +106,21 @@ static __always_inline void direct_count(__u32 backend, __u32 bytes, __u32 hop)
 	w->plan.hop = hop;
 }
 
-// What is known of a packet that goes straight.
+// State of a packet on the direct path.
 struct straight {
 	struct iphdr *ip;
 	struct ports *ports;
 	struct backend *to;  // mode stateless: its new destination
-	struct backend *far; // mode tunnel: its far end
+	struct backend *far; // mode tunnel: the remote end
 	struct hop *hop;
 	__u64 way;
 	__u32 id;      // backend
-	__u32 length;  // of the packet
-	__be32 source; // of the outer header
-	__u8 ecn;      // of the packet's header
+	__u32 length;  // length of the packet
+	__be32 source; // source of the outer header
+	__u8 ecn;      // ECN field of the packet
 };
 
-// What the mode of a packet's service asks for. False: the long way.
+// Reads the state that the mode of the service requires. False: the packet takes the full path.
 static __always_inline bool direct_mode(struct straight *s, const struct direct *d, const struct backend_hop *way,
 					__u32 *grow)
 {
@@ -142,8 +142,8 @@ static __always_inline bool direct_mode(struct straight *s, const struct direct 
 	return d->encap == ENCAP_IPIP && b->family == FAMILY_4 && s->source;
 }
 
-// Finds all of it, or false for the long way. frame_len: bytes of the whole frame,
-// of which TC may have only the first in one piece.
+// Fills the state of a packet. False: the packet takes the full path. frame_len: length of the
+// whole frame; on TC, the linear memory may contain only its start.
 static __always_inline bool straight_of(struct straight *s, void *data, void *end, __u32 frame_len, __u32 ifindex)
 {
 	struct iphdr *ip = data + ETH_HLEN;
@@ -152,7 +152,7 @@ static __always_inline bool straight_of(struct straight *s, void *data, void *en
 	__u32 header, id, grow = 0;
 	struct direct *d;
 
-	if ((void *)ports + sizeof(struct udphdr) > end || *(__u8 *)ip != 0x45) // no options
+	if ((void *)ports + sizeof(struct udphdr) > end || *(__u8 *)ip != 0x45) // IPv4 without options
 		return false;
 	d = direct_of(ip->daddr | (__u64)ports->dest << 32 | (__u64)ip->protocol << 48);
 	if (!d || (d->ifindex && d->ifindex != ifindex) || martian4(ip->saddr) ||
@@ -178,7 +178,8 @@ static __always_inline bool straight_of(struct straight *s, void *data, void *en
 	return s->hop && s->length + grow <= s->hop->mtu;
 }
 
-// mode tunnel: puts the outer IPv4 header before the packet. Its ECN field is the inner one's (RFC 6040 §4.1).
+// Writes the outer IPv4 header (mode tunnel). Its ECN field is copied from the inner header (RFC
+// 6040 §4.1).
 static __always_inline bool direct_wrap(void *ctx, const struct straight *s, const bool xdp)
 {
 	struct iphdr ip = {
@@ -200,7 +201,7 @@ static __always_inline bool direct_wrap(void *ctx, const struct straight *s, con
 	       put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp);
 }
 
-// Frames of their own: Linux 6.1 adds up the stacks of all that is called from one.
+// A separate stack frame, because Linux 6.1 adds up the stacks of all functions called from one.
 static __noinline int xdp_direct(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
@@ -218,7 +219,7 @@ static __noinline int xdp_direct(struct xdp_md *ctx)
 	return xdp_send(ctx, s.hop);
 }
 
-// mode stateless on TC, whose checksums are the kernel's business too.
+// Rewrites a packet on TC (mode stateless). On TC, the kernel's checksum state must be updated too.
 static __always_inline int tc_direct_rewrite(struct __sk_buff *ctx, const struct straight *s)
 {
 	struct plan plan = {};
@@ -237,7 +238,7 @@ static __always_inline int tc_direct_rewrite(struct __sk_buff *ctx, const struct
 	return tc_rewrite(ctx, &p, &plan, false);
 }
 
-// TC leaves GSO to the long way.
+// On TC, GSO packets take the full path.
 static __noinline int tc_direct(struct __sk_buff *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;

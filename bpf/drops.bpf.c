@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-/* Dropped packets of the whole host, from the one tracepoint that every drop
- * with a reason passes: skb:kfree_skb.
+/* Dropped packets of the whole host. The tracepoint skb:kfree_skb covers every
+ * drop with a reason.
  *
- * Every drop is counted, by where and why it happened; only a few of each kind
- * are described (headers, both tuples, stack), because a stack costs five
- * times as much as a count. The hook that dropped a packet is derived from the
- * packet's own state instead of from the stack, so that counting alone already
- * separates "table full" from "no free port".
+ * Every drop is counted by location and reason. Only a few drops of each kind
+ * are sampled (headers, both tuples, stack), because a stack costs five times as
+ * much as a count. The hook of a drop is derived from the state of the packet
+ * instead of the stack. Counters alone therefore distinguish "table full" from
+ * "no free port".
  */
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -28,31 +28,31 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define IPPROTO_UDP 17
 #define IPPROTO_SCTP 132
 #define IPPROTO_UDPLITE 136
-#define IP_OFFSET 0x1fff /* of the fragment, in the field that holds it */
+#define IP_OFFSET 0x1fff /* mask of the fragment offset in its field */
 
 const struct drop_sample *_export_sample __attribute__((unused));
 const struct drop_tuple *_export_tuple __attribute__((unused));
 const enum drop_hook *_export_hook __attribute__((unused));
 const enum drop_ct *_export_ct __attribute__((unused));
 
-/* Set before load. The verifier removes what is switched off. */
+/* Set before load. The verifier removes the code of disabled options. */
 const volatile bool have_rx_sk;		 /* the tracepoint has a fourth argument (6.11) */
-const volatile __u32 netfilter_drop;	 /* SKB_DROP_REASON_NETFILTER_DROP here */
+const volatile __u32 netfilter_drop;	 /* SKB_DROP_REASON_NETFILTER_DROP of this kernel */
 const volatile __u64 sample_interval_ns; /* per key and CPU; 0: no samples */
 const volatile __u64 sample_burst_ns;
 const volatile bool sample_stacks;
 const volatile __u32 only_netns; /* 0: all */
 const volatile bool filter_packet;
 const volatile __u8 filter_proto;    /* 0: any */
-const volatile __u16 filter_port;    /* host order, 0: any, matches either side */
+const volatile __u16 filter_port;    /* host order, 0: any, matches source or destination */
 const volatile __u8 filter_family;   /* AF_*, 0: no address filter */
-const volatile __u32 filter_addr[4]; /* network order, matches either side */
+const volatile __u32 filter_addr[4]; /* network order, matches source or destination */
 const volatile __u32 filter_mask[4];
 
-/* One entry per kind of drop; written by the programs below, read and removed
- * with the object. 4096: kinds are code locations × namespaces × devices, a
- * busy container host has some hundreds. When it is full, drops go to
- * drops_missed. */
+/* One entry for each kind of drop, written by the programs below. User space
+ * reads it; it is removed with the object. 4096: kinds are code locations ×
+ * namespaces × devices, and a busy container host has some hundreds. If the map
+ * is full, drops are counted in drops_missed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(max_entries, 4096);
@@ -60,9 +60,9 @@ struct {
 	__type(value, struct drop_count);
 } drops SEC(".maps");
 
-/* [0]: drops that found the map full; [1]: samples that found the ring full; [2]:
- * drops that the second program counted because the first was not run; [3]: all
- * drops that a program was run for. */
+/* [0]: drops not counted because the map was full; [1]: samples lost because the
+ * ring was full; [2]: drops counted by the second program because the first did
+ * not run; [3]: all drops seen by a program. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 4);
@@ -75,19 +75,19 @@ struct {
 	__uint(max_entries, 1 << 22);
 } samples SEC(".maps");
 
-/* The kernel does not run a program on a CPU that is inside the same program
- * already: of a burst of drops in a softirq that interrupts drops_first, not one
- * would be counted. So every drop passes two programs, one after the other. The
- * first counts and leaves the packet here; the second takes it away again and
- * counts those that the first one was not run for. Interrupts nest, so this is a
- * stack; task, softirq and hardirq are the levels there can be. What interrupts
- * the last instructions of drops_again leaves entries that nobody takes away:
- * each can hide one later drop at the same address, four at most. */
+/* The kernel does not run a program on a CPU that already runs the same program.
+ * A burst of drops in a softirq that interrupts drops_first would therefore not
+ * be counted. So every drop passes two programs, one after the other. The first
+ * counts the drop and pushes the packet here. The second removes the packet, and
+ * counts packets that are missing here. This is a stack, because interrupts
+ * nest; the levels are task, softirq and hardirq. An interrupt in the last
+ * instructions of drops_again leaves stale entries. Each one can hide one later
+ * drop at the same address, four at most. */
 #define SEEN_DEPTH 4
 
 struct seen {
 	__u32 depth;
-	__u32 paired; /* drops_again, which is attached second, runs here, too */
+	__u32 paired; /* drops_again, which is attached second, has run on this CPU */
 	unsigned long skb[SEEN_DEPTH];
 };
 
@@ -122,9 +122,9 @@ static __always_inline enum drop_ct classify_ct(unsigned long nfct)
 	return DROP_CT_NEW;
 }
 
-/* Which hook holds the packet follows from what the stack has done to it so
- * far: a received packet has no route before PREROUTING is over; ip_output()
- * replaces its device by the route's; a local route points to loopback. */
+/* Returns the netfilter hook of a packet, from its state: a received packet has
+ * no route before the end of PREROUTING; ip_output() replaces its device by the
+ * device of the route; a local route points to loopback. */
 static __always_inline enum drop_hook classify_hook(struct sk_buff *skb, struct net_device *dev)
 {
 	struct dst_entry *dst = (struct dst_entry *)(skb->_skb_refdst & ~SKB_DST_FLAGS);
@@ -202,7 +202,7 @@ static __always_inline bool has_ports(__u8 l4_proto)
 	       l4_proto == IPPROTO_UDPLITE;
 }
 
-/* Reads the addresses and ports that the packet carries now. */
+/* Reads the present addresses and ports of the packet. */
 static __always_inline bool packet_tuple(struct sk_buff *skb, struct drop_tuple *t)
 {
 	unsigned char *l3 = skb->head + skb->network_header;
@@ -233,7 +233,7 @@ static __always_inline bool packet_tuple(struct sk_buff *skb, struct drop_tuple 
 	return true;
 }
 
-/* Copies one direction of a tracked flow. */
+/* Copies one direction of a conntrack entry. */
 #define READ_TUPLE(to, ct, dir)                                                                       \
 	do {                                                                                          \
 		BPF_CORE_READ_INTO((union nf_inet_addr *)(to)->src, ct, tuplehash[dir].tuple.src.u3); \
@@ -244,7 +244,7 @@ static __always_inline bool packet_tuple(struct sk_buff *skb, struct drop_tuple 
 		(to)->family = (__u8)BPF_CORE_READ(ct, tuplehash[dir].tuple.src.l3num);               \
 	} while (0)
 
-static __always_inline bool wanted(struct sk_buff *skb, unsigned long nfct)
+static __always_inline bool passes_filter(struct sk_buff *skb, unsigned long nfct)
 {
 	struct drop_tuple t = {};
 	struct nf_conn *ct;
@@ -260,8 +260,8 @@ static __always_inline bool wanted(struct sk_buff *skb, unsigned long nfct)
 	return tuple_matches(&t);
 }
 
-/* Copies the packet from its Ethernet header, or from the network header where
- * there is none that belongs to it. */
+/* Copies the packet from its Ethernet header on, or from the network header if
+ * the packet has no valid Ethernet header. */
 static __always_inline void copy_packet(struct sk_buff *skb, struct drop_sample *s)
 {
 	__u32 start = skb->network_header, mac = skb->mac_header;
@@ -273,7 +273,7 @@ static __always_inline void copy_packet(struct sk_buff *skb, struct drop_sample 
 		s->l3_offset = ETH_HLEN;
 	}
 	s->data_len = 0;
-	/* Of a packet for this host the stack has taken the outer headers off. */
+	/* For a packet to this host, skb->len excludes the headers before skb->data. */
 	s->frame_len = (__u32)(skb->data - skb->head) + skb->len - start;
 	if (skb->tail <= start)
 		return;
@@ -331,7 +331,7 @@ static __always_inline struct drop_count *count_drop(const struct drop_key *key,
 			return count;
 		}
 	}
-	/* An interrupt may count the same kind meanwhile. */
+	/* Atomic, because an interrupt may count the same kind. */
 	__sync_fetch_and_add(&count->packets, 1);
 	__sync_fetch_and_add(&count->bytes, bytes);
 	return count;
@@ -354,7 +354,7 @@ static __always_inline void drop(__u64 *ctx)
 	key.netns = skb_netns(skb, dev, rx_sk);
 	if (only_netns && key.netns != only_netns)
 		return;
-	if (!wanted(skb, nfct))
+	if (!passes_filter(skb, nfct))
 		return;
 	if (dev)
 		key.ifindex = (__u32)dev->ifindex;
@@ -379,8 +379,8 @@ static __always_inline void push_seen(struct seen *s, unsigned long skb)
 
 	if (!s || !s->paired)
 		return;
-	/* Deeper than that are leftovers of what interrupted drops_again, which
-	 * removes them when it goes on. */
+	/* Entries above this depth are left over from an interrupt of drops_again,
+	 * which removes them when it continues. */
 	at = s->depth < SEEN_DEPTH ? s->depth : SEEN_DEPTH - 1;
 	s->skb[at & (SEEN_DEPTH - 1)] = skb;
 	s->depth = at + 1;
@@ -390,7 +390,7 @@ static __always_inline bool pop_seen(struct seen *s, unsigned long skb)
 {
 	if (!s)
 		return true;
-	if (!s->paired) { /* counted before anybody took packets away */
+	if (!s->paired) { /* the first program has counted it without an entry */
 		s->paired = 1;
 		return true;
 	}
@@ -421,7 +421,7 @@ int drops_again(__u64 *ctx)
 	return 0;
 }
 
-/* For kernels without BTF: counts by place and number only. */
+/* For kernels without BTF: counts by location and reason only. */
 SEC("raw_tp/kfree_skb")
 int drops_raw(struct bpf_raw_tracepoint_args *ctx)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// What user space reads of dropped packets.
+// Counters and samples of dropped packets, shared with user space.
 #ifndef SLUICE_DROPS_H
 #define SLUICE_DROPS_H
 
@@ -18,19 +18,19 @@ enum drop_hook {
 	DROP_HOOK_FORWARD,
 	DROP_HOOK_OUTPUT,
 	DROP_HOOK_POSTROUTING, /* SNAT and the confirmation of new flows */
-	DROP_HOOK_HAIRPIN,     /* in and out by one device: forward or postrouting */
+	DROP_HOOK_HAIRPIN,     /* same device in and out: forward or postrouting */
 };
 
-/* What connection tracking knew of the packet. */
+/* Connection tracking state of the packet. */
 enum drop_ct {
 	DROP_CT_NONE,
 	DROP_CT_UNTRACKED,
-	DROP_CT_NEW,	   /* seen, not yet in the table */
+	DROP_CT_NEW,	   /* not yet in the table */
 	DROP_CT_CONFIRMED, /* in the table */
 };
 
 struct drop_key {
-	__u64 location; /* return address inside the function that dropped */
+	__u64 location; /* return address in the function that dropped the packet */
 	__u32 netns;	/* inode of the network namespace, 0 unknown */
 	__u32 reason;	/* enum skb_drop_reason of the running kernel */
 	__u32 ifindex;	/* skb->dev at the time of the drop, 0 none */
@@ -42,7 +42,7 @@ struct drop_key {
 struct drop_count {
 	__u64 packets;
 	__u64 bytes;
-	__u64 next_ns; /* token bucket: when the next sample is due (CLOCK_MONOTONIC) */
+	__u64 next_ns; /* token bucket: time of the next sample (CLOCK_MONOTONIC) */
 };
 
 struct drop_tuple {
@@ -59,15 +59,15 @@ struct drop_sample {
 	struct drop_key key;
 	__u64 time_ns;	 /* CLOCK_MONOTONIC */
 	__u32 len;	 /* skb->len */
-	__u32 frame_len; /* of the packet, from where data[] begins */
+	__u32 frame_len; /* length of the packet from the start of data[] */
 	__u32 mark;
-	__u32 in_ifindex;	 /* skb->skb_iif: where the packet came in, 0 local */
+	__u32 in_ifindex;	 /* skb->skb_iif: interface of arrival, 0 local */
 	__u32 ct_status;	 /* IPS_* bits, valid when key.ct is new or confirmed */
-	struct drop_tuple orig;	 /* conntrack's view before NAT */
-	struct drop_tuple reply; /* the reverse direction, that is after NAT */
+	struct drop_tuple orig;	 /* conntrack tuple before NAT */
+	struct drop_tuple reply; /* reply direction, after NAT */
 	char ifname[IFNAMSIZ];
 	__u16 data_len;	 /* bytes of data[] */
-	__u16 l3_offset; /* where the network header starts in data[] */
+	__u16 l3_offset; /* offset of the network header in data[] */
 	__u32 stack_bytes;
 	__u64 stack[STACK_FRAMES];
 	__u8 data[SNAP_BYTES];

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Changes to a TCP header beyond its ports, made on the packet that is otherwise
-// ready to leave.
+// Changes to the TCP header beyond the ports, made after all other changes to a packet.
 #ifndef SLUICE_EDIT_H
 #define SLUICE_EDIT_H
 
@@ -10,14 +9,14 @@
 #define TCP_OPTION_MSS 2
 #define TCP_OPTION_MSS_SIZE 4
 
-// Where the transport header stands once a plan's family is applied.
+// Returns the offset of the transport header after translation to the plan's family.
 static __always_inline __u32 l4_then(const struct packet *p, const struct plan *plan)
 {
 	return ETH_HLEN + header_then(p, plan);
 }
 
-// What a changed 16-bit word adds to the sum of a segment: at an odd place its
-// bytes count for the other half (RFC 1071 §2 (B)).
+// Returns the change of a segment's sum by a 16-bit word. At an odd offset, the bytes of the word
+// are swapped (RFC 1071 §2 (B)).
 static __always_inline __u64 change_at(__u32 place, __be16 was, __be16 is)
 {
 	__u16 delta = fold16(change(was, is));
@@ -40,7 +39,7 @@ static __always_inline __u32 encap_size(const struct plan *plan)
 	       (plan->encap == ENCAP_GUE ? sizeof(struct gue_header) : 0);
 }
 
-// The largest segment that a link carries without options (RFC 9293 §3.7.1).
+// Returns the largest segment that fits the MTU without options (RFC 9293 §3.7.1).
 static __always_inline __u32 mss_of(const struct plan *plan)
 {
 	__u32 mtu = plan->mtu, headers = sizeof(struct tcphdr) + encap_size(plan);
@@ -49,15 +48,15 @@ static __always_inline __u32 mss_of(const struct plan *plan)
 	return mtu > headers ? mtu - headers : 0;
 }
 
-// A walk through the options of the TCP header at off, up to end of it.
+// Iterator over the options of the TCP header at off, which is end bytes long.
 struct tcp_options {
 	__u32 off;
-	__u32 at; // the option that is next
+	__u32 at; // offset of the next option
 	__u32 end;
-	__u32 found; // it is the MSS
+	__u32 found; // the option at "at" is the MSS
 };
 
-// Looks at the next option. Not zero: it was the last one, or the MSS.
+// Examines the next option. Nonzero: it was the last one, or the MSS.
 static __always_inline int next_tcp_option(void *ctx, struct tcp_options *o, const bool xdp)
 {
 	__u32 at = o->at;
@@ -78,8 +77,8 @@ static __always_inline int next_tcp_option(void *ctx, struct tcp_options *o, con
 
 BOTH_HOOKS(next_tcp_option, !o || next_tcp_option(ctx, o, xdp), struct tcp_options *o)
 
-// Lowers the MSS option of the TCP header at off to most, in a packet that ends at stop: what
-// the frame has behind it is not the header's, however long that claims to be.
+// Lowers the MSS option of the TCP header at off to at most "most". stop: end of the packet in the
+// frame. Bytes after it are not read, even if the header length includes them.
 static __always_inline int clamp_mss(void *ctx, __u32 off, __u32 stop, __u32 most, const bool xdp)
 {
 	struct tcp_options o = { .off = off, .at = sizeof(struct tcphdr) };
@@ -110,7 +109,7 @@ BOTH_HOOKS(clamp_mss, clamp_mss(ctx, off, stop, most, xdp), __u32 off, __u32 sto
 
 // ---- lengths ----
 
-// The packet grows by len bytes of transport: what its network header says of it.
+// Adds len to the packet length in the network header.
 static __always_inline bool grow_header(void *ctx, __u32 len, const bool v6, const bool xdp)
 {
 	struct iphdr ip;
@@ -134,11 +133,11 @@ static __always_inline bool grow_header(void *ctx, __u32 len, const bool v6, con
 
 #define MOVE_MOST (SUM_MOST + 31) // bytes
 
-// A move of the n bytes at "at" up by len, from the last one on.
+// Copy of n bytes at "at" to an offset higher by len, starting with the last byte.
 struct move_up {
 	struct __sk_buff *ctx;
 	__u32 at;
-	__u32 n; // that are left
+	__u32 n; // remaining bytes
 	__u32 len;
 	__u32 failed;
 };
@@ -150,7 +149,7 @@ static __always_inline bool copy_up(const struct move_up *m, const __u32 bytes)
 	return get(m->ctx, from, block, bytes, false) && put(m->ctx, from + m->len, block, bytes, false);
 }
 
-// Moves the next bytes, as many as fit. Not zero: there are none, or the packet is dropped.
+// Copies the next block. Nonzero: the copy is complete or has failed.
 static long move_up_next(__u32 i __attribute__((unused)), struct move_up *m)
 {
 	if (!m->n)
@@ -174,11 +173,11 @@ static __always_inline bool move_up(struct __sk_buff *ctx, __u32 at, __u32 n, __
 
 	if (n > MOVE_MOST)
 		return false;
-	bpf_loop(MOVE_MOST / 32 + 7 + 3, move_up_next, &m, 0); // of 32 bytes, of 4, and of one
+	bpf_loop(MOVE_MOST / 32 + 7 + 3, move_up_next, &m, 0); // blocks of 32 bytes, of 4, and of one
 	return !m.n && !m.failed;
 }
 
-// Moves the first n bytes of the frame, which stand at "from", to its start.
+// Copies n bytes of headers from the offset "from" to the start of the frame.
 static __always_inline bool move_down(void *ctx, __u32 from, __u32 n)
 {
 	__u32 block[8], at = 0;
@@ -188,7 +187,7 @@ static __always_inline bool move_down(void *ctx, __u32 from, __u32 n)
 			return false;
 		at += sizeof(block);
 	}
-	for (int i = 0; i < 16 && at + 2 <= n; i++) { // all headers are even
+	for (int i = 0; i < 16 && at + 2 <= n; i++) { // all headers have an even length
 		if (!get(ctx, from + at, block, 2, true) || !put(ctx, at, block, 2, true))
 			return false;
 		at += 2;
@@ -196,10 +195,10 @@ static __always_inline bool move_down(void *ctx, __u32 from, __u32 n)
 	return at == n;
 }
 
-// Makes room for len bytes at "at" of a packet that ends at "end". At XDP before
-// the headers: drivers promise room there, and little behind a packet. On TC at
-// the tail: a checksum that is still to be filled in (CHECKSUM_PARTIAL) is found
-// by the place of the transport header, which must stay where it is.
+// Inserts len bytes at the offset "at" of a packet that ends at "end". On XDP, the headers move
+// down, because drivers guarantee headroom but little tailroom. On TC, the tail moves up. A
+// transport header with a partial checksum (CHECKSUM_PARTIAL) must keep its offset, by which the
+// kernel locates the checksum.
 static __always_inline bool open_gap(void *ctx, __u32 at, __u32 end, __u32 len, const bool xdp)
 {
 	__u32 frame;
@@ -208,7 +207,7 @@ static __always_inline bool open_gap(void *ctx, __u32 at, __u32 end, __u32 len, 
 		return false;
 	if (xdp)
 		return !bpf_xdp_adjust_head(ctx, -(int)len) && move_down(ctx, len, at);
-	frame = ((struct __sk_buff *)ctx)->len; // with what stands behind the packet
+	frame = ((struct __sk_buff *)ctx)->len; // including bytes after the packet
 	return !bpf_skb_change_tail(ctx, frame + len, 0) && move_up(ctx, at, frame - at, len);
 }
 
@@ -223,7 +222,7 @@ static __always_inline __u64 sum_words(const __u32 *word, __u32 n)
 	return sum;
 }
 
-// Where the packet, whose addresses are rewritten, ends in the frame.
+// Returns the offset of the end of the packet in the frame, after translation to the plan's family.
 static __always_inline __u32 end_then(const struct packet *p, const struct plan *plan)
 {
 	return ETH_HLEN + p->l3_len - header_now(p) + header_then(p, plan);
@@ -235,8 +234,8 @@ static __always_inline bool widen(void *ctx, __u32 at, __u32 end, __u32 len, con
 	       grow_header(ctx, len, v6, xdp);
 }
 
-// Bytes of a header that checksums cover one way or the other are stored without
-// touching the packet's own sum; fix_check makes up for them.
+// Stores bytes that the transport checksum covers, without a change to skb->csum. fix_check later
+// updates the transport checksum, which compensates for the bytes.
 static __always_inline bool put_covered(void *ctx, __u32 off, const void *from, const __u32 len, const bool xdp)
 {
 	return xdp ? put(ctx, off, from, len, true) : !bpf_skb_store_bytes(ctx, off, from, len, 0);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Tunnels to backends: IPIP (RFC 2003, RFC 2473) and GUE variant 0
-// (draft-ietf-intarea-gue), the sending side.
+// Encapsulation for backends: IPIP (RFC 2003, RFC 2473) and GUE variant 0 (draft-ietf-intarea-gue).
 #ifndef SLUICE_ENCAP_H
 #define SLUICE_ENCAP_H
 
@@ -28,8 +27,9 @@ static __always_inline bool push(void *ctx, __u32 size, const struct plan *plan,
 	return !bpf_skb_store_bytes(ctx, 2 * ETH_ALEN, &type, 2, 0);
 }
 
-// Puts the packet, already rewritten, into the tunnel. The outer header has DF, so that the inner packet's sender
-// finds the path's MTU (RFC 4459 §3.1), and the inner packet's ECN field (RFC 6040 §4.1).
+// Encapsulates a rewritten packet. The outer header has DF set, so that the sender of the inner
+// packet finds the path MTU (RFC 4459 §3.1). Its ECN field is copied from the inner header (RFC
+// 6040 §4.1).
 static __always_inline int encapsulate(void *ctx, const struct packet *p, const struct plan *plan, __u32 ifindex,
 				       const bool xdp)
 {
@@ -37,7 +37,7 @@ static __always_inline int encapsulate(void *ctx, const struct packet *p, const 
 	struct interface_addr *own = bpf_map_lookup_elem(&interfaces, &ifindex);
 	__u8 inner = p->family == FAMILY_6 ? IPPROTO_IPV6 : IPPROTO_IPIP, outer = inner;
 	bool v6 = plan->gateway_family == FAMILY_6;
-	__u8 outer_hops = plan->flags & PLAN_KERNEL ? 65 : 64; // 64 when it leaves: the kernel takes one off
+	__u8 outer_hops = plan->flags & PLAN_KERNEL ? 65 : 64; // 64 on the wire: the kernel decrements it
 	__u32 at = ETH_HLEN + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)), backend = plan->backend_hop;
 	struct backend_hop *b;
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Connections that ended because their backend went down, which neither side knows yet.
+// TCP connections that ended because their backend went down, while both endpoints consider them
+// open.
 #ifndef SLUICE_ENDED_H
 #define SLUICE_ENDED_H
 
 #include "conn.h"
 
-// Remembers what the packets of one direction look like. index: its entry.
+// Stores the tuple of one direction. index: its entry.
 static __always_inline void remember_ended_half(__u32 index, __u32 of, const bool v6)
 {
 	void *e = entry_at(index, v6);
@@ -28,7 +29,8 @@ static __always_inline void remember_ended_half(__u32 index, __u32 of, const boo
 	bpf_map_update_elem(&ended, &key, &of, BPF_ANY);
 }
 
-// A frame of its own, beside that of the end of a flow. of: its service << 16 | its backend.
+// Stores the tuples of an ended connection's direction. A separate stack frame from the end of a
+// flow. of: its service << 16 | its backend.
 __noinline int remember_ended(__u32 index, __u32 of, __u32 v6)
 {
 	struct control *c = the_control();
@@ -42,8 +44,9 @@ __noinline int remember_ended(__u32 index, __u32 of, __u32 v6)
 	return 0;
 }
 
-// Whether a TCP segment that has no flow is of such a connection, while its backend is still
-// down: the sender is told by a reset. A SYN is of another connection.
+// Reports whether a TCP segment without a flow belongs to an ended connection, while its backend is
+// still down. The sender then gets a reset. A SYN belongs to a new connection and removes the
+// tuple.
 __noinline int was_ended(const struct packet *p)
 {
 	struct control *c = the_control();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// The end of a flow: when it is due, and what is given back.
+// The end of a flow: timeouts, and release of the resources of the flow.
 #ifndef SLUICE_ENDING_H
 #define SLUICE_ENDING_H
 
@@ -7,23 +7,23 @@
 #include "event.h"
 #include "inward.h"
 
-// The end of a flow, gathered from both directions.
+// State of an ending flow, from the entries of both directions.
 struct ending {
-	union addr client; // who opened it
-	union addr pool;   // destination of its answers
+	union addr client; // source of the opener
+	union addr pool;   // destination of its replies
 	__be16 pool_port;
 	__u8 l4_proto;
 	__u8 flags;
 	__u16 owner;
 	__u16 backend;
-	__u32 ref; // binding of ENTRY_BOUND, or own entry; of a service with ENTRY_PORT the port, as map << 16 | port
+	__u32 ref; // ENTRY_BOUND: binding, else own entry; service flow with ENTRY_PORT: the port, as map << 16 | port
 	__u32 twin;
 	__u64 packets;
 	__u64 bytes;
 	__u32 now;
 	__u8 family;
 	__u8 twin_family;
-	__u8 heard; // by the opener
+	__u8 heard; // in the opener's direction
 	__u8 twin_heard;
 	__u32 twin_seen;
 	__u32 own_seen;
@@ -85,7 +85,7 @@ static __always_inline void gather_twin(struct ending *end, void *e, const bool 
 	end->bytes += counts[1];
 }
 
-// TCP is transitory before the handshake is complete, and when it has ended (RFC
+// Reports whether a TCP connection is transitory: its handshake is incomplete, or it has ended (RFC
 // 5382 REQ-5, RFC 6146 §3.5.2).
 static __always_inline bool tcp_transitory(const struct ending *end)
 {
@@ -106,8 +106,8 @@ static __always_inline __u32 timeout_of(const struct ending *end)
 	return timeout_other;
 }
 
-// Asks user space to probe the IPv6 host of a connection. index: of the entry of what the
-// host sends.
+// Requests a probe of the connection's IPv6 host from user space. index: the entry for packets from
+// that host.
 __noinline int ask_probe(__u32 index)
 {
 	struct flow6 *f = entry_at(index, true);
@@ -128,8 +128,9 @@ __noinline int ask_probe(__u32 index)
 	return 1;
 }
 
-// RFC 6146 §3.5.2.2: an established connection of nat64 whose time is over has the
-// transitory one for an answer to a probe (TRANS). False: it ends. index: of its entry e.
+// Probes an established nat64 connection that has expired. It gets the transitory timeout for the
+// answer (RFC 6146 §3.5.2.2, TRANS). Returns false if the connection must end. index: index of the
+// primary entry e.
 static __always_inline bool probe(const struct ending *end, void *e, __u32 index, const bool v6)
 {
 	struct entry_meta *m = meta_of(e, v6), *twin = twin_meta(m, v6);
@@ -146,9 +147,10 @@ static __always_inline bool probe(const struct ending *end, void *e, __u32 index
 	return true;
 }
 
-// Whether the service, backend or rule of a flow has been taken away, or serves otherwise, or the address that
-// it is translated to from this host: nobody else answers there. A pool address that was
-// never the host's own is led here by others, and its flows live on until they end.
+// Reports whether a flow must end because its service, backend or rule was removed or has changed
+// its mode. It must also end if the host has lost the translated address, because no other host
+// answers for that address. A pool address that never was an address of this host is routed to it.
+// Its flows remain until they expire.
 static __always_inline bool owner_gone(const struct ending *end)
 {
 	__u32 owner = end->owner, backend = end->backend;
@@ -163,7 +165,8 @@ static __always_inline bool owner_gone(const struct ending *end)
 	return unserved(owner, backend) || lost_reply_half(end->twin, owner);
 }
 
-// Whether a connection was open when its backend went down, and both sides' packets come this way.
+// Reports whether a TCP connection was open at the failure of its backend, with both directions
+// through this host.
 static __always_inline bool cut_off(const struct ending *end)
 {
 	__u32 backend = end->backend;
@@ -195,7 +198,8 @@ static __always_inline void pay_service(const struct ending *end)
 		service_uncount(&end->client, end->owner, end->backend, end->flags, end->family);
 }
 
-// Whether a flow's binding is in IPv6: that of the inside end, of nat64 the IPv6 one's.
+// Reports whether the binding of a flow is in the IPv6 table. The binding belongs to the inside
+// endpoint, for nat64 to the IPv6 host.
 static __always_inline bool bound_in6(const struct ending *end)
 {
 	return end->flags & ENTRY_CROSS ? !(end->ref & REF_4) : end->family == FAMILY_6;
@@ -212,7 +216,7 @@ static __always_inline void pay_nat(const struct ending *end)
 		__sync_fetch_and_add(&r->bytes, end->bytes);
 	}
 	if (end->flags & ENTRY_CLIENT) {
-		if (!(end->flags & ENTRY_BOUND)) { // it held its binding alone, or has none: its opener is inside
+		if (!(end->flags & ENTRY_BOUND)) { // no shared binding: the opener is inside
 			who.addr = end->client;
 		} else if (bound_in6(end)) {
 			struct flow6 *f = entry_at(index, true);
@@ -230,7 +234,7 @@ static __always_inline void pay_nat(const struct ending *end)
 	}
 }
 
-// Gives back everything that a flow held.
+// Releases all resources of a flow. Adds its counters to the counters of its owner.
 __noinline int pay(const struct ending *end)
 {
 	struct control *c = the_control();
@@ -252,7 +256,7 @@ __noinline int pay(const struct ending *end)
 			give_port(end->ref >> 16, end->ref & 0xffff);
 			return 0;
 		}
-		pool = end->pool; // of a program that did not keep it in ref
+		pool = end->pool; // an entry of an older program, which did not store the port in ref
 		number = bpf_map_lookup_elem(&pool_numbers, &pool);
 		if (number)
 			give_port(*number * PORT_CLASSES + port_class(end->l4_proto), bpf_ntohs(end->pool_port));

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// ICMP errors about packets that went through here: found by the packet that
-// they quote, which is rewritten back. They never make, refresh or end a flow
-// (RFC 4787 REQ-12, RFC 5508 REQ-6).
+// ICMP errors about packets that this host has forwarded. The quoted packet identifies the flow,
+// and is rewritten back. Errors never create, refresh or end a flow (RFC 4787 REQ-12, RFC 5508
+// REQ-6).
 #ifndef SLUICE_ERROR_H
 #define SLUICE_ERROR_H
 
 #include "quote.h"
 
-// Services that keep nothing for the quoted packet find its backend again.
+// Finds the backend of a quoted packet again, for services that keep no flow.
 static __always_inline int error_of_service(const struct packet *about, struct plan *plan)
 {
 	__u32 id = service_of(about), backend;
@@ -30,7 +30,7 @@ static __always_inline int error_of_service(const struct packet *about, struct p
 	return REASON_STATELESS;
 }
 
-// Plan for the packet that would answer the quoted one.
+// Makes the plan of a packet that answers the quoted packet.
 __noinline int error_plan(const struct packet *about, struct plan *plan)
 {
 	__u32 index;
@@ -70,9 +70,9 @@ __noinline int error_plan(const struct packet *about, struct plan *plan)
 	return reason == REASON_NONE ? REASON_ERROR_WITHOUT_FLOW : reason;
 }
 
-// An error about nothing of ours. What is for a pool is dropped, and what a rule
-// would translate, because it would show an inside address outside (RFC 5508 REQ-4,
-// REQ-5); what concerns others passes.
+// Handles an error that belongs to no flow. It is dropped if it is addressed to a pool, or if a
+// rule would translate its source, because it could expose an inside address (RFC 5508 REQ-4,
+// REQ-5). Other errors pass.
 __noinline int error_stray(const struct packet *p)
 {
 	struct pool_addr *address;
@@ -88,9 +88,9 @@ __noinline int error_stray(const struct packet *p)
 	return have_nat && translates(p) ? REASON_ERROR_WITHOUT_FLOW : REASON_NOT_OURS;
 }
 
-// RFC 5508 REQ-3: the error's own checksum, and that of the quoted IP header. Of an
-// error in fragments nobody can check it; hosts keep errors smaller than that (RFC
-// 1812 §4.3.2.3, RFC 4443 §2.4 (c)).
+// Verifies the checksums of an error and of the quoted IP header (RFC 5508 REQ-3). The checksum of
+// a fragmented error cannot be verified, so that it is refused. Hosts send errors below that size
+// (RFC 1812 §4.3.2.3, RFC 4443 §2.4 (c)).
 static __always_inline bool error_sound(void *ctx, const struct packet *p, const struct quote *q, const bool xdp)
 {
 	__u32 len = p->l3_len - header_now(p);
@@ -104,8 +104,7 @@ static __always_inline bool error_sound(void *ctx, const struct packet *p, const
 	return fold16(sum) == 0xffff;
 }
 
-// Where the checksum of a quoted segment stands; 0 when the quotation ends before
-// it.
+// Returns the offset of the checksum in a quoted segment, or 0 if the quotation ends before it.
 static __always_inline __u32 quoted_check(const struct quote *q)
 {
 	__u32 at = q->l4_at + check_offset(q->l4_proto);
@@ -113,12 +112,12 @@ static __always_inline __u32 quoted_check(const struct quote *q)
 	return at + 2 <= q->end ? at : 0;
 }
 
-// Rewrites the quoted packet in place. Returns what that adds to the sum of the
-// error, or all ones on failure.
+// Rewrites the quoted packet in place. Returns the change of the error's sum, or all ones on
+// failure.
 static __always_inline __u64 rewrite_quote(void *ctx, const struct plan *plan, const struct quote *q, const bool v6,
 					   const bool xdp)
 {
-	// The quoted packet travelled the other way.
+	// The quoted packet has the opposite direction.
 	__u64 addrs = minus(sum_ends(&q->saddr, &q->daddr, v6)) + sum_ends(&plan->to.saddr, &plan->to.daddr, v6);
 	struct ports ports = { plan->to.dport, plan->to.sport };
 	__u64 delta = 0, covered = 0;
@@ -134,11 +133,11 @@ static __always_inline __u64 rewrite_quote(void *ctx, const struct plan *plan, c
 
 		if (!put(ctx, q->at + 12, ends, sizeof(ends), xdp) || !get(ctx, q->at + IPV4_CHECK, &check, 2, xdp))
 			return ~0ULL;
-		check = check_after(check, addrs); // the header's sum stays what it was
+		check = check_after(check, addrs); // the sum of the header remains the same
 		if (!put(ctx, q->at + IPV4_CHECK, &check, 2, xdp))
 			return ~0ULL;
 	}
-	if (q->no_l4 && !(v6 && q->no_l4 == QUOTE_OTHER_ICMP)) // ICMPv6 covers its addresses, whatever the message is
+	if (q->no_l4 && !(v6 && q->no_l4 == QUOTE_OTHER_ICMP)) // all ICMPv6 messages have a pseudo-header
 		return fold32(delta);
 	if (!q->no_l4 && is_icmp(q->l4_proto)) {
 		covered = change(q->sport, plan->to.dport);
@@ -154,7 +153,8 @@ static __always_inline __u64 rewrite_quote(void *ctx, const struct plan *plan, c
 		return fold32(delta);
 	if (!is_icmp(q->l4_proto) || v6)
 		covered += addrs;
-	// No checksum, or nothing that it covers (RFC 6296): it would become the other zero.
+	// No checksum, or a checksum-neutral change (RFC 6296). An update would replace a zero by
+	// its other representation.
 	if ((q->l4_proto == IPPROTO_UDP && !check) || fold16(covered) == 0 || fold16(covered) == 0xffff)
 		return fold32(delta);
 	was = check;
@@ -166,7 +166,7 @@ static __always_inline __u64 rewrite_quote(void *ctx, const struct plan *plan, c
 	return fold32(delta + change(was, check));
 }
 
-// Rewrites an error and what it quotes, within one family.
+// Rewrites an error and its quoted packet, within one family.
 static __always_inline int rewrite_error(void *ctx, const struct packet *p, const struct plan *plan,
 					 const struct quote *q, const union addr *from, const bool v6, const bool xdp)
 {
@@ -199,7 +199,8 @@ static __always_inline int rewrite_error(void *ctx, const struct packet *p, cons
 	return REASON_NONE;
 }
 
-// RFC 7915 figures 3 and 6: where a field of the one header is in the other.
+// Maps an offset in the IPv4 header to the same field in the IPv6 header, or to -1 (RFC 7915 figure
+// 3). pointer4 is the inverse (figure 6).
 static __always_inline int pointer6(__u8 at)
 {
 	switch (at) {
@@ -238,8 +239,7 @@ static __always_inline int pointer4(__u32 at)
 	return at >= 24 && at < 40 ? 16 : -1;
 }
 
-// The greatest of RFC 1191's MTU plateaus below a length, for routers that did
-// not tell theirs.
+// Returns the largest MTU plateau below a length (RFC 1191), for routers that report no MTU.
 static __always_inline __u32 plateau(__u32 length)
 {
 	const __u16 plateaus[] = { 65535, 32000, 17914, 8166, 4352, 2002, 1492, 1006, 508, 296 };
@@ -250,8 +250,8 @@ static __always_inline __u32 plateau(__u32 length)
 	return 68;
 }
 
-// An ICMP error's type, code and second word, from IPv4 to IPv6 (RFC 7915 §4.2).
-// mtu: that it may tell at most. False: it has no counterpart.
+// Converts type, code and second word of an ICMP error from IPv4 to IPv6 (RFC 7915 §4.2). mtu:
+// upper limit of a reported MTU. Returns false if the message has no counterpart.
 static __always_inline bool message6(struct icmp_header *m, const struct quote *q, __u32 mtu)
 {
 	__u32 rest = bpf_ntohl(*(__be32 *)&m->id), size;
@@ -300,8 +300,9 @@ static __always_inline bool message6(struct icmp_header *m, const struct quote *
 	return false;
 }
 
-// The message of an error that goes from IPv6 to IPv4 (RFC 7915 §5.2). An MTU becomes smaller by the
-// difference of the headers; where the quoted packet is a fragment, by its fragment header too.
+// Converts type, code and second word of an ICMP error from IPv6 to IPv4 (RFC 7915 §5.2). A
+// reported MTU is reduced by the difference of the headers. If the quoted packet is a fragment, it
+// is reduced by the fragment header too.
 static __always_inline bool message4(struct icmp_header *m, const struct quote *q, __u32 mtu)
 {
 	__u32 rest = bpf_ntohl(*(__be32 *)&m->id), less = q->fragment ? 28 : 20, size;
@@ -344,8 +345,8 @@ static __always_inline bool message4(struct icmp_header *m, const struct quote *
 	return false;
 }
 
-// Whether nothing but its source keeps an IPv4 error from being routed: between the families
-// it is translated all the same, for those who look for faults (RFC 7915 §4.1).
+// Reports whether an IPv4 error has a routable destination. Between the families, such an error is
+// translated even if its source is invalid, because it helps to find faults (RFC 7915 §4.1).
 static __always_inline bool odd_source(const struct packet *p)
 {
 	__u32 to = bpf_ntohl(p->tuple.daddr.w[0]);
@@ -353,8 +354,7 @@ static __always_inline bool odd_source(const struct packet *p)
 	return p->family == FAMILY_4 && to >> 28 != 0xe && to != 0xffffffff;
 }
 
-// Decides about an ICMP error: the plan is the one of an answer to the quoted
-// packet.
+// Makes the plan for an ICMP error from the plan of a reply to the quoted packet.
 static __always_inline int error_decide(void *ctx, struct packet *p, struct plan *plan, struct work *w, const bool xdp)
 {
 	bool odd = never_routed(p);
@@ -376,11 +376,11 @@ static __always_inline int error_decide(void *ctx, struct packet *p, struct plan
 		return egress(ctx, p, plan, false) ? error_stray(p) : REASON_INTERNAL;
 	if (!error_sound(ctx, p, &w->quote, xdp))
 		return REASON_BAD_CHECKSUM;
-	if (reason == REASON_UNTRANSLATABLE) // a rule's all the same
+	if (reason == REASON_UNTRANSLATABLE) // the error belongs to a rule and must not pass
 		return reason;
-	plan->entry = NO_ENTRY; // errors leave no trace
+	plan->entry = NO_ENTRY; // errors do not update the flow
 	plan->hop = 0;
-	if (plan->flags & PLAN_SAME) { // dsr, tunnel: as it is, to the backend
+	if (plan->flags & PLAN_SAME) { // dsr, tunnel: unchanged to the backend
 		plan->to = p->tuple;
 		plan->flags |= PLAN_NO_L4;
 		return REASON_ICMP_ERROR;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// ICMP errors that change their family: every header up to the quoted segment is
-// written anew.
+// Translation of ICMP errors between the families. All headers before the quoted segment are
+// replaced.
 #ifndef SLUICE_ERRORXLAT_H
 #define SLUICE_ERRORXLAT_H
 
 #include "error.h"
 
-// Ports, identifiers and type of the quoted segment. Its checksum follows where
-// it is in the packet; nobody checks it (RFC 5508 REQ-3c).
+// Translates the ports, or ICMP type and identifier, of the quoted segment. Its checksum is updated
+// if it is quoted, but never verified (RFC 5508 REQ-3c).
 static __always_inline bool translate_quoted_l4(void *ctx, const struct plan *plan, const struct quote *q,
 						const bool to_v6, const bool xdp)
 {
@@ -67,7 +67,7 @@ static __always_inline bool put_quote6(void *ctx, __u32 at, const struct plan *p
 	__builtin_memcpy(&ip.daddr, &plan->to.saddr, 16);
 	if (extra) {
 		f.offset = bpf_htons(1);
-		f.id = q->frag_id; // 16 bits in the low half, in wire order
+		f.id = q->frag_id; // the 16 low-order bits of the field, in network byte order
 		if (!put(ctx, at + sizeof(ip), &f, sizeof(f), xdp))
 			return false;
 	}
@@ -99,9 +99,9 @@ static __always_inline bool put_quote4(void *ctx, __u32 at, const struct plan *p
 	return put(ctx, at, &ip, sizeof(ip), xdp);
 }
 
-// Cuts the frame. Last of all: a checksum of the card over the whole packet (TC,
-// CHECKSUM_COMPLETE) is true up to here, and the kernel gives it up as it cuts. What was
-// several segments (GSO) is one packet after it, and so goes through it at any size.
+// Truncates the frame. This must be the last step: the NIC's checksum of the whole packet
+// (CHECKSUM_COMPLETE) is valid until here, and the kernel discards it on truncation. GSO packets
+// take this step at any size, because it turns them into single packets.
 static __always_inline bool cut(void *ctx, __u32 have, __u32 want, const bool xdp)
 {
 	if (have < want || (have == want && (xdp || !((struct __sk_buff *)ctx)->gso_size)))
@@ -113,8 +113,8 @@ static __always_inline bool cut(void *ctx, __u32 have, __u32 want, const bool xd
 	return !bpf_skb_change_tail(ctx, want, 0);
 }
 
-// Moves the extension at "from", the last len bytes of a packet, by a multiple of four.
-// Nothing of the frame's sum changes with it.
+// Moves the extension at "from", the last len bytes of a packet, by a multiple of four. The sum of
+// the frame does not change.
 static __always_inline bool move_extension(void *ctx, __u32 from, __u32 to, __u32 len, const bool xdp)
 {
 	struct work *w = the_work();
@@ -138,16 +138,15 @@ static __always_inline bool move_extension(void *ctx, __u32 from, __u32 to, __u3
 
 BOTH_HOOKS(move_extension, move_extension(ctx, from, to, len, xdp), __u32 from, __u32 to, __u32 len)
 
-// The extension of an error that changes its family, in bytes.
+// The ICMP extension of a translated error. All lengths are in bytes.
 struct extended {
-	__u32 len;   // of the extension; 0: there is none, or no place for it
-	__u32 field; // before it, as the quotation is translated
-	__u32 want;  // before it, as it leaves: padded, or four bytes shorter
+	__u32 len;   // length of the extension; 0: it is absent or does not fit
+	__u32 field; // length of the translated quotation before it
+	__u32 want;  // length of the quotation in the sent error: padded, or four bytes shorter
 };
 
-// What becomes of an extension (RFC 7915 §4.2, §5.2): the length before it follows the
-// quotation. It is left out of messages that have none (RFC 4884 §4), and where it
-// does not fit.
+// Computes the position of an extension, and sets the length field of the error (RFC 7915 §4.2,
+// §5.2). The extension is omitted if the message type has none (RFC 4884 §4) or if it does not fit.
 static __always_inline void extend(struct extended *e, struct icmp_header *icmp, const struct packet *p,
 				   const struct quote *q, __u32 inner, __u32 limit, const bool to_v6)
 {
@@ -167,8 +166,9 @@ static __always_inline void extend(struct extended *e, struct icmp_header *icmp,
 		((__u8 *)&icmp->id)[1] = e->want / 4;
 }
 
-// The MTU that an error of the other family may tell at most: of the next hop, and of the
-// link that it came by, whose packets change their size by "more" (RFC 7915 §4.2, §5.2).
+// Returns the highest MTU that a translated error may report (RFC 7915 §4.2, §5.2). The next hop
+// limits it, and so does the interface of arrival. "more" converts the MTU of that interface to the
+// other family.
 static __always_inline __u32 most_mtu(const struct packet *p, __u32 next, int more)
 {
 	__u32 ifindex = p->ifindex;
@@ -177,7 +177,7 @@ static __always_inline __u32 most_mtu(const struct packet *p, __u32 next, int mo
 	return in && in->mtu && in->mtu + more < next ? in->mtu + more : next;
 }
 
-// from: the source that the error goes on with.
+// Translates an error into the other family. from: the new source of the error.
 static __always_inline int translate_error(void *ctx, struct packet *p, struct plan *plan, const struct quote *q,
 					   const union addr *from, __u32 mtu, const bool to_v6, const bool xdp)
 {
@@ -206,7 +206,7 @@ static __always_inline int translate_error(void *ctx, struct packet *p, struct p
 	at = ETH_HLEN + outer;
 	if (!(to_v6 ? put_quote6(ctx, at + ICMP_SIZE, plan, q, xdp) : put_quote4(ctx, at + ICMP_SIZE, plan, q, xdp)))
 		return REASON_INTERNAL;
-	// header4 and header6 take the ends from the plan.
+	// header4 and header6 read the addresses from the plan.
 	plan->to.saddr = *from;
 	plan->to.l4_proto = to_v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
 	p->flags &= ~(PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT | PACKET_MORE);
@@ -247,8 +247,9 @@ static __always_inline int translate_error(void *ctx, struct packet *p, struct p
 	return cut(ctx, have, ETH_HLEN + outer + len, xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
-// The address of a pool that stands for an IPv6 router: each keeps its own, and neighbours
-// have others, so that a path does not look like a loop (RFC 6791 §3.2).
+// Returns the pool address that represents an IPv6 router. A router always has the same address.
+// Neighbouring routers have different ones, so that a traceroute does not look like a loop (RFC
+// 6791 §3.2).
 static __always_inline union addr pool_source(const union addr *router, const struct plan *plan)
 {
 	__u32 place = 0;
@@ -281,8 +282,8 @@ static __always_inline void error_source_siit(union addr *from, const struct pac
 		*from = own->v4;
 }
 
-// Who an error comes from when it goes on within a family: the translated address where
-// the packet that it is about was translated, else the router.
+// Returns the source of a rewritten error within one family. It is the translated address if the
+// quoted destination is translated, otherwise the router.
 static __always_inline const union addr *error_source_within(const struct packet *p, const struct plan *plan,
 							     const struct packet *about)
 {
@@ -291,11 +292,10 @@ static __always_inline const union addr *error_source_within(const struct packet
 	return same ? &p->tuple.saddr : &plan->to.saddr;
 }
 
-// Who an error comes from when it goes on. A router on a side that is translated
-// must not show: the flow's translated address stands for it (RFC 5508 REQ-5c).
-// Between the families a router with a translated address keeps it (RFC 7915 §4.1,
-// §5.1); an IPv6 router without one is the gateway's own address to IPv4 hosts of
-// siit (RFC 6791 §3).
+// Sets the source of a rewritten error. A router on a translated side must not be visible; the
+// translated address of the flow replaces it (RFC 5508 REQ-5c). Between the families, a router with
+// a translated address keeps it (RFC 7915 §4.1, §5.1). For siit, an address of the rule's pool or
+// of this host represents an IPv6 router without one (RFC 6791 §3).
 static __always_inline void error_source(union addr *from, const struct packet *p, const struct plan *plan,
 					 const struct packet *about)
 {
@@ -315,7 +315,7 @@ static __always_inline void error_source(union addr *from, const struct packet *
 		by = prefix_of(&plan->to.saddr, ROLE_CROSSING, true);
 		if (!by || !by->embed_len)
 			return;
-		// A host behind another rule: the receiver knows its outside address alone.
+		// If the host is behind another rule, the receiver knows only its outside address.
 		if (plan->owner_nat != OWNER_STATELESS &&
 		    extract(&plan->to.saddr, by->embed_len) != about->tuple.saddr.w[0])
 			return;
@@ -326,8 +326,9 @@ static __always_inline void error_source(union addr *from, const struct packet *
 		error_source_siit(from, p, plan);
 }
 
-// What a backend of a spliced connection has sent is quoted with the cookie's
-// numbers: it believes the error only by its own (RFC 5927 §4.1).
+// Restores the backend's sequence number in a quoted segment of a spliced connection. The segment
+// was sent with the numbers of the cookie. The backend accepts errors only with its own numbers
+// (RFC 5927 §4.1).
 static __always_inline int unsplice(void *ctx, const struct packet *p, const struct plan *plan, const struct quote *q,
 				    const bool xdp)
 {
@@ -371,7 +372,7 @@ __noinline int tc_unsplice(struct __sk_buff *ctx, const struct packet *p, const 
 	return p && plan && w ? unsplice(ctx, p, plan, &w->quote, false) : 0;
 }
 
-// One function for each direction: their frames are large.
+// One function for each direction, because their stack frames are large.
 #define ERROR_FUNCTION(name, context, call)                                    \
 	__noinline int name(context *ctx, struct packet *p, struct plan *plan) \
 	{                                                                      \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Counting what happened to packets, and telling user space what it must do.
+// Packet counters, and requests to user space.
 #ifndef SLUICE_EVENT_H
 #define SLUICE_EVENT_H
 
@@ -25,7 +25,7 @@ static __always_inline void count(__u32 family, __u32 action, __u32 reason)
 		count_one(family, action, reason);
 }
 
-// Asks user space to resolve the neighbour that the routing table has named.
+// Requests resolution of the neighbour in the result of a route lookup.
 __noinline int ask_neighbour(const struct bpf_fib_lookup *fib)
 {
 	struct interface_addr *out;
@@ -37,14 +37,14 @@ __noinline int ask_neighbour(const struct bpf_fib_lookup *fib)
 	ifindex = fib->ifindex;
 	out = bpf_map_lookup_elem(&interfaces, &ifindex);
 	if (out && !(out->mac[0] | out->mac[1] | out->mac[2] | out->mac[3] | out->mac[4] | out->mac[5]))
-		return 0; // a link without hardware addresses (tun): nobody would answer
+		return 0; // a link without hardware addresses (tun) has no neighbours to resolve
 	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 	if (!e)
 		return 0;
 	__builtin_memset(e, 0, sizeof(*e));
 	e->kind = EVENT_NEIGHBOUR;
 	e->ifindex = fib->ifindex;
-	if (fib->family == AF_INET6) { // of an IPv4 packet too, when its route is via IPv6
+	if (fib->family == AF_INET6) { // also for an IPv4 packet with a route via IPv6
 		e->family = FAMILY_6;
 		__builtin_memcpy(&e->addr, fib->ipv6_dst, 16);
 	} else {

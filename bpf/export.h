@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// What user space reads from the BTF of the object: enumerations become constants in Go
-// (datapath/ebpf), structures that no map has become types. A type is in the BTF only if something
-// has it, so each has a pointer here that no program uses.
+// Types for user space. Go (datapath/ebpf) reads them from the BTF of the object: enumerations
+// become constants, structures that no map contains become types. BTF contains a type only if a
+// symbol uses it. Each type therefore has a pointer here that no program uses.
 #ifndef SLUICE_EXPORT_H
 #define SLUICE_EXPORT_H
 
@@ -26,7 +26,7 @@ const struct block_event *export_block_event __attribute__((unused));
 const struct mapping_request *export_mapping_request __attribute__((unused));
 const struct flow_request *export_flow_request __attribute__((unused));
 const struct reindex *export_reindex __attribute__((unused));
-// Values of maps in a map.
+// Values of inner maps.
 const struct bucket *export_bucket __attribute__((unused));
 const struct flow4 *export_flow4 __attribute__((unused));
 const struct flow6 *export_flow6 __attribute__((unused));

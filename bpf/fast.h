@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// The straight path of plain traffic: a whole TCP or UDP packet of a settled flow
-// with a next hop that is known. It is made of the steps of the full path, with the
-// packet and the plan in registers, and leaves to the full path whatever is not
-// plain before it has written anything.
+// The fast path of plain traffic: whole TCP or UDP packets of settled flows with a cached next hop.
+// It consists of the steps of the full path, with the packet and the plan in registers. All other
+// packets are left to the full path, unmodified.
 #ifndef SLUICE_FAST_H
 #define SLUICE_FAST_H
 
 #include "xlat.h"
 
-// Whether a frame may hold a packet that the straight path knows: it has plain
-// headers of TCP or UDP. Looked at before parsing, so that the compiler leaves all
-// else out of it.
+// Reports whether a frame may contain a packet for the fast path: plain TCP or UDP headers. This
+// check precedes parsing, so that the compiler omits all other cases from the parser.
 static __always_inline bool fast_frame(void *data, void *end, const bool v6)
 {
 	struct ipv6hdr *ip6 = data + ETH_HLEN;
@@ -23,8 +21,8 @@ static __always_inline bool fast_frame(void *data, void *end, const bool v6)
 	       (ip->protocol == IPPROTO_TCP || ip->protocol == IPPROTO_UDP) && ip->ttl > 1;
 }
 
-// The largest network packet that a packet becomes on the wire; gso_size is 0 for
-// one that is not cut. Each segment of TCP has all of its options.
+// Returns the length of the largest segment of a packet on the wire. gso_size: 0 if the packet is
+// not segmented. Each TCP segment has all options.
 static __always_inline __u32 segment_of(const struct packet *p, void *data, void *end, __u32 gso_size)
 {
 	__u8 *tcp = data + (p->l4_off & 0x7ff);
@@ -38,26 +36,26 @@ static __always_inline __u32 segment_of(const struct packet *p, void *data, void
 			header = (tcp[12] >> 4) * 4;
 	}
 	if (p->l3_len > sizeof(struct ipv6hdr) + 0xffff && p->flags & PACKET_EXTENDED)
-		header -= JUMBO_SIZE; // segments have no such header
+		header -= JUMBO_SIZE; // segments have no jumbo option
 	return p->l4_off - ETH_HLEN + header + gso_size;
 }
 
-// A settled flow that a packet belongs to.
+// The settled flow of a packet.
 struct settled {
 	void *entry;
 	struct hop *hop;
-	bool cross; // it leaves in the other family
-	__be16 id;  // of the IPv4 header that it gets then
+	bool cross; // the packet is translated to the other family
+	__be16 id;  // identification of the new IPv4 header
 };
 
-// Each flow counts its own identifications, from a number that nobody can guess (RFC
-// 7739 §5.3), so that none comes twice within 65,536 packets.
+// Returns an IPv4 identification. Each flow counts from an unpredictable start (RFC 7739 §5.3), so
+// that no value repeats within 65,536 packets.
 static __always_inline __be16 fast_id(__u32 index, __u64 packets)
 {
 	return (index * hash_multiplier >> 48) + packets;
 }
 
-// Whether a datagram in IPv4 has a checksum, or can be given one in IPv6: see udp_checksum.
+// Reports whether an IPv4 UDP datagram has a checksum, or can get one for IPv6 (see udp_checksum).
 static __always_inline bool summable(const struct packet *p, void *data, void *end)
 {
 	struct udphdr *udp = data + ETH_HLEN + sizeof(struct iphdr);
@@ -69,7 +67,8 @@ static __always_inline bool summable(const struct packet *p, void *data, void *e
 	return udp->check || (bpf_ntohs(udp->len) == p->l3_len - sizeof(struct iphdr) && p->l3_len <= SUM_MOST);
 }
 
-// Finds flow and next hop of a packet. The flow counts it: after this it is sent.
+// Looks up the flow and the next hop of a packet, and adds the packet to the flow's counters. The
+// caller must then send it.
 static __always_inline bool fast_flow(const struct packet *p, struct settled *s, void *data, void *end, const bool v6,
 				      const bool xdp)
 {
@@ -77,7 +76,7 @@ static __always_inline bool fast_flow(const struct packet *p, struct settled *s,
 	__u32 index, size = p->segment;
 	struct entry_meta *m;
 
-	if (p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) // they change the flow: see conn_plain
+	if (p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) // these change the state of the flow (see conn_plain)
 		return false;
 	s->entry = search_hinted(&p->tuple, &index, v6);
 	if (!s->entry)
@@ -100,7 +99,7 @@ static __always_inline bool fast_flow(const struct packet *p, struct settled *s,
 	return true;
 }
 
-// Counts a packet, and leaves what tests look at.
+// Counts a packet, and stores the outcome for tests.
 static __always_inline void fast_count(const struct settled *s, const bool v6)
 {
 	struct work *w;
@@ -116,11 +115,11 @@ static __always_inline void fast_count(const struct settled *s, const bool v6)
 	w->plan.hop = meta_of(s->entry, v6)->hop;
 }
 
-// Parses and finds the flow; false for the full path.
+// Parses a packet and looks up its flow. False: the packet takes the full path.
 static __always_inline bool fast_find(struct packet *p, struct settled *s, void *data, void *end, __u32 gso_size,
 				      const bool v6, const bool xdp)
 {
-	p->now = now_ticks(); // before the packet is read: a call makes the compiler forget what it has read
+	p->now = now_ticks(); // before the packet is read, because a call makes the compiler read the packet again
 	if (have_rules || dry_run || straight_off || !fast_frame(data, end, v6))
 		return false;
 	p->family = v6 ? FAMILY_6 : FAMILY_4;
@@ -132,8 +131,8 @@ static __always_inline bool fast_find(struct packet *p, struct settled *s, void 
 	return fast_flow(p, s, data, end, v6, xdp);
 }
 
-// Into the other family, as translate does it, and on to the next hop: plain headers
-// have known sizes, so that each side of the change takes one comparison.
+// Translates a packet to the other family and sends it, like translate. Plain headers have known
+// sizes, so that one bounds check before the translation and one after it are sufficient.
 static __always_inline int xdp_cross(struct xdp_md *ctx, const struct packet *p, struct plan *plan,
 				     const struct settled *s, const bool to_v6)
 {
@@ -149,7 +148,7 @@ static __always_inline int xdp_cross(struct xdp_md *ctx, const struct packet *p,
 
 	if ((void *)(ports + 2) > end || (void *)(check + 1) > end)
 		return XDP_ABORTED;
-	if (udp && !*check) // needs a checksum made, or has none
+	if (udp && !*check) // the checksum must be computed, or remains absent
 		return translate(ctx, p, plan, to_v6, true) == REASON_NONE ? xdp_send(ctx, s->hop) : XDP_ABORTED;
 	delta = minus(sum_ends(&p->tuple.saddr, &p->tuple.daddr, !to_v6)) +
 		sum_ends(&plan->to.saddr, &plan->to.daddr, to_v6) + change(p->tuple.sport, plan->to.sport) +
@@ -173,7 +172,7 @@ static __always_inline int xdp_cross(struct xdp_md *ctx, const struct packet *p,
 	return xdp_send(ctx, s->hop);
 }
 
-// The verdict for a packet, or -1 for the full path.
+// Returns the verdict for a packet, or -1 for the full path.
 static __always_inline int xdp_fast(struct xdp_md *ctx, const bool v6)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
@@ -188,7 +187,7 @@ static __always_inline int xdp_fast(struct xdp_md *ctx, const bool v6)
 	fast_count(&s, v6);
 	if (have_family_change && s.cross) {
 		plan_cross(&plan, s.entry, v6);
-		plan.to.l4_proto = p.tuple.l4_proto; // TCP and UDP have one number in both families
+		plan.to.l4_proto = p.tuple.l4_proto; // TCP and UDP have the same number in both families
 		return xdp_cross(ctx, &p, &plan, &s, !v6);
 	}
 	plan_same(&plan, s.entry, v6);
@@ -220,8 +219,7 @@ static __always_inline int tc_fast(struct __sk_buff *ctx, const bool v6)
 	return tc_send(ctx, s.hop);
 }
 
-// Frames of their own: what the straight path spills is gone when the full path
-// goes deep.
+// Separate stack frames, so that spills of the fast path do not add to the stack of the full path.
 static __noinline int xdp_fast4(struct xdp_md *ctx)
 {
 	return xdp_fast(ctx, false);

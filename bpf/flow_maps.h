@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// The maps of the flow tables: entries, their index, hints to it, and what is free.
+// The maps of the flow tables: entries, index, hints to the index, and free list.
 #ifndef SLUICE_FLOW_MAPS_H
 #define SLUICE_FLOW_MAPS_H
 
 #include "types.h"
 
-// A flow table and its index are maps of maps, whose elements are parts of one size: user
-// space adds parts as flows come, so that a gateway with few of them takes little memory,
-// and no entry ever moves. Both lookups are inlined. Parts are mapped in user space, and
-// begin on a page, so that a bucket is one cache line.
+// A flow table and its index are maps of maps. All inner maps (parts) have the same size. User
+// space adds parts as the number of flows grows, so that a gateway with few flows needs little
+// memory. Entries never move. Both lookups are inlined. User space maps the parts. They begin on a
+// page, so that a bucket is one cache line.
 #define PARTS(name, part)                                 \
 	struct {                                          \
 		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS); \
@@ -17,9 +17,9 @@
 		__array(values, part);                    \
 	} name SEC(".maps")
 
-// Flow tables. Written by the programs; user space reads them through mmap and
-// never writes. Freed by the sweeper. How many parts they may have is set at load.
-// Survive restarts.
+// Flow tables. The programs write the entries; user space reads them by mmap and never writes. The
+// sweeper frees entries. The maximum number of parts is set at load time. The tables survive
+// restarts.
 struct part4 {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1 << PART_BITS);
@@ -39,9 +39,9 @@ struct part6 {
 PARTS(flows4, struct part4);
 PARTS(flows6, struct part6);
 
-// The index of the flow tables, hints to it, and the entries that can be taken. Written by
-// the programs, hints by their straight path alone, where nobody takes them back. The maps
-// of the index have room for two: that in force, and a larger one that takes its place.
+// Index of the flow tables, hints to the index, and free list. The programs write them. Only the
+// fast path writes hints, and nothing removes them. The outer maps of the index have room for two
+// indexes: the current one, and a larger one that replaces it.
 struct index_part {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1 << INDEX_PART_BITS);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Packets from inside to an inside host by its outside endpoint.
+// Hairpin: packets from an inside host to the outside endpoint of an inside host.
 #ifndef SLUICE_HAIRPIN_H
 #define SLUICE_HAIRPIN_H
 
 #include "portless.h"
 
-// Whether a packet may open a flow of a NAT rule, by its protocol.
+// Reports whether the protocol of a packet permits it to open a flow of a NAT rule.
 static __always_inline bool may_open(const struct packet *p)
 {
 	if (p->tuple.l4_proto == IPPROTO_ICMP || p->tuple.l4_proto == IPPROTO_ICMPV6)
@@ -13,8 +13,8 @@ static __always_inline bool may_open(const struct packet *p)
 	return !(p->flags & (PACKET_NO_FLOW | PACKET_ERROR));
 }
 
-// Whether a rule that takes a packet's source gives it an outside one when it is for
-// another inside host. Verified on its own, not for each of the rules.
+// Reports whether a NAT rule with the packet's source also translates packets to inside hosts. A
+// global function, so that the verifier checks it once and not for each rule.
 __noinline int hairpins(const struct packet *p, __u32 id)
 {
 	struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &id);
@@ -23,7 +23,8 @@ __noinline int hairpins(const struct packet *p, __u32 id)
 	       (p->family == FAMILY_6 ? r->pool6_len : r->pool_len);
 }
 
-// The rule that does: own if it is one, otherwise the first; or NO_ENTRY.
+// Returns the rule for the source of a hairpin packet: "own" if it qualifies, otherwise the first
+// one, or NO_ENTRY.
 __noinline __u32 hairpin_rule(const struct packet *p, __u32 own)
 {
 	struct nat_order *order = order_now();
@@ -43,9 +44,9 @@ __noinline __u32 hairpin_rule(const struct packet *p, __u32 own)
 	return NO_ENTRY;
 }
 
-// From inside to an inside host by its outside endpoint: the source is translated too,
-// so that the answer comes back this way (RFC 4787 REQ-9). own: rule of that endpoint,
-// or NO_ENTRY. REASON_NONE: not from inside.
+// Translates the source of a hairpin packet, so that the reply passes through this host (RFC 4787
+// REQ-9). own: the rule of the destination endpoint, or NO_ENTRY. REASON_NONE: the packet is not
+// from an inside host.
 static __always_inline int hairpin_source(const struct packet *p, struct plan *plan, struct bind *source, __u32 own)
 {
 	__u32 rule = NO_ENTRY;

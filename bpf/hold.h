@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Packets for user space. Later fragments that come before their first one (RFC 4787
-// REQ-14, RFC 6146 §3.4): no program can send a packet later on, so user space keeps
-// them, within bounds of its own, and is told when the first one comes. Packets that go
-// on in fragments only, which the kernel does not make: of what becomes IPv6, and of
-// what has an address of this host. And translated packets that wait for the hardware
-// address of their next hop, where the kernel would not take them.
+// Packets for user space:
+//   - Later fragments that arrive before the first one (RFC 4787 REQ-14, RFC 6146 §3.4). A program
+//   cannot delay packets. User space stores a limited number of them until the program reports the
+//   first fragment.
+//   - Packets that must be fragmented, but not by the kernel: packets translated to IPv6, and packets
+//   with a source address of this host.
+//   - Translated packets to a next hop with an unknown hardware address, if the kernel would refuse
+//   their source.
 #ifndef SLUICE_HOLD_H
 #define SLUICE_HOLD_H
 
 #include "errorxlat.h"
 
-#define HELD_PER_SECOND 4096 // a flood costs no more than this (RFC 4787 REQ-14a)
+#define HELD_PER_SECOND 4096 // limits the cost of a flood (RFC 4787 REQ-14a)
 
 static __always_inline bool held_credit(struct control *c, __u32 now)
 {
@@ -21,10 +23,10 @@ static __always_inline bool held_credit(struct control *c, __u32 now)
 	return __sync_fetch_and_add(&c->held, 1) < HELD_PER_SECOND;
 }
 
-// Whether the kernel, or a card, is still to fill in the checksum of the segment that begins at
-// l4_off (CHECKSUM_PARTIAL): packets of a local sender, or those that were joined on arrival
-// (GRO), are such, and stay it whatever is made of them. bpf_l4_csum_replace leaves their
-// checksums alone, where the addresses stay.
+// Reports whether the kernel or the NIC has yet to complete the checksum of the segment at l4_off
+// (CHECKSUM_PARTIAL). Packets of a local sender and packets merged on arrival (GRO) are in this
+// state, also after changes. The check uses a property of bpf_l4_csum_replace: without a change of
+// addresses, it leaves such checksums unmodified.
 static __always_inline bool summed_later(void *ctx, const struct packet *p, __u32 l4_off, const bool xdp)
 {
 	__u32 at = l4_off + check_offset(p->tuple.l4_proto);
@@ -36,11 +38,11 @@ static __always_inline bool summed_later(void *ctx, const struct packet *p, __u3
 	return is == was || bpf_skb_store_bytes(ctx, at, &was, 2, 0);
 }
 
-// Writes the next hop that the routing table has named.
+// Stores the next hop from the result of a route lookup.
 static __always_inline void next_hop_of(struct held *h, const struct bpf_fib_lookup *fib)
 {
 	h->out = fib->ifindex;
-	if (fib->family == AF_INET6) { // of an IPv4 packet too, when its route is via IPv6
+	if (fib->family == AF_INET6) { // also for an IPv4 packet with a route via IPv6
 		h->next_family = FAMILY_6;
 		__builtin_memcpy(&h->next_hop, fib->ipv6_dst, 16);
 	} else {
@@ -49,14 +51,15 @@ static __always_inline void next_hop_of(struct held *h, const struct bpf_fib_loo
 	}
 }
 
-// What user space does with a packet.
+// Action of user space on a packet.
 enum hand {
-	HAND_FRAGMENT,	 // waits for the first fragment
-	HAND_LARGE,	 // translates it and sends it in fragments
-	HAND_UNRESOLVED, // waits for the next hop's hardware address
+	HAND_FRAGMENT,	 // wait for the first fragment
+	HAND_LARGE,	 // translate the packet and send it in fragments
+	HAND_UNRESOLVED, // wait for the hardware address of the next hop
 };
 
-// Hands a packet of len bytes to user space. False when there is nobody or no room.
+// Passes a packet of len bytes to user space. Returns false if user space is absent or the rate
+// limit or the ring buffer is exhausted.
 static __always_inline bool hand_over(void *ctx, const struct packet *p, enum hand hand, __u32 len, bool unsummed,
 				      const bool xdp)
 {
@@ -79,7 +82,7 @@ static __always_inline bool hand_over(void *ctx, const struct packet *p, enum ha
 	h->ifindex = p->ifindex;
 	h->len = len | (unsummed ? HELD_UNSUMMED : 0);
 	bounded(len);
-	len = ((len - 1) & (HELD_FRAME - 1)) + 1; // as it was: Linux 6.1 loses sight of both bounds otherwise
+	len = ((len - 1) & (HELD_FRAME - 1)) + 1; // the same value; Linux 6.1 loses both bounds otherwise
 	failed = xdp ? bpf_xdp_load_bytes(ctx, 0, h->frame, len) : bpf_skb_load_bytes(ctx, 0, h->frame, len);
 	if (failed) {
 		bpf_ringbuf_discard(h, 0);
@@ -89,25 +92,26 @@ static __always_inline bool hand_over(void *ctx, const struct packet *p, enum ha
 	return true;
 }
 
-// A later fragment without a first one.
+// Passes a later fragment without a stored first fragment to user space.
 static __always_inline int hold(void *ctx, const struct packet *p, const bool xdp)
 {
 	return dry_run || hand_over(ctx, p, HAND_FRAGMENT, p->frame_len, false, xdp) ? REASON_HELD_FRAGMENT :
 										       REASON_ORPHAN_FRAGMENT;
 }
 
-// A packet that is to go on in fragments.
+// Passes a packet that must be fragmented to user space.
 static __always_inline bool large(void *ctx, const struct packet *p, const bool xdp)
 {
 	return hand_over(ctx, p, HAND_LARGE, p->frame_len, summed_later(ctx, p, p->l4_off, xdp), xdp);
 }
 
-// RFC 7915 §4: what an IPv4 host sends without DF must not become too large for the
-// path in IPv6. No program can make two packets of one.
+// An IPv4 packet without DF may be too large for the path in IPv6 (RFC 7915 §4). A program cannot
+// split a packet.
 BOTH_HOOKS(fragment6, !p || !large(ctx, p, xdp) ? REASON_TOO_BIG : REASON_TO_FRAGMENT6, const struct packet *p)
 
-// Reports whether the kernel accepts a packet with its new source. Martians are the packets that
-// masquerade translates, replies of a service on an address of this host, and tunnels.
+// Reports whether the kernel accepts a packet with its new source. It drops packets translated by
+// masquerade and replies of a service on an address of this host as martians. Tunnel packets are
+// excluded too.
 static __always_inline bool kernel_takes(void *ctx, const struct packet *p, const struct plan *plan)
 {
 	const union addr *from = &plan->to.saddr;
@@ -120,8 +124,8 @@ static __always_inline bool kernel_takes(void *ctx, const struct packet *p, cons
 	return way_back(ctx, p->ifindex, from->w[0]);
 }
 
-// An IPv4 packet without DF that is larger than the next link: the kernel fragments it,
-// or user space does.
+// Fragments an IPv4 packet without DF that is larger than the MTU of the next hop. Either the
+// kernel or user space does it.
 static __always_inline int fragment4(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
 {
 	if (kernel_takes(ctx, p, plan))
@@ -132,8 +136,8 @@ static __always_inline int fragment4(void *ctx, const struct packet *p, const st
 BOTH_HOOKS(fragment4, !p || !plan ? REASON_INTERNAL : fragment4(ctx, p, plan, xdp), const struct packet *p,
 	   const struct plan *plan)
 
-// A translated packet of len bytes whose next hop's hardware address is unknown: the kernel
-// asks for it and sends the packet, or user space does.
+// Handles a translated packet of len bytes to a next hop with an unknown hardware address. Either
+// the kernel or user space resolves the address and sends the packet.
 static __always_inline int unresolved(void *ctx, const struct packet *p, const struct plan *plan, __u32 len,
 				      const bool xdp)
 {
@@ -144,7 +148,7 @@ static __always_inline int unresolved(void *ctx, const struct packet *p, const s
 	unsummed = !(plan->flags & PLAN_ERROR) &&
 		   summed_later(ctx, p, p->l4_off + header_then(p, plan) - header_now(p) + encap_size(plan), xdp);
 	if (unsummed && plan->encap)
-		return REASON_NO_NEIGHBOUR; // user space fills in the sums of outer segments
+		return REASON_NO_NEIGHBOUR; // user space completes only the checksums of outer segments
 	return hand_over(ctx, p, HAND_UNRESOLVED, len, unsummed, xdp) ? REASON_UNRESOLVED : REASON_NO_NEIGHBOUR;
 }
 

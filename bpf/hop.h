@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Next hops: asked of the routing table, remembered with what they were asked for.
+// Next hops: route lookups, and the cache of their results.
 #ifndef SLUICE_HOP_H
 #define SLUICE_HOP_H
 
@@ -17,7 +17,7 @@ static __always_inline struct hop *hop_of(const struct plan *plan)
 	return s ? &s->hop : (void *)0;
 }
 
-// The interface whose address a packet of the gateway itself has.
+// Returns the egress interface of a plan. Packets from this host have its address as their source.
 static __always_inline __u32 leaves_by(const struct packet *p, const struct plan *plan)
 {
 	struct hop *h = hop_of(plan);
@@ -25,8 +25,8 @@ static __always_inline __u32 leaves_by(const struct packet *p, const struct plan
 	return h ? h->ifindex : p->ifindex;
 }
 
-// Whether a hook may send to a next hop: XDP with TC behind it leaves to TC what an
-// interface would lose that takes no frames of XDP.
+// Reports whether a hook may send to a next hop. If TC runs after XDP, packets to an interface
+// without XDP transmission are left to TC, because such an interface would drop XDP frames.
 static __always_inline bool hop_takes(const struct hop *h, const bool xdp)
 {
 	return !xdp || !tc_behind || h->flags & HOP_XDP;
@@ -57,11 +57,11 @@ static __always_inline void hop_write(struct hop *h, const struct bpf_fib_lookup
 	__sync_lock_test_and_set(&h->gen, gen);
 }
 
-#define HOP_WRITING 0xffffffffU // no generation: they count from 1
+#define HOP_WRITING 0xffffffffU // not a valid generation; they start at 1
 
-// Takes a place for a next hop, or finds that it has it. One CPU alone writes a place:
-// the one that has replaced its generation by HOP_WRITING. It takes no place of a later
-// generation than its own, which began while it asked.
+// Stores a next hop in a slot, or reports that the slot contains it. Only one CPU writes a slot:
+// the CPU that has replaced the generation by HOP_WRITING. A slot of a later generation is not
+// taken, because that generation began after the route lookup.
 static __always_inline bool hop_take(struct hop *h, const struct bpf_fib_lookup *fib, __u16 flags, __u32 now, __u32 gen)
 {
 	__u32 was = *(volatile __u32 *)&h->gen;
@@ -79,8 +79,8 @@ static __always_inline bool hop_take(struct hop *h, const struct bpf_fib_lookup 
 	return true;
 }
 
-// Finds or makes the place of a next hop. 0 when its places are taken: then it
-// stands in the working memory, and is not remembered.
+// Returns the slot of a next hop, or 0 if all its slots are in use. The next hop is then only in
+// the per-CPU working memory, and not cached.
 __noinline __u32 hop_place(const struct bpf_fib_lookup *fib, __u32 now, __u32 gen)
 {
 	__u16 flags;
@@ -109,17 +109,17 @@ __noinline __u32 hop_place(const struct bpf_fib_lookup *fib, __u32 now, __u32 ge
 	return 0;
 }
 
-// Whether a plan is one of a flow's translated packet, which is routed as the kernel
-// routes it: by its own source, which is translated on the way out.
+// Reports whether the route lookup uses the original source: the packet belongs to a flow and stays
+// in its family. The kernel also routes before it translates the source.
 static __always_inline bool routed_by_own(const struct packet *p, const struct plan *plan)
 {
 	return (plan->entry != NO_ENTRY || (dry_run && plan->owner_nat == OWNER_SOURCE)) &&
 	       plan->backend_hop == NO_ENTRY && plan->family == p->family;
 }
 
-// What "ip rule" and routes over several next hops choose by, besides the addresses: as for a
-// packet that the kernel forwards, the protocol and the ports, the source's before its
-// translation. Clients share the next hop of a backend, so that it is asked for without theirs.
+// Sets the further fields by which "ip rule" and multipath routes select: protocol and ports, as
+// for a packet that the kernel forwards. The source port is the one before translation. Clients
+// share the next hop of a backend, so that its lookup has no source port and no traffic class.
 static __always_inline void fib_transport(struct bpf_fib_lookup *fib, const struct packet *p, const struct plan *plan)
 {
 	const struct tuple *t = &plan->to;
@@ -161,9 +161,9 @@ static __always_inline void fib_request(struct bpf_fib_lookup *fib, const struct
 
 #define LOOPBACK_IFINDEX 1
 
-// Asks the routing table. Of IPv6 Linux forwards by the setting of all interfaces, bpf_fib_lookup by
-// that of the interface of arrival, which is off where a link of less than 1280 bytes has no IPv6: such
-// a packet is routed as if it had arrived by the loopback interface.
+// Looks up a route. For IPv6, Linux checks the forwarding setting of all interfaces, but
+// bpf_fib_lookup checks the setting of the interface of arrival. That setting is off on links with
+// an MTU below 1280, which have no IPv6. The lookup for such a packet uses the loopback interface.
 static __always_inline int fib_found(void *ctx, struct bpf_fib_lookup *fib)
 {
 	__u32 ifindex = fib->ifindex;
@@ -178,7 +178,7 @@ static __always_inline int fib_found(void *ctx, struct bpf_fib_lookup *fib)
 	return found;
 }
 
-// The generation of next hops that is in force, 0 if none can be read.
+// Returns the current generation of next hops, or 0 if it cannot be read.
 static __noinline __u32 generation_now(void)
 {
 	struct control *c = the_control();
@@ -186,8 +186,9 @@ static __noinline __u32 generation_now(void)
 	return c ? *(volatile __u32 *)&c->generation : 0;
 }
 
-// Finds out where a packet would leave untranslated, when a rule asks; forward: where
-// the server in plan->gateway is. False: no memory to work in.
+// Determines the egress interface of the untranslated packet, if NAT rules depend on it. forward:
+// the egress interface towards the server in plan->gateway. Returns false if there is no working
+// memory.
 static __always_inline bool egress(void *ctx, struct packet *p, struct plan *plan, bool forward)
 {
 	struct work *w = the_work();
@@ -209,7 +210,7 @@ static __always_inline bool egress(void *ctx, struct packet *p, struct plan *pla
 	switch (fib_found(ctx, fib)) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 		p->out = fib->ifindex;
-		return true; // plan->asked stands
+		return true; // plan->asked remains valid
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
 		p->out = fib->ifindex;
 		break;
@@ -220,8 +221,8 @@ static __always_inline bool egress(void *ctx, struct packet *p, struct plan *pla
 	return true;
 }
 
-// Finds out where a packet would leave in the other family, when a rule between the families
-// asks. Before egress, whose answer stays in the working memory.
+// Determines the egress interface of a packet in the other family, if rules between the families
+// depend on it. This must precede egress, which leaves its result in the working memory.
 static __always_inline void cross_egress(void *ctx, struct packet *p)
 {
 	struct work *w = the_work();
@@ -232,7 +233,7 @@ static __always_inline void cross_egress(void *ctx, struct packet *p)
 	fib = (void *)w->fib;
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->ifindex = p->ifindex;
-	fib->tot_len = 1; // or TC measures the packet as it is
+	fib->tot_len = 1; // otherwise TC checks the present length of the packet
 	if (p->family == FAMILY_6) {
 		fib->family = AF_INET;
 		fib->ipv4_dst = w->from.w[0];
@@ -280,8 +281,9 @@ static __always_inline enum reason fib_reason(int ret)
 	return REASON_NOT_ROUTED;
 }
 
-// Added to the generation in a flow's entry while interfaces have rp_filter 1: packets that arrive by
-// another interface find no next hop there, and their source is checked.
+// Returns a number that is added to the generation in a flow's entry while interfaces have
+// rp_filter 1. Packets that arrive by another interface then find no cached next hop, and their
+// source is checked.
 static __always_inline __u32 arrival(const struct control *c, __u32 ifindex)
 {
 	return c->checks & CHECK_STRICT ? ifindex * 0x9e3779b1U : 0;
@@ -310,8 +312,8 @@ static __always_inline void hop_remember(const struct control *c, const struct p
 	m->hop_gen = plan->hop ? gen + arrival(c, p->ifindex) : ~gen;
 }
 
-// The hardware address that is configured for a backend goes before the neighbour
-// table's, and needs none.
+// Applies the configured hardware address of a backend. It has precedence over the neighbour table,
+// and needs no entry in it.
 static __always_inline enum reason hop_configured(const struct plan *plan, struct bpf_fib_lookup *fib,
 						  enum reason reason)
 {
@@ -329,8 +331,8 @@ static __always_inline enum reason hop_configured(const struct plan *plan, struc
 	return REASON_NONE;
 }
 
-// Lowers the MTU that bpf_fib_lookup has returned to that of the route. The kernel sends no larger
-// packets (ip_dst_mtu_maybe_forward, ip6_finish_output), whether RTAX_MTU is locked or not.
+// Lowers the MTU from bpf_fib_lookup to the MTU of the route. The kernel sends no larger packets
+// (ip_dst_mtu_maybe_forward, ip6_finish_output), whether RTAX_MTU is locked or not.
 static __noinline int lower_to_route(const struct plan *plan, struct bpf_fib_lookup *fib)
 {
 	struct route_mtu_key key = { .prefix_len = 8 * (sizeof(key) - sizeof(key.prefix_len)) };
@@ -349,8 +351,8 @@ static __noinline int lower_to_route(const struct plan *plan, struct bpf_fib_loo
 	return 0;
 }
 
-// Reports whether a packet from an IPv4 address has a way back, without which the kernel drops it as a
-// martian. An address of this host has none.
+// Reports whether a packet from an IPv4 address has a return route. Without one, the kernel drops
+// the packet as a martian. An address of this host has none.
 static __noinline bool way_back(void *ctx, __u32 ifindex, __be32 from)
 {
 	struct bpf_fib_lookup back = {};
@@ -361,18 +363,18 @@ static __noinline bool way_back(void *ctx, __u32 ifindex, __be32 from)
 	switch (bpf_fib_lookup(ctx, &back, sizeof(back), 0)) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
-	case BPF_FIB_LKUP_RET_FRAG_NEEDED: // on TC the packet is measured against the way back too
+	case BPF_FIB_LKUP_RET_FRAG_NEEDED: // TC also checks the packet's length against this MTU
 		return true;
 	}
 	return false;
 }
 
 #define UNWATCHED_NS 10000000000ULL // user space probes neighbours every second
-#define KERNEL_EVERY 5		    // seconds; the kernel waits as long before it probes (delay_first_probe_time)
+#define KERNEL_EVERY 5		    // seconds, as the kernel waits before a probe (delay_first_probe_time)
 
-// Reports whether the kernel sends the packet in place of the program, because user space is not
-// running. bpf_fib_lookup uses STALE neighbours without a probe; the kernel probes those that it sends
-// to. Only packets that look a known next hop up again qualify.
+// Reports whether the kernel should send the packet, because user space is not running.
+// bpf_fib_lookup uses STALE neighbours without a probe; the kernel probes the neighbours to which
+// it sends. Only packets that refresh a cached next hop qualify.
 static __always_inline bool kernel_probes(void *ctx, const struct control *c, const struct packet *p,
 					  const struct plan *plan)
 {
@@ -382,8 +384,8 @@ static __always_inline bool kernel_probes(void *ctx, const struct control *c, co
 	       (plan->family == FAMILY_6 || way_back(ctx, p->ifindex, plan->to.saddr.w[0]));
 }
 
-// Asks the routing table for the next hop of a plan and remembers it where the
-// plan came from. When the answer is another than before, all are asked again.
+// Looks up the next hop of a plan and caches it in its flow or backend. If the next hop has
+// changed, a new generation invalidates all cached next hops.
 static __always_inline int route(void *ctx, const struct packet *p, struct plan *plan)
 {
 	struct control *c = the_control();
@@ -422,7 +424,7 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 			plan->answer = found == BPF_FIB_LKUP_RET_PROHIBIT ? ANSWER_PROHIBITED :
 									    ANSWER_UNREACHABLE_ROUTE;
 		plan->hop = 0;
-		w->hop.ifindex = fib->ifindex; // where the kernel sends it, if the table says that much
+		w->hop.ifindex = fib->ifindex; // the kernel's egress interface, if the result contains it
 		fib->tot_len = 0xffff;
 		if (c->checks & CHECK_ROUTE_MTUS)
 			lower_to_route(plan, fib);
@@ -448,8 +450,8 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 
 BOTH_HOOKS(route, !p || !plan ? REASON_INTERNAL : route(ctx, p, plan), const struct packet *p, struct plan *plan)
 
-// Returns the next hop at a place, if it was stored in this generation; or null. ifindex: where the packet
-// of a flow's entry has arrived; 0 for other next hops.
+// Returns the next hop in a slot if it was stored in the current generation, or null. ifindex: the
+// interface of arrival for the entry of a flow; 0 for other next hops.
 static __always_inline struct hop *hop_remembered(__u32 at, __u32 gen, __u32 ifindex)
 {
 	struct control *c = the_control();
@@ -464,8 +466,8 @@ static __always_inline bool hop_fresh(const struct hop *h, __u32 now)
 	return now - h->checked <= hz;
 }
 
-// Whether the hop that a plan remembers may still be used. The caller looks at the
-// routing table when it may not.
+// Reports whether the cached next hop of a plan may still be used. If not, the caller looks up the
+// route.
 static __always_inline bool hop_current(const struct packet *p, struct plan *plan)
 {
 	struct hop *h = hop_remembered(plan->hop, plan->hop_gen, plan->backend_hop == NO_ENTRY ? p->ifindex : 0);
@@ -475,7 +477,7 @@ static __always_inline bool hop_current(const struct packet *p, struct plan *pla
 	plan->flags |= PLAN_ROUTED;
 	if (hop_fresh(h, p->now))
 		return true;
-	h->checked = p->now; // this packet looks for all
+	h->checked = p->now; // this packet refreshes the next hop for all flows
 	return false;
 }
 
