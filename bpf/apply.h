@@ -129,7 +129,7 @@ static __noinline enum reason ready(const struct packet *p, struct plan *plan, e
 		return REASON_NONE;
 	plan->mtu = most - more;
 	if (p->family == FAMILY_6 && plan->mtu < LOWEST_IPV6_MTU)
-		plan->mtu = LOWEST_IPV6_MTU; // hosts discard less (RFC 8201 §4); a smaller packet becomes IPv4 without DF
+		plan->mtu = LOWEST_IPV6_MTU; // hosts discard less (RFC 8201 §4); such a packet becomes IPv4 without DF
 	if (!fragmentable(p, plan, p->l3_len + more) || (plan->encap && plan->gateway_family == FAMILY_6))
 		return REASON_TOO_BIG;
 	if (!hold_fragments && !dry_run) // user space fragments the output of its own program
