@@ -16,9 +16,9 @@ import (
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
-// Apply makes the kernel's tables equal to the snapshot. One transaction does
-// it, so that at no moment a packet meets half a ruleset, and the kernel takes
-// all of it or nothing. What was written is read back before Apply returns.
+// Apply makes the kernel's tables equal to the snapshot in one transaction. The kernel accepts all
+// changes or none, and no packet sees a partial ruleset. Apply reads the changes back before it
+// returns.
 func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.Change, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -35,7 +35,7 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 		}
 		d.retired.merge(ended)
 		if err := d.verify(delta, result); err != nil {
-			d.inForce, d.compiled = nil, nil // read it all next time
+			d.inForce, d.compiled = nil, nil // the next call reads all tables
 			return nil, err
 		}
 		if d.generation, err = d.conn.Generation(); err != nil {
@@ -51,7 +51,7 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 	return change, nil
 }
 
-// wantsFlowtable tells whether the snapshot is compiled with a flowtable.
+// wantsFlowtable reports whether the snapshot is compiled with a flowtable.
 func (d *Datapath) wantsFlowtable(s *datapath.Snapshot) bool {
 	switch s.Config.Flowtable {
 	case config.SwitchOn:
@@ -62,14 +62,15 @@ func (d *Datapath) wantsFlowtable(s *datapath.Snapshot) bool {
 	return d.flowtables && len(s.Services)+len(s.NAT) > 0 && compile.SeesEveryPacket(s) == ""
 }
 
-// refused makes sure that a refused transaction left things as they were.
+// checkRefused returns the error of a refused transaction, after it has checked that the previous
+// ruleset is unchanged.
 func (d *Datapath) refused(cause error) error {
 	generation, err := d.conn.Generation()
 	if err != nil {
 		return errors.Join(cause, err)
 	}
 	if generation == d.generation {
-		return cause // no transaction was made since the last one that we know
+		return cause // no transaction since the last known one
 	}
 	before := d.inForce
 	read, _, err := d.conn.Read()
@@ -87,12 +88,12 @@ func (d *Datapath) refused(cause error) error {
 	return cause
 }
 
-// manyElements is from how many touched elements of a set on the whole set is
-// read back instead of each element.
+// manyElements is the number of changed elements above which the whole set is read back instead of
+// each element.
 const manyElements = 256
 
-// verify reads back what the delta wrote: everything after a large change, only
-// the touched chains and elements after a small one.
+// verify reads back the changes: everything after a large change, only the changed chains and
+// elements after a small one.
 func (d *Datapath) verify(delta *ruleset.Delta, result *compile.Result) error {
 	if len(delta.AddChains)+len(delta.AddSets) > manyElements || len(delta.AddTables) > 0 {
 		return d.verifyAll(result)
@@ -109,7 +110,7 @@ func (d *Datapath) verify(delta *ruleset.Delta, result *compile.Result) error {
 	return d.verifyElements(delta)
 }
 
-// verifyAll reads back everything.
+// verifyAll reads back all tables.
 func (d *Datapath) verifyAll(result *compile.Result) error {
 	read, _, err := d.conn.Read()
 	if err != nil {
@@ -125,11 +126,10 @@ func (d *Datapath) verifyAll(result *compile.Result) error {
 	return nil
 }
 
-// difference compares what was read with what should be there. The kernel dumps a
-// set by walking a hash table, from its start for each message and past what it
-// has counted already (nft_rhash_walk): while the table is resized, for some
-// milliseconds after many additions, a dump leaves elements out. So those that
-// the dump lacks are asked for one by one.
+// difference compares the ruleset read from the kernel with the expected one. The kernel dumps a
+// set by walking a hash table. For each message it starts again and skips the number of elements
+// already dumped (nft_rhash_walk). For some milliseconds after many additions the table is resized,
+// and a dump then omits elements. Missing elements are therefore requested one by one.
 func (d *Datapath) difference(read *ruleset.Fragment, want *ruleset.Ruleset) (*ruleset.Delta, error) {
 	left := ruleset.Diff(&ruleset.Ruleset{Fragments: []*ruleset.Fragment{read}}, want)
 	lacking := left.AddElements
@@ -189,8 +189,8 @@ func (d *Datapath) verifyElements(delta *ruleset.Delta) error {
 	return nil
 }
 
-// missing returns which of the elements the kernel does not hold; see difference
-// for why a dump does not have the last word.
+// missing returns the elements that the kernel does not have. See difference for omissions in a
+// dump.
 func (d *Datapath) missing(set *ruleset.Set, list []ruleset.Element) ([]ruleset.Element, error) {
 	if len(list) <= manyElements && !set.Interval {
 		return d.conn.Has(set, list)
@@ -207,10 +207,10 @@ func (d *Datapath) missing(set *ruleset.Set, list []ruleset.Element) ([]ruleset.
 	if len(missing) == 0 || set.Interval {
 		return missing, nil
 	}
-	return d.conn.Has(set, missing) // one by one, because a dump may miss some: see difference
+	return d.conn.Has(set, missing) // a dump may omit elements: see difference
 }
 
-// maxLines bounds the lines of a described change.
+// maxLines is the maximum number of lines in the description of a change.
 const maxLines = 300
 
 // describe turns a delta into a datapath.Change.

@@ -15,18 +15,18 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// bridge is one whose frames pass the rules of a family before they are bridged (br_netfilter). What they lead
-// back to the same port is then bridged, and not routed, and a bridge sends nothing back by the port that it
-// came by, unless the port has hairpin mode.
+// bridge is a bridge with br_netfilter: its frames pass the rules of a family before they are
+// bridged. If a rule translates the destination to the input port, the frame is bridged and not
+// routed. A bridge does not send a frame back to its input port unless the port has hairpin mode.
 type bridge struct {
 	name     string
 	v6       bool
-	sysctl   string // that has the frames pass
+	sysctl   string // the sysctl of br_netfilter
 	networks []netip.Prefix
 }
 
-// bridges lists those whose ports have no hairpin mode, with their networks of the families whose frames pass. The
-// first port stands for all of a bridge, as each question about one reads them all.
+// bridges lists the bridges with ports without hairpin mode, and their networks of the families
+// that pass the rules. Only the first port is read, because a request for one port reads all ports.
 func (h *host) bridges() (list []bridge) {
 	pass4, pass6 := h.sysctl(framesPass(false)) == "1", h.sysctl(framesPass(true)) == "1"
 	if !pass4 && !pass6 {
@@ -38,7 +38,7 @@ func (h *host) bridges() (list []bridge) {
 	return slices.DeleteFunc(slices.Clone(h.bridge), func(b bridge) bool { return b.v6 && !pass6 || !b.v6 && !pass4 })
 }
 
-// framesPass is the setting that has frames of a family pass the rules.
+// framesPass returns the sysctl that makes frames of a family pass the rules.
 func framesPass(v6 bool) string {
 	if v6 {
 		return "net.bridge.bridge-nf-call-ip6tables"
@@ -46,7 +46,7 @@ func framesPass(v6 bool) string {
 	return "net.bridge.bridge-nf-call-iptables"
 }
 
-// readBridges lists the bridges for both families, nil where they cannot be read.
+// readBridges lists the bridges for both families. It returns nil if they cannot be read.
 func (h *host) readBridges() []bridge {
 	links, err := netdev.Whole(h.handle.LinkList)
 	if err != nil {
@@ -79,8 +79,8 @@ func (h *host) readBridges() []bridge {
 	return list
 }
 
-// turnedBack warns of the first service or port-forward whose server is on such a bridge: the server itself
-// cannot use it.
+// hairpinWarning returns a warning about the first service or port-forward with a server on such a
+// bridge, because the server cannot use the service itself. It returns "" if there is none.
 func turnedBack(s *datapath.Snapshot, bridges []bridge) string {
 	for _, svc := range s.Services {
 		if datapath.Turns(svc.Service) {
@@ -101,7 +101,8 @@ func turnedBack(s *datapath.Snapshot, bridges []bridge) string {
 	return ""
 }
 
-// notTurned says in words why a server cannot use what leads to it; "" where it can.
+// hairpinObstacle describes why a server cannot connect to its own service, or returns "" if it
+// can.
 func notTurned(bridges []bridge, server netip.Addr) string {
 	for _, b := range bridges {
 		if slices.ContainsFunc(b.networks, func(p netip.Prefix) bool { return p.Contains(server) }) {

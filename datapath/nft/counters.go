@@ -17,14 +17,14 @@ import (
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
-// retired holds what rules and elements had counted before they were rewritten
-// or removed, by owner and backend: counts of Sluice never go back while it runs.
+// retired has the counts of rules and elements that were rewritten or removed, by owner and
+// backend. Counters of Sluice never decrease while it runs.
 type retired map[meter]nfnl.Counts
 
-// meter names what is counted: a backend of a service, or what it refused.
+// meter identifies a counter: a backend of a service, its refused packets, a NAT rule, or a reason.
 type meter struct {
-	owner   string // "service web", "nat office"; of what no rule translates the reason: "reason invalid"
-	backend string // key of the backend; "refused"; "" for NAT rules; of a reason the family
+	owner   string // "service web", "nat office", or for untranslated packets the reason: "reason invalid"
+	backend string // key of the backend; "refused"; "" for NAT rules; the family for reasons
 }
 
 const (
@@ -32,8 +32,8 @@ const (
 	reasonPrefix = "reason "
 )
 
-// retire reads the counts that a delta is about to end. Counts are not worth an
-// apply that fails: what cannot be read is left out.
+// retire reads the counts that a delta is about to remove. A count that cannot be read is omitted,
+// so that it does not fail the apply.
 func (d *Datapath) retire(delta *ruleset.Delta) retired {
 	ended := make(retired)
 	if d.compiled == nil {
@@ -70,7 +70,7 @@ func (d *Datapath) retire(delta *ruleset.Delta) retired {
 	return ended
 }
 
-// retireChains is retire for the rules of chains.
+// retireChains is like retire, for the rules of chains.
 func (d *Datapath) retireChains(delta *ruleset.Delta, ended retired) {
 	ending := make(map[ruleset.ID]meter)
 	for _, c := range delta.FlushChains {
@@ -81,7 +81,7 @@ func (d *Datapath) retireChains(delta *ruleset.Delta, ended retired) {
 	_ = d.chainCounts(ending, ended)
 }
 
-// chainCounts adds what the rules of chains counted. A chain that is not there counted nothing.
+// chainCounts adds the counts of the rules in chains. A missing chain has no counts.
 func (d *Datapath) chainCounts(chains map[ruleset.ID]meter, to retired) error {
 	add := func(id ruleset.ID, n nfnl.Counts) {
 		if m, ok := chains[id]; ok && n != (nfnl.Counts{}) {
@@ -106,7 +106,7 @@ func (r retired) add(m meter, n nfnl.Counts) {
 	r[m] = nfnl.Counts{Packets: was.Packets + n.Packets, Bytes: was.Bytes + n.Bytes}
 }
 
-// merge adds counts that have ended.
+// merge adds the counts of removed objects.
 func (r *retired) merge(ended retired) {
 	if *r == nil {
 		*r = make(retired)
@@ -116,7 +116,7 @@ func (r *retired) merge(ended retired) {
 	}
 }
 
-// chainMeter tells what the counters of a chain mean.
+// chainMeter returns the meter of the counters in a chain, and false if they have none.
 func (d *Datapath) chainMeter(owner string, c *ruleset.Chain) (meter, bool) {
 	if reason := compile.StrayReason(c.ID); owner == "" && reason != "" {
 		return meter{reasonPrefix + reason, map[ruleset.Family]string{ruleset.IP: "ipv4", ruleset.IP6: "ipv6"}[c.ID.Table]}, true
@@ -135,11 +135,10 @@ func (d *Datapath) chainMeter(owner string, c *ruleset.Chain) (meter, bool) {
 	return meter{owner, refusedMeter}, strings.HasSuffix(c.Name, "/refused") || s.IsDown(c)
 }
 
-// Counters reads what was counted. Connections are exact: they are the packets
-// that open them, counted where the backend is chosen. Packets and Bytes are
-// those of all packets in the modes dsr and stateless, and of the opening
-// packets alone in the modes dnat and fullnat, whose other packets meet no rule
-// of Sluice. Active is -1: Flows tells.
+// Counters reads all counters. Connections are exact: the first packet of each is counted when its
+// backend is chosen. Packets and Bytes include all packets in the modes dsr and stateless. In the
+// modes dnat and fullnat they include the first packets only, because later packets pass no rule of
+// Sluice. Active is -1; see Flows.
 func (d *Datapath) Counters(ctx context.Context) (*datapath.Counters, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -184,7 +183,7 @@ func (d *Datapath) Counters(ctx context.Context) (*datapath.Counters, error) {
 	return out, d.ruleCounters(out)
 }
 
-// slotCounts adds what the elements of the shared maps of slots counted.
+// slotCounts adds the counts of the elements in the shared maps of slots.
 func (d *Datapath) slotCounts(counts retired) error {
 	counted := map[ruleset.Element]nfnl.Counts{}
 	for _, set := range d.compiled.Ruleset.Fragments[0].Sets {
@@ -223,7 +222,7 @@ func (d *Datapath) serviceCounters(out *datapath.Counters, counts retired) {
 			n := counts[meter{owner, b.Key()}]
 			k := datapath.BackendCounters{Name: b.Name, Connections: n.Packets, Packets: n.Packets, Bytes: n.Bytes, Active: -1}
 			if perPacket {
-				k.Connections = 0 // not told apart without connection tracking
+				k.Connections = 0 // unknown without connection tracking
 			}
 			c.Connections += k.Connections
 			c.Packets += k.Packets

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nft is the nftables datapath: it compiles snapshots to nf_tables
-// rulesets (package compile), works out what differs from what is in force
-// (package ruleset) and changes that in one netlink transaction (package nfnl),
-// which it reads back before it reports success. It needs no nft binary, touches
-// only tables named "sluice", and adopts what an earlier process left there.
+// Package nft is the nftables datapath. It compiles snapshots to nf_tables rulesets (package
+// compile) and computes the difference to the active ruleset (package ruleset). One netlink
+// transaction applies the difference (package nfnl), and is read back before success is reported.
+// The package needs no nft binary, uses only tables named "sluice", and adopts the tables of an
+// earlier process.
 package nft
 
 import (
@@ -24,49 +24,49 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Datapath carries services and rules by nf_tables in one network namespace.
+// Datapath implements services and rules by nf_tables in one network namespace.
 type Datapath struct {
 	conn *nfnl.Conn
 	host *host
 
-	// tracking asks nothing itself: each request has a sibling of its own, because a
-	// request that was given up leaves a socket that can only be closed.
+	// tracking is only the parent of siblings, one for each request: the socket of a cancelled
+	// request cannot be reused.
 	tracking *conntrack.Conn
 
-	// background ends with the datapath.
+	// background is cancelled by Close.
 	background context.Context
 	leave      context.CancelFunc
 
-	// mu serialises Plan, Apply and Remove, and protects what follows.
+	// mu serialises Plan, Apply and Remove, and protects the fields below.
 	mu     sync.Mutex
 	closed bool
-	// inForce is the ruleset in the kernel; nil when it must be read.
+	// inForce is the ruleset in the kernel, or nil if it must be read.
 	inForce *ruleset.Ruleset
-	// interfaces are those that the last ruleset was compiled for.
+	// interfaces are the interfaces for which the last ruleset was compiled.
 	interfaces []compile.Interface
-	// networks are those that the host was connected to then.
+	// networks are the networks of the host for which the last ruleset was compiled.
 	networks []netip.Prefix
-	// uplinks are those that the host had when the snapshot was applied.
+	// uplinks are the uplinks of the host when the snapshot was applied.
 	uplinks uplinks
-	// compiled is what inForce was compiled from; nil when it was read.
+	// compiled is the result that inForce was compiled from, or nil if inForce was read.
 	compiled *compile.Result
 	snapshot *datapath.Snapshot
-	// generation is the kernel's count when inForce was last known to be true.
+	// generation is the kernel's generation number of the ruleset when inForce was last verified.
 	generation uint32
-	// retired counts what objects had counted that are no more.
+	// retired has the counts of removed objects.
 	retired retired
-	// mismatch is why the snapshot no longer matches the host, as it did when its configuration was
-	// applied; nil when it does.
+	// mismatch describes how the host has changed since the configuration was applied; nil if the
+	// snapshot still matches.
 	mismatch error
-	// endError is why the last Apply, which succeeded, could not end connections that the new rules
-	// treat differently; nil when it could.
+	// endError is the error of the last successful Apply while it ended connections that the new
+	// rules treat differently.
 	endError error
-	// flowtables and timeouts tell whether the kernel has flowtables, and timeouts
-	// of single connections.
+	// flowtables and timeouts report whether the kernel supports flowtables, and timeouts per
+	// connection.
 	flowtables, timeouts bool
-	// defragments tells whether it puts fragments together without connection tracking.
+	// defragments reports whether the kernel reassembles fragments without connection tracking.
 	defragments bool
-	// fib tells whether rules can ask what an address is to the host.
+	// fib reports whether rules can look up the type of an address on this host.
 	fib bool
 }
 
@@ -116,20 +116,20 @@ func Open() (*Datapath, error) {
 // Name returns "nftables".
 func (d *Datapath) Name() string { return "nftables" }
 
-// CarriesService returns nil when nftables can carry all of the service.
+// CarriesService returns nil if nftables supports all settings of the service.
 func (d *Datapath) CarriesService(s *config.Service) error { return compile.Carries(s) }
 
-// CarriesNAT returns nil when nftables can carry all of the rule.
+// CarriesNAT returns nil if nftables supports all settings of the rule.
 func (d *Datapath) CarriesNAT(n *config.NATRule) error { return compile.CarriesNAT(n) }
 
-// CarriesRule returns nil when nftables can carry all of the firewall rule.
+// CarriesRule returns nil if nftables supports the firewall rule.
 func (d *Datapath) CarriesRule(r *config.FirewallRule) error { return compile.CarriesRule(r) }
 
-// Close lets go of the kernel; rules stay and traffic goes on.
+// Close closes the sockets. The rules remain, and traffic continues.
 func (d *Datapath) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed { // the numbers of its files may be others' by now
+	if d.closed { // its file descriptors may be in use by others
 		return nil
 	}
 	d.closed = true
@@ -137,7 +137,7 @@ func (d *Datapath) Close() error {
 	return errors.Join(d.conn.Close(), d.tracking.Close(), d.host.close())
 }
 
-// Plan returns what Apply would change, and changes nothing.
+// Plan returns the change that Apply would make, without making it.
 func (d *Datapath) Plan(ctx context.Context, s *datapath.Snapshot) (*datapath.Change, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -150,9 +150,9 @@ func (d *Datapath) Plan(ctx context.Context, s *datapath.Snapshot) (*datapath.Ch
 	return change, err
 }
 
-// prepare brings the model up to date, compiles and compares. A configuration that is in
-// force stays so when a network goes away that it needs, for the other services have
-// backends that come and go: then mismatch says why it would be refused if it were new.
+// prepare reads the host and the active ruleset, compiles the snapshot and compares. An active
+// configuration remains active even if a network that it needs is removed, because backends of its
+// other services still change. mismatch then has the error that a new configuration would get.
 func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (result *compile.Result, delta *ruleset.Delta, mismatch, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, nil, err
@@ -162,8 +162,8 @@ func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (result *c
 		return nil, nil, nil, err
 	}
 	if !slices.Equal(env.Interfaces, d.interfaces) {
-		// The kernel takes what hangs on an interface away with it, and does not
-		// count that as a generation.
+		// The kernel removes objects bound to an interface with the interface, without a new
+		// generation number.
 		d.interfaces, d.generation = env.Interfaces, 0
 	}
 	d.networks = env.Networks
@@ -178,7 +178,7 @@ func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (result *c
 		as, asErr := compile.Compile(s, env, d.compiled)
 		switch {
 		case err != nil:
-			if asErr != nil || len(as.Unreached()) == 0 { // else these are told
+			if asErr != nil || len(as.Unreached()) == 0 { // else Warnings lists the unreached backends
 				mismatch = err
 			}
 			result, err = as, asErr
@@ -192,9 +192,8 @@ func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (result *c
 	return result, ruleset.Diff(d.inForce, result.Ruleset), mismatch, nil
 }
 
-// refresh makes sure that inForce is what the kernel holds: it reads our tables
-// when nothing is known yet, or when another transaction than ours was made
-// since, for that one may have touched them.
+// refresh makes inForce equal to the kernel's tables. It reads them if they are unknown, or if
+// another program has made a transaction, which may have changed them.
 func (d *Datapath) refresh() error {
 	generation, err := d.conn.Generation()
 	if err != nil {
@@ -222,8 +221,8 @@ func (d *Datapath) refresh() error {
 	return nil
 }
 
-// Touched reports whether another program's transaction went through since the rules
-// in force were last known to be there: it may have been "nft flush ruleset".
+// Touched reports whether another program has made a transaction since the ruleset was last
+// verified. It may have been "nft flush ruleset".
 func (d *Datapath) Touched() (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -231,7 +230,7 @@ func (d *Datapath) Touched() (bool, error) {
 	return err == nil && d.snapshot != nil && generation != d.generation, err
 }
 
-// slotsMoved compares who owns the scheduler's slots.
+// slotsMoved counts the scheduler's slots that have another backend than before.
 func slotsMoved(before, after *compile.Result) (moved, total int) {
 	for i, s := range after.Services {
 		total += s.SlotCount
@@ -255,7 +254,7 @@ func (d *Datapath) Left() (bool, error) {
 	return len(tables) > 0, err
 }
 
-// Remove takes the tables of Sluice out of the kernel.
+// Remove deletes the tables of Sluice from the kernel.
 func (d *Datapath) Remove(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

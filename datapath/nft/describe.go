@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
-// describe prints a delta as nft commands, at most limit of them.
+// describe returns a delta as nft commands, at most limit lines.
 func describe(d *ruleset.Delta, limit int) []string {
 	l := &lines{limit: limit}
 	for _, f := range d.AddTables {
@@ -63,7 +63,7 @@ func (l *lines) add(format string, args ...any) {
 	}
 }
 
-// lineCount is how many lines describe would print without a limit.
+// lineCount returns the number of lines that describe would return without a limit.
 func lineCount(d *ruleset.Delta) int {
 	n := len(d.AddTables) + len(d.FlushChains) + len(d.DelElements) + len(d.DelSets) + len(d.DelChains) + len(d.DelObjects) +
 		len(d.AddObjects) + len(d.AddSets) + len(d.AddChains) + len(d.AddElements) + len(d.DelTables)

@@ -25,8 +25,8 @@ import (
 
 var _ datapath.Explainer = (*Datapath)(nil)
 
-// Explain replays a packet in a network namespace of its own, with the rules in
-// force and, when the host tracks its connection already, with that.
+// Explain replays a packet in its own network namespace with the active rules. If the host tracks
+// the connection, the replay has its conntrack entry too.
 func (d *Datapath) Explain(ctx context.Context, q datapath.Question) (*datapath.Explanation, error) {
 	d.mu.Lock()
 	x := explainer{q: q, snapshot: d.snapshot, labels: d.labels(), sysctl: d.host.sysctl, networks: d.networks, bridges: d.host.bridges()}
@@ -65,7 +65,7 @@ func (d *Datapath) Explain(ctx context.Context, q datapath.Question) (*datapath.
 	return e, nil
 }
 
-// entry is what the host tracks of a tuple; nil for nothing.
+// entry returns the conntrack entry of a tuple, or nil.
 func (d *Datapath) entry(ctx context.Context, t flow.Tuple) (*conntrack.Entry, error) {
 	c, err := d.tracking.Sibling()
 	if err != nil {
@@ -75,15 +75,15 @@ func (d *Datapath) entry(ctx context.Context, t flow.Tuple) (*conntrack.Entry, e
 	return c.Get(ctx, t)
 }
 
-// explainer turns the answer of a replay into an Explanation.
+// explainer converts the result of a replay to an Explanation.
 type explainer struct {
 	q        datapath.Question
 	snapshot *datapath.Snapshot
 	labels   *labels
 	sysctl   func(key string) string // of the host
-	networks []netip.Prefix          // that the host is connected to
-	bridges  []bridge                // that may not send a packet back where it came from
-	entry    *conntrack.Entry        // that the host tracks; nil for none
+	networks []netip.Prefix          // directly connected to the host
+	bridges  []bridge                // without hairpin mode
+	entry    *conntrack.Entry        // conntrack entry of the host, or nil
 	answer   *replay.Answer
 	e        *datapath.Explanation
 	service  *config.Service
@@ -139,10 +139,10 @@ func metOf(s replay.Step) datapath.Met {
 	return m
 }
 
-// stolen is NF_STOLEN: the rule sent the packet itself.
+// stolen is NF_STOLEN: the rule itself has sent the packet.
 const stolen = 2
 
-// outcome finds whether the packet was forwarded, dropped or passed to the host.
+// outcome sets the action: forward, drop, or pass to the host.
 func (x *explainer) outcome() {
 	a, e := x.answer, x.e
 	var answers []string
@@ -163,7 +163,7 @@ func (x *explainer) outcome() {
 		e.Action, e.Reason, e.After = "drop", dropReason(a.Steps[:dropped+1]), e.Before
 	case a.Local:
 		e.Action, e.Reason = "pass", "not-routed"
-		return // what its own sockets would answer is theirs
+		return // the replies of its sockets are not part of the explanation
 	case left != nil:
 		e.Action, e.Out = "forward", left.Out
 		if a.HopOut == left.Out {
@@ -181,8 +181,8 @@ func (x *explainer) outcome() {
 	}
 }
 
-// same reports whether a packet has the question's protocol: the kernel sends
-// some of its own, such as reports of multicast groups.
+// same reports whether a packet has the protocol of the question. The kernel also sends packets of
+// its own, such as reports of multicast groups.
 func (x *explainer) same(p packet.Packet) bool {
 	for _, l := range p {
 		switch l := l.(type) {
@@ -207,8 +207,8 @@ func (x *explainer) same(p packet.Packet) bool {
 	return false
 }
 
-// refusal names a packet that left as an answer to the one that came: a TCP reset
-// or an ICMP error to its source.
+// refusal describes a packet that refuses the replayed one: a TCP reset or an ICMP error to its
+// source. It returns "" for other packets.
 func (x *explainer) refusal(s replay.Sent) string {
 	t, _ := x.tuple(s.Packet)
 	if t.Dest.Addr() != x.q.Tuple.Source.Addr() {
@@ -223,7 +223,7 @@ func (x *explainer) refusal(s replay.Sent) string {
 	return ""
 }
 
-// tuple reads the packet's outermost addresses and ports.
+// tuple returns the packet's outermost addresses and ports.
 func (x *explainer) tuple(p packet.Packet) (t flow.Tuple, ok bool) {
 	var src, dst netip.Addr
 	sport, dport := x.q.Tuple.Source.Port(), x.q.Tuple.Dest.Port()
@@ -252,13 +252,12 @@ func (x *explainer) tuple(p packet.Packet) (t flow.Tuple, ok bool) {
 	return flow.Tuple{Protocol: x.q.Tuple.Protocol, Source: netip.AddrPortFrom(src, sport), Dest: netip.AddrPortFrom(dst, dport)}, src.IsValid()
 }
 
-// reasonWords tell by the rule that led to a drop why it did; the first that
-// matches.
+// reasonWords maps a part of the rule before the drop to the reason. The first match applies.
 var reasonWords = []struct{ text, reason string }{
 	{"ct count over", "limit-connections"}, {"limit rate", "limit-rate"}, {"tcp flags", "strict-tcp"}, {"!= @", "not-allowed"}, {" @", "denied"},
 }
 
-// dropReason says why the last of the steps dropped the packet.
+// dropReason returns the reason why the last step dropped the packet.
 func dropReason(steps []replay.Step) string {
 	last := steps[len(steps)-1]
 	if compile.DropsWithoutAddress(last.Chain.Name) {
@@ -281,7 +280,7 @@ func dropReason(steps []replay.Step) string {
 	return "denied"
 }
 
-// kernelReason says why a packet that no rule dropped did not leave.
+// kernelReason returns the reason why a packet did not leave although no rule dropped it.
 func (x *explainer) kernelReason(answers []string) string {
 	a := x.answer
 	switch {
@@ -306,8 +305,8 @@ func (x *explainer) kernelReason(answers []string) string {
 	return "kernel"
 }
 
-// owner finds the service or NAT rule, as the list of flows does where the
-// connection is tracked, else by the chains that the packet met.
+// owner sets the service or NAT rule. For a tracked connection it is the owner in the list of
+// flows, otherwise the owner of the chains that the packet passed.
 func (x *explainer) owner() {
 	e := x.e
 	entry := x.entry
@@ -337,20 +336,20 @@ func (x *explainer) owner() {
 		if slices.ContainsFunc(x.answer.Steps, func(s replay.Step) bool { return compile.IsBackendChain(s.Chain.Name, x.service, b) }) {
 			e.Backend = b.Name
 			if x.service.Mode == config.ModeDSR {
-				e.NextHop = b.Address // on a network of the host: no router is in between
+				e.NextHop = b.Address // directly connected, without a router
 			}
 		}
 	}
 }
 
-// met reports whether the packet met a rule of an owner.
+// matched reports whether the packet matched a rule of an owner.
 func (x *explainer) met(owner string) bool {
 	return slices.ContainsFunc(x.answer.Steps, func(s replay.Step) bool { return s.Owner == owner })
 }
 
 func (x *explainer) forwardReason() string {
 	switch {
-	case x.labels == nil: // all rules of the host are known, and no owners
+	case x.labels == nil: // all rules of the host were replayed, without owners
 		return "host-rules"
 	case x.entry != nil:
 		return "flow"
@@ -364,7 +363,7 @@ func (x *explainer) forwardReason() string {
 	return "not-ours"
 }
 
-// doubts say what may differ when the packet is really sent.
+// doubts adds notes on possible differences between the replay and a real packet.
 func (x *explainer) doubts() {
 	e := x.e
 	note := func(format string, args ...any) { e.Notes = append(e.Notes, fmt.Sprintf(format, args...)) }

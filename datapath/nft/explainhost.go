@@ -17,7 +17,7 @@ import (
 )
 
 // ExplainHost replays the first packet of a connection with all rules of the caller's network
-// namespace, whoever made them. It needs no daemon.
+// namespace, from all programs. It needs no daemon.
 func ExplainHost(ctx context.Context, q datapath.Question) (*datapath.Explanation, error) {
 	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -13,12 +13,12 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// errEnough ends a dump that the caller has seen enough of.
+// errEnough ends a dump on request of the caller.
 var errEnough = errors.New("enough")
 
-// Flows calls yield for each connection that the kernel tracks, with the service
-// or NAT rule that it belongs to. Connections of the modes dsr and stateless are
-// not tracked and so not among them, nor are those that ended with their backend.
+// Flows calls yield for each connection that the kernel tracks, with its service or NAT rule. It
+// omits connections of the modes dsr and stateless, which are not tracked, and connections cut off
+// with their backend.
 func (d *Datapath) Flows(ctx context.Context, yield func(flow.Flow) bool) error {
 	d.mu.Lock()
 	labels := d.labels()
@@ -39,21 +39,20 @@ func (d *Datapath) Flows(ctx context.Context, yield func(flow.Flow) bool) error 
 		}
 		return nil
 	})
-	// An interrupted dump is complete but for single entries that came or went
-	// meanwhile.
+	// An interrupted dump lacks only entries that were added or removed during the dump.
 	if errors.Is(err, errEnough) || errors.Is(err, conntrack.ErrInterrupted) {
 		return nil
 	}
 	return err
 }
 
-// labels finds the owner of a connection by what it was opened to.
+// labels finds the owner of a connection by its original destination.
 type labels struct {
 	listeners *datapath.Listeners
 	nat       []*config.NATRule
 }
 
-// labels indexes the snapshot in force.
+// labels returns an index of the active snapshot.
 func (d *Datapath) labels() *labels {
 	l := &labels{listeners: datapath.NewListeners(d.resolved(d.snapshot))}
 	if d.snapshot != nil {

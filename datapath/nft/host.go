@@ -17,13 +17,13 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// host answers the compiler's questions about the network namespace.
+// host provides the compiler with the state of the network namespace.
 type host struct {
 	handle  *netlink.Handle
 	netns   int                              // descriptor of the network namespace
-	met     map[netip.Addr]compile.Interface // what neighbour has answered
+	met     map[netip.Addr]compile.Interface // last interface of each neighbour
 	changes *netdev.Polled
-	// What was read, until something changes; nil where it was not.
+	// Cached reads, nil after a change.
 	last    *compile.Env
 	bridge  []bridge
 	leading *uplinks
@@ -52,14 +52,14 @@ func (h *host) close() error {
 	return errors.Join(h.changes.Close(), unix.Close(h.netns))
 }
 
-// forget drops what was read before something changed.
+// forget drops the cached reads if the network has changed.
 func (h *host) forget() {
 	if h.changes.Changed() {
 		h.last, h.bridge, h.leading = nil, nil, nil
 	}
 }
 
-// env describes the host as it is.
+// env returns the current state of the host.
 func (h *host) env() (compile.Env, error) {
 	if h.forget(); h.last != nil {
 		return *h.last, nil
@@ -114,8 +114,8 @@ func (h *host) readEnv() (compile.Env, error) {
 	return env, nil
 }
 
-// namedSource returns the address of this host that the default route by an interface names as its source: that of an
-// unnumbered link.
+// namedSource returns the source address in the default route of an interface, if it is an address
+// of this host. Such an interface is an unnumbered link.
 func (h *host) namedSource(index int, v6 bool, addresses []netlink.Addr) netip.Addr {
 	a := netdev.NamedSource(index, v6, h.handle.RouteListFiltered)
 	if !slices.ContainsFunc(addresses, func(own netlink.Addr) bool { return own.IP.Equal(a.AsSlice()) }) {
@@ -124,7 +124,8 @@ func (h *host) namedSource(index int, v6 bool, addresses []netlink.Addr) netip.A
 	return a
 }
 
-// sourced reports whether a masquerade rule has an address for packets that leave by an interface.
+// hasSource reports whether a masquerade rule has a source address for packets of an egress
+// interface.
 func (h *host) sourced(name string, v6 bool) bool {
 	if h.addressed(name, v6) {
 		return true
@@ -133,12 +134,13 @@ func (h *host) sourced(name string, v6 bool) bool {
 	return err != nil || netdev.NamedSource(l.Attrs().Index, v6, h.handle.RouteListFiltered).IsValid()
 }
 
-// farAway and farAway6 are destinations that no network is near to: they are reserved, and routed like any other.
+// farAway and farAway6 are destinations on no network: they are reserved, but routed like any other
+// address.
 var farAway, farAway6 = netip.AddrFrom4([4]byte{240, 0, 0, 1}), netip.AddrFrom16([16]byte{0x40})
 
-// routeSource returns the IPv4 source that the default route by an interface names, where the
-// kernel's masquerade would take another one. That takes the first primary address on the
-// next hop's network (inet_select_addr), and else the first.
+// routeSource returns the IPv4 source address in the default route of an interface, and true if the
+// kernel's masquerade would use another one. Masquerade uses the first primary address on the next
+// hop's network (inet_select_addr), otherwise the first primary address.
 func (h *host) routeSource(i compile.Interface, addresses []netlink.Addr) (s compile.RouteSource, named bool) {
 	routes, err := h.handle.RouteGetWithOptions(farAway.AsSlice(), &netlink.RouteGetOptions{Oif: i.Name})
 	if err != nil || len(routes) == 0 || routes[0].LinkIndex != i.Index {
@@ -182,13 +184,13 @@ func describeLink(a *netlink.LinkAttrs) compile.Interface {
 	return i
 }
 
-// address stands for those of one family that an interface has.
+// address is a key for the addresses of one interface and family.
 type address struct {
 	index int
 	v6    bool
 }
 
-// usable tells which interfaces have addresses that others can answer to.
+// usable returns the interfaces with addresses that other hosts can reply to.
 func (h *host) usable() (map[address]bool, error) {
 	list, err := netdev.Whole(func() ([]netlink.Addr, error) { return h.handle.AddrList(nil, netlink.FAMILY_ALL) })
 	has := map[address]bool{}
@@ -201,8 +203,8 @@ func (h *host) usable() (map[address]bool, error) {
 	return has, err
 }
 
-// addressed reports whether an interface has an address of a family by which others are
-// reached. One that cannot be asked is not accused.
+// addressed reports whether an interface has an address of a family that other hosts can reply to.
+// It returns true if the interface cannot be read.
 func (h *host) addressed(name string, v6 bool) bool {
 	l, err := h.handle.LinkByName(name)
 	if err != nil {
@@ -212,7 +214,7 @@ func (h *host) addressed(name string, v6 bool) bool {
 	return err != nil || has[address{l.Attrs().Index, v6}]
 }
 
-// listenAddress returns the address of a family by which others know an interface.
+// listenAddress returns the address of a family under which other hosts reach an interface.
 func (h *host) listenAddress(iface string, v6 bool) (netip.Addr, bool) {
 	l, err := h.handle.LinkByName(iface)
 	if err != nil {
@@ -225,7 +227,7 @@ func (h *host) listenAddress(iface string, v6 bool) (netip.Addr, bool) {
 	return netdev.Global(list, v6)
 }
 
-// neighbour returns the interface on whose network the address is.
+// neighbour returns the interface with a network that includes the address.
 func (h *host) neighbour(a netip.Addr) (compile.Interface, error) {
 	routes, err := h.handle.RouteGet(a.AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -242,7 +244,8 @@ func (h *host) neighbour(a netip.Addr) (compile.Interface, error) {
 	return h.met[a], nil
 }
 
-// leaves returns the interface that an address is routed by; "lo" for the host's own.
+// egress returns the egress interface of the route to an address: "lo" for the host's own
+// addresses, "" without a route.
 func (h *host) leaves(a netip.Addr) string {
 	routes, err := h.handle.RouteGet(a.AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -255,10 +258,10 @@ func (h *host) leaves(a netip.Addr) string {
 	return l.Attrs().Name
 }
 
-// uplinks are the interfaces by which the host reaches what no network is near to.
+// uplinks are the egress interfaces of the default routes.
 type uplinks struct {
 	v4, v6  string
-	byRules bool // "ip rule" has a say, so that an address alone does not tell where its packets leave
+	byRules bool // "ip rule" selects routes, so that the destination alone does not determine the egress interface
 }
 
 func (h *host) uplinks() uplinks {
@@ -274,7 +277,7 @@ func (h *host) uplinks() uplinks {
 	return up
 }
 
-// holder returns the interface that has an address, "" for none.
+// holder returns the interface that has an address, or "".
 func (h *host) holder(a netip.Addr) string {
 	list, err := netdev.Whole(func() ([]netlink.Addr, error) { return h.handle.AddrList(nil, netlink.FAMILY_ALL) })
 	i := slices.IndexFunc(list, func(held netlink.Addr) bool { return held.IP.Equal(a.AsSlice()) })
@@ -288,8 +291,8 @@ func (h *host) holder(a netip.Addr) string {
 	return l.Attrs().Name
 }
 
-// lastNeighbour is neighbour, but for an address whose network has gone away: that was
-// on the interface where it was met last. One that was never met is left out, whatever leads to it now.
+// lastNeighbour is like neighbour, but returns the last known interface of an address without a
+// route. An address that was never a neighbour has no route.
 func (h *host) lastNeighbour(a netip.Addr) (compile.Interface, error) {
 	via, err := h.neighbour(a)
 	if last, met := h.met[a]; err != nil && met {

@@ -10,34 +10,36 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// An answer that is on its way when its connection ends opens a connection of its own, from the other side.
-// What is sent next to that side belongs to it and never meets the new rules: it leaves untranslated, or goes
-// on to a backend that was replaced. So connections that late answers open are ended too, for as long as
-// answers may come.
+// A reply in flight when its connection is ended opens a new connection in the reply direction. The
+// next packets in the original direction belong to it and bypass the new rules: they leave
+// untranslated, or to a replaced backend. Therefore the connections opened by late replies are
+// ended too, as long as replies may arrive.
 
-// lateAnswersAfter are the times after an apply at which connections are looked for that answers have opened.
-// The last is a guess at the longest way: RFC 6298 §2.4 has 1 s as the least time to wait for an answer, and
-// satellite links take 600 ms.
+// lateReplyDelays are the times after an apply at which connections opened by late replies are
+// ended. The last one is an estimate of the longest round trip: RFC 6298 §2.4 has 1 s as the
+// minimum retransmission timeout, and satellite links take 600 ms.
 var lateAnswersAfter = []time.Duration{100 * time.Millisecond, time.Second, 4 * time.Second}
 
-// While both sides send, an answer may be on its way again when such a connection ends. So where one was
-// ended, another look follows after lookAgain, lookAgainMost times at most.
+// If both sides send, another reply may be in flight when such a connection is ended. After each
+// ended connection the table is therefore checked again after lookAgain, at most lookAgainMost
+// times.
 const (
 	lookAgain     = 100 * time.Millisecond
 	lookAgainMost = 20
 )
 
-// endpoints are those of the first packet of a connection.
+// endpoints identify the first packet of a connection.
 type endpoints struct {
 	protocol flow.Protocol
 	zone     uint16
 	tuple    conntrack.Tuple
 }
 
-// answersOf returns what an answer within a connection opens when the connection is gone.
+// replyEndpoints returns the endpoints of the connection that a late reply opens after the entry is
+// removed.
 func answersOf(e *conntrack.Entry) endpoints { return endpoints{e.Protocol, e.Zone, e.Reply} }
 
-// endLate ends the connections that answers within ended ones open, in the background.
+// endLate ends the connections opened by late replies, in the background.
 func (d *Datapath) endLate(answers map[endpoints]bool) error {
 	if len(answers) == 0 {
 		return nil
@@ -65,7 +67,7 @@ func (d *Datapath) endLate(answers map[endpoints]bool) error {
 	return nil
 }
 
-// endOpened ends the connections that answers have opened, after a while, until there are none.
+// endOpened waits and then ends the connections opened by late replies, until there are none.
 func (d *Datapath) endOpened(c *conntrack.Conn, answers map[endpoints]bool, after time.Duration) error {
 	for range lookAgainMost {
 		select {

@@ -18,8 +18,8 @@ import (
 
 var _ datapath.Mover = (*Datapath)(nil)
 
-// Give returns the tracked connections of services and port-forwards that move to another datapath. Its
-// programs meet packets first, so nothing opens here any more.
+// Give returns the tracked connections of services and port-forwards that move to another datapath.
+// The programs of that datapath run first, so that no new connection is tracked here.
 func (d *Datapath) Give(ctx context.Context, names map[string]bool) (list []flow.Flow, err error) {
 	d.mu.Lock()
 	listeners := datapath.NewListeners(d.resolved(d.snapshot))
@@ -37,13 +37,14 @@ func (d *Datapath) Give(ctx context.Context, names map[string]bool) (list []flow
 		}
 		return nil
 	})
-	if errors.Is(err, conntrack.ErrInterrupted) { // complete but for single entries that came or went meanwhile
+	if errors.Is(err, conntrack.ErrInterrupted) { // lacks only entries added or removed during the dump
 		err = nil
 	}
 	return list, err
 }
 
-// Take has the kernel track connections that another datapath had, and translate them as that one did.
+// Take inserts the connections of another datapath into connection tracking, with the same
+// translation.
 func (d *Datapath) Take(ctx context.Context, flows []flow.Flow) (int, error) {
 	c, err := d.tracking.Sibling()
 	if err != nil {
@@ -56,14 +57,15 @@ func (d *Datapath) Take(ctx context.Context, flows []flow.Flow) (int, error) {
 		if f.Original.Protocol != flow.TCP && f.Original.Protocol != flow.UDP || f.Original.Source.Addr().Is4() != f.Reply.Source.Addr().Is4() {
 			continue
 		}
-		if f.State == "TIME_WAIT" || f.State == "CLOSE" { // of a busy service many more than are open
+		if f.State == "TIME_WAIT" || f.State == "CLOSE" { // a busy service has many more than open ones
 			continue
 		}
 		f.Timeout = max(f.Timeout, time.Second)
 		var e conntrack.Entry
 		e.SetFlow(&f)
 		entries = append(entries, e)
-		// What the other datapath left to the kernel is tracked as it was translated, and would stand in the way.
+		// The kernel may track the translated packets of the other datapath. Such an entry would
+		// conflict with the new one.
 		e.Original.Source, e.Original.SourcePort = e.Reply.Dest, e.Reply.DestPort
 		e.Original.Dest, e.Original.DestPort = e.Reply.Source, e.Reply.SourcePort
 		translated = append(translated, e)
@@ -73,7 +75,7 @@ func (d *Datapath) Take(ctx context.Context, flows []flow.Flow) (int, error) {
 	}
 	n, err := c.InsertNAT(ctx, entries)
 	switch {
-	case errors.Is(err, unix.ENOMEM): // nf_conntrack_alloc of the kernel says so
+	case errors.Is(err, unix.ENOMEM): // returned by nf_conntrack_alloc of the kernel
 		return n, fmt.Errorf("connections that move: the connection table has no room for %d more; raise net.netfilter.nf_conntrack_max: %w", len(entries)-n, err)
 	case err != nil:
 		return n, fmt.Errorf("connections that move: %w", err)

@@ -16,24 +16,24 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Connection tracking evaluates the NAT rules once, for the first packet of a connection. A host that
-// sends from one port without a pause (syslog, SNMP traps, VPN keepalives, resolvers, SIP) never opens a
-// new connection, and would keep a replaced backend or an untranslated source for ever. So an apply ends
-// the tracked connections that its snapshot treats differently.
+// Connection tracking evaluates the NAT rules once, for the first packet of a connection. A host
+// that sends from one port without a pause (syslog, SNMP traps, VPN keepalives, resolvers, SIP)
+// never opens a new connection, and would keep a replaced backend or an untranslated source
+// forever. So an apply ends the tracked connections that its snapshot treats differently.
 
 // stale finds the tracked connections that a snapshot treats differently.
 type stale struct {
 	before, after   func() *datapath.Listeners
 	rulesWas, rules []*config.NATRule
-	differ          map[string]bool // services and rules, as of datapath.Listener; nobody else's connections are looked at
+	differ          map[string]bool // names of changed services and rules, as in datapath.Listener; other connections are not checked
 	snapshot        *datapath.Snapshot
-	addresses       map[netip.Addr]bool     // of listeners of these; nil: they follow an interface
-	leaves          func(netip.Addr) string // the interface that an address is routed by
-	failedOver      bool                    // what is routed far away leaves by another interface since the last apply
-	has             func(netip.Addr) string // the interface that has an address
+	addresses       map[netip.Addr]bool     // of the changed listeners; nil if one follows an interface
+	leaves          func(netip.Addr) string // egress interface of the route to an address
+	failedOver      bool                    // the default route has another egress interface since the last apply
+	has             func(netip.Addr) string // interface that has an address
 }
 
-// staleAfter compares with what was in force. uplinks are those that the host has now.
+// staleAfter compares a snapshot with the previous one. now are the current uplinks.
 func (d *Datapath) staleAfter(before, after *datapath.Snapshot, now uplinks) *stale {
 	s := &stale{differ: datapath.Differing(before, after), snapshot: after, rules: after.NAT}
 	s.failedOver = before != nil && now != d.uplinks && !now.byRules && slices.ContainsFunc(after.NAT, translatesSources)
@@ -52,7 +52,7 @@ func (d *Datapath) staleAfter(before, after *datapath.Snapshot, now uplinks) *st
 	return s
 }
 
-// asked asks for each address once.
+// cached returns a function that looks up each address once.
 func asked(of func(netip.Addr) string) func(netip.Addr) string {
 	names := map[netip.Addr]string{}
 	return func(a netip.Addr) string {
@@ -65,7 +65,7 @@ func asked(of func(netip.Addr) string) func(netip.Addr) string {
 	}
 }
 
-// resolved returns a snapshot with the addresses that interfaces have now.
+// resolved returns a snapshot with the current addresses of interfaces.
 func (d *Datapath) resolved(s *datapath.Snapshot) *datapath.Snapshot {
 	if s == nil {
 		return nil
@@ -73,15 +73,15 @@ func (d *Datapath) resolved(s *datapath.Snapshot) *datapath.Snapshot {
 	return datapath.Resolve(s, d.host.listenAddress)
 }
 
-// ends reports whether an entry is ended. Those that helpers have made live with the one that
-// they were made for.
+// ends reports whether a conntrack entry must be ended. An entry expected by a helper ends with its
+// parent.
 func (s *stale) ends(e *conntrack.Entry) bool {
 	if e.Status&conntrack.Expected != 0 {
 		return false
 	}
 	f := e.Flow()
 	if e.CutOff() && s.toDown(&f) {
-		return false // both sides are told already
+		return false // both sides already get a reset
 	}
 	now, was := s.after().Find(f.Original.Protocol, f.Original.Dest), s.before().Find(f.Original.Protocol, f.Original.Dest)
 	differs := func(l datapath.Listener) bool { return s.differ[l.Name()] }
@@ -96,8 +96,9 @@ func (s *stale) ends(e *conntrack.Entry) bool {
 	return !slices.ContainsFunc(now, func(l datapath.Listener) bool { return !s.mismatched(&f, l) })
 }
 
-// cutOff reports whether a connection is open, and its backend is down. Both sides are told when they
-// send next, which a flowtable would not see.
+// cutOff reports whether a connection is open and its backend is down. Both sides then get a reset
+// for their next packet. Offloaded connections are excluded, because their packets bypass the
+// rules.
 func (s *stale) cutOff(e *conntrack.Entry) bool {
 	if e.Protocol != flow.TCP || e.Status&(conntrack.Assured|conntrack.Offloaded) != conntrack.Assured {
 		return false
@@ -117,12 +118,12 @@ func (s *stale) toDown(f *flow.Flow) bool {
 	})
 }
 
-// backendOf returns which backend of a service a connection goes to, -1 for none.
+// backendOf returns the index of a connection's backend in a service, or -1.
 func backendOf(f *flow.Flow, to *datapath.Service) int {
 	return slices.IndexFunc(to.Backends, func(b config.Backend) bool { return reaches(f, netip.AddrPortFrom(b.Address, b.Port)) })
 }
 
-// moves reports whether a connection goes on elsewhere, where another datapath has it already.
+// moves reports whether a connection continues on another datapath, which already has it.
 func (s *stale) moves(e *conntrack.Entry) bool {
 	if len(s.snapshot.Gone) == 0 || !e.DestTranslated() {
 		return false
@@ -131,7 +132,8 @@ func (s *stale) moves(e *conntrack.Entry) bool {
 	return slices.ContainsFunc(s.before().Find(f.Original.Protocol, f.Original.Dest), func(l datapath.Listener) bool { return s.snapshot.Moves(l.Name(), f.Original.Protocol) })
 }
 
-// mismatched reports whether the listener would treat a connection differently, so that it is to be ended.
+// mismatched reports whether the listener would treat a connection differently, so that it must be
+// ended.
 func (s *stale) mismatched(f *flow.Flow, l datapath.Listener) bool {
 	if l.Service != nil {
 		return s.service(f, l.Service)
@@ -139,26 +141,27 @@ func (s *stale) mismatched(f *flow.Flow, l datapath.Listener) bool {
 	return !reaches(f, l.Forward.Target(f.Original.Dest.Port())) && s.may(f)
 }
 
-// service judges a connection to a service.
+// service is like mismatched, for a service.
 func (s *stale) service(f *flow.Flow, to *datapath.Service) bool {
 	if !tracked(to.Mode) {
-		return false // its packets meet rules before connection tracking
+		return false // rules process its packets before connection tracking
 	}
 	i := backendOf(f, to)
 	switch {
 	case i < 0:
 		return s.may(f)
 	case to.State[i] == datapath.Down:
-		return true // in any state: no server answers there
+		return true // in any connection state, because no server answers
 	case to.State[i] != datapath.Up && closed(f):
-		return true // a SYN of the same port would go on with it, where it opens another one
+		return true // a SYN from the same port must open a new connection, and not continue this one
 	case to.Mode != config.ModeFullNAT:
 		return false
 	}
 	return (!f.SourceTranslated() || len(to.SourcePool) > 0 && !holds(to.SourcePool, f.Reply.Dest.Addr())) && s.may(f)
 }
 
-// reaches reports whether a connection goes to that endpoint; port 0 keeps the client's.
+// reaches reports whether a connection has the endpoint as server. Port 0 means the client's
+// destination port.
 func reaches(f *flow.Flow, to netip.AddrPort) bool {
 	port := to.Port()
 	if port == 0 {
@@ -171,15 +174,16 @@ func holds(pool []config.AddressRange, a netip.Addr) bool {
 	return slices.ContainsFunc(pool, func(r config.AddressRange) bool { return r.Contains(a) })
 }
 
-// closed reports whether a TCP connection has ended, or was never answered.
+// closed reports whether a TCP connection has ended, or has never been answered.
 func closed(f *flow.Flow) bool {
 	return f.Original.Protocol == flow.TCP && slices.Contains([]string{"SYN_SENT", "LAST_ACK", "TIME_WAIT", "CLOSE"}, f.State)
 }
 
-// may reports whether the policy lets a connection be ended.
+// may reports whether the policy permits ending a connection.
 func (s *stale) may(f *flow.Flow) bool { return !s.snapshot.Keeps(f.Original.Protocol) || closed(f) }
 
-// source judges a connection to no listener by the rules that translate sources, and one to one.
+// source reports whether a connection without a listener must be ended, because rules for sources
+// or static rules have changed.
 func (s *stale) source(f *flow.Flow) bool {
 	if !slices.ContainsFunc(s.rules, s.differs) && !slices.ContainsFunc(s.rulesWas, s.differs) {
 		return false
@@ -195,9 +199,10 @@ func translatesSources(n *config.NATRule) bool {
 	return n.Type.RewritesSource()
 }
 
-// rerouted judges a connection to no listener after the route has changed, as after a failover to another uplink.
-// Nobody answers to the address of the old one there, nor to one that is not translated: the next packet opens
-// another connection. The kernel does this for what its masquerade has translated alone.
+// rerouted reports whether a connection without a listener must be ended after a change of the
+// route, such as a failover to another uplink. No reply returns over the new uplink to the old
+// address or to an inside address. The next packet then opens a new connection. The kernel does
+// this for its own masquerade only.
 func (s *stale) rerouted(f *flow.Flow) bool {
 	via := s.leaves(f.Original.Dest.Addr())
 	if via == "" || via == "lo" || f.DestTranslated() {
@@ -222,8 +227,8 @@ func (s *stale) rerouted(f *flow.Flow) bool {
 
 func (s *stale) differs(n *config.NATRule) bool { return s.differ["nat "+n.Name] }
 
-// translates reports whether a rule is for the first packet of a connection. What the host itself
-// sends has its address already.
+// translates reports whether a rule applies to the first packet of a connection. The host's own
+// packets already have its address.
 func (s *stale) translates(n *config.NATRule, f *flow.Flow) bool {
 	from, to := f.Original.Source.Addr(), f.Original.Dest.Addr()
 	switch n.Type {
@@ -242,11 +247,12 @@ func (s *stale) translates(n *config.NATRule, f *flow.Flow) bool {
 	return s.by(n.Out, to) && s.by(n.In, from) && s.leaves(from) != "lo" && s.leaves(to) != "lo"
 }
 
-// by reports whether an address is routed by one of these interfaces; "" is any.
+// by reports whether one of the interfaces is the egress interface of the route to an address; ""
+// is any.
 func (s *stale) by(names config.Interfaces, a netip.Addr) bool { return names.Has(s.leaves(a)) }
 
-// addressesOf lists the addresses that services and port-forwards of some names listen on; nil where
-// one follows an interface.
+// addressesOf returns the listen addresses of the named services and port-forwards, or nil if a
+// listener follows an interface.
 func addressesOf(names map[string]bool, snapshots ...*datapath.Snapshot) map[netip.Addr]bool {
 	all, follows := map[netip.Addr]bool{}, false
 	note := func(l config.Listen) {
@@ -276,7 +282,8 @@ func addressesOf(names map[string]bool, snapshots ...*datapath.Snapshot) map[net
 	return all
 }
 
-// sift is what the kernel can leave out of a dump: one address is looked for, or all.
+// dumpFilter returns the filter for a dump of the kernel: one listen address, or nil for all
+// entries.
 func (s *stale) sift() *conntrack.Filter {
 	if s.failedOver || len(s.addresses) != 1 || slices.ContainsFunc(s.rules, s.differs) || slices.ContainsFunc(s.rulesWas, s.differs) {
 		return nil
@@ -287,8 +294,9 @@ func (s *stale) sift() *conntrack.Filter {
 	return nil
 }
 
-// end ends the connections that the snapshot in force would treat otherwise, and tells how many
-// there were, without those that go on elsewhere. The table is read once, and not at all where nothing differs.
+// end ends the connections that the active snapshot treats differently. It returns their number
+// without the connections that move to another datapath. It reads the table once, or not at all if
+// nothing differs.
 func (d *Datapath) end(ctx context.Context, s *stale) (int, error) {
 	if len(s.differ) == 0 && !s.failedOver {
 		return 0, nil
@@ -315,7 +323,7 @@ func (d *Datapath) end(ctx context.Context, s *stale) (int, error) {
 		answers[answersOf(e)] = true
 		return true
 	})
-	n = max(0, n-moved) // one may have ended by itself
+	n = max(0, n-moved) // a connection may have ended before
 	if err == nil {
 		var told int
 		told, err = c.CutOff(ctx, cut)
@@ -330,7 +338,7 @@ func (d *Datapath) end(ctx context.Context, s *stale) (int, error) {
 	return n, nil
 }
 
-// count tells how many connections end would end.
+// count returns the number of connections that end would end.
 func (d *Datapath) count(ctx context.Context, s *stale) (n int, err error) {
 	if len(s.differ) == 0 && !s.failedOver {
 		return 0, nil

@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// Warnings returns what on this host keeps the snapshot in force from working
-// although the kernel took it, each with the remedy.
+// Warnings returns the problems of this host that prevent the active snapshot from working, each
+// with the remedy.
 func (d *Datapath) Warnings() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -64,7 +64,8 @@ func (d *Datapath) Warnings() []string {
 	return append(out, datapath.Waiting(d.snapshot, there, d.host.addressed, d.host.sourced)...)
 }
 
-// loopbacks warns of backends and targets of which only the host's own connections are heard.
+// loopbacks returns warnings about loopback backends and targets, which only the host itself can
+// reach.
 func (d *Datapath) loopbacks() (out []string) {
 	note := func(owner, what string, a netip.Addr) {
 		if !a.IsLoopback() || a.Is4() && d.localnet() {
@@ -89,7 +90,7 @@ func (d *Datapath) loopbacks() (out []string) {
 	return out
 }
 
-// localnet reports whether loopback addresses can be reached from an interface.
+// localnet reports whether interfaces accept packets to loopback addresses.
 func (d *Datapath) localnet() bool {
 	on := func(name string) bool {
 		return d.host.sysctl("net.ipv4.conf."+strings.ReplaceAll(name, ".", "/")+".route_localnet") == "1"
@@ -97,7 +98,8 @@ func (d *Datapath) localnet() bool {
 	return on("all") || slices.ContainsFunc(d.interfaces, func(i compile.Interface) bool { return on(i.Name) })
 }
 
-// sysctl reads a setting of the datapath's network namespace: /proc/sys shows that of the reading thread.
+// sysctl reads a setting of the datapath's network namespace. /proc/sys depends on the namespace of
+// the reading thread.
 func (h *host) sysctl(key string) (value string) {
 	_ = netdev.Within(netns.NsHandle(h.netns), func() { value = kernel.Sysctl(key) })
 	return value
