@@ -49,7 +49,6 @@ var pendingPackages = map[string]float64{
 	"daemon":                27, // from cmd/sluice
 	"datapath/ebpf":         32,
 	"datapath/ebpf/compile": 32,
-	"datapath/nft":          33,
 	"doctor/...":            27,
 	"importer":              57,
 	"importer/balancer":     21,

@@ -31,7 +31,7 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 	if !delta.Empty() {
 		ended := d.retire(delta)
 		if err := d.conn.Apply(delta); err != nil {
-			return nil, d.refused(err)
+			return nil, d.checkRefused(err)
 		}
 		d.retired.merge(ended)
 		if err := d.verify(delta, result); err != nil {
@@ -51,8 +51,8 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 	return change, nil
 }
 
-// wantsFlowtable reports whether the snapshot is compiled with a flowtable.
-func (d *Datapath) wantsFlowtable(s *datapath.Snapshot) bool {
+// useFlowtable reports whether the snapshot is compiled with a flowtable.
+func (d *Datapath) useFlowtable(s *datapath.Snapshot) bool {
 	switch s.Config.Flowtable {
 	case config.SwitchOn:
 		return true
@@ -64,7 +64,7 @@ func (d *Datapath) wantsFlowtable(s *datapath.Snapshot) bool {
 
 // checkRefused returns the error of a refused transaction, after it has checked that the previous
 // ruleset is unchanged.
-func (d *Datapath) refused(cause error) error {
+func (d *Datapath) checkRefused(cause error) error {
 	generation, err := d.conn.Generation()
 	if err != nil {
 		return errors.Join(cause, err)

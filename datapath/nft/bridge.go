@@ -81,11 +81,11 @@ func (h *host) readBridges() []bridge {
 
 // hairpinWarning returns a warning about the first service or port-forward with a server on such a
 // bridge, because the server cannot use the service itself. It returns "" if there is none.
-func turnedBack(s *datapath.Snapshot, bridges []bridge) string {
+func hairpinWarning(s *datapath.Snapshot, bridges []bridge) string {
 	for _, svc := range s.Services {
 		if datapath.Turns(svc.Service) {
 			for _, to := range svc.Backends {
-				if why := notTurned(bridges, to.Address); why != "" {
+				if why := hairpinObstacle(bridges, to.Address); why != "" {
 					return fmt.Sprintf("service %s: backend %s %s", svc.Name, to.Name, why)
 				}
 			}
@@ -93,7 +93,7 @@ func turnedBack(s *datapath.Snapshot, bridges []bridge) string {
 	}
 	for _, n := range s.NAT {
 		if n.Type == config.NATPortForward && n.Hairpin != config.SwitchOff {
-			if why := notTurned(bridges, n.To.Address); why != "" {
+			if why := hairpinObstacle(bridges, n.To.Address); why != "" {
 				return fmt.Sprintf("nat %s: the target %s", n.Name, why)
 			}
 		}
@@ -103,7 +103,7 @@ func turnedBack(s *datapath.Snapshot, bridges []bridge) string {
 
 // hairpinObstacle describes why a server cannot connect to its own service, or returns "" if it
 // can.
-func notTurned(bridges []bridge, server netip.Addr) string {
+func hairpinObstacle(bridges []bridge, server netip.Addr) string {
 	for _, b := range bridges {
 		if slices.ContainsFunc(b.networks, func(p netip.Prefix) bool { return p.Contains(server) }) {
 			return fmt.Sprintf("is on the bridge %s, whose frames pass these rules before they are bridged (%s): the server itself cannot connect this way, as a bridge "+

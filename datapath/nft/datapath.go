@@ -170,7 +170,7 @@ func (d *Datapath) prepare(ctx context.Context, s *datapath.Snapshot) (result *c
 	if err := d.refresh(); err != nil {
 		return nil, nil, nil, err
 	}
-	env.Flowtable, env.Timeouts, env.Defragments = d.wantsFlowtable(s), d.timeouts, d.defragments
+	env.Flowtable, env.Timeouts, env.Defragments = d.useFlowtable(s), d.timeouts, d.defragments
 	env.FIB = d.fib
 	result, err = compile.Compile(s, env, d.compiled)
 	if (err != nil || len(result.Unreached()) > 0) && d.snapshot != nil && s.Config == d.snapshot.Config {

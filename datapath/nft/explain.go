@@ -102,7 +102,7 @@ func (x *explainer) explanation() *datapath.Explanation {
 		x.step("belongs to a tracked connection")
 	}
 	for _, s := range a.Steps {
-		x.e.Rules = append(x.e.Rules, metOf(s))
+		x.e.Rules = append(x.e.Rules, matchOf(s))
 	}
 	x.outcome()
 	if x.labels != nil {
@@ -125,7 +125,7 @@ func (x *explainer) explanation() *datapath.Explanation {
 	return x.e
 }
 
-func metOf(s replay.Step) datapath.Met {
+func matchOf(s replay.Step) datapath.Met {
 	m := datapath.Met{Chain: s.Chain.Table.String() + " " + s.Chain.Name, Rule: s.Rule.Text, Owner: s.Owner, Verdict: s.Verdict.String()}
 	if m.Owner == "" {
 		m.Owner = s.Rule.Comment
@@ -320,12 +320,12 @@ func (x *explainer) owner() {
 	}
 	for i := range x.snapshot.Services {
 		s := x.snapshot.Services[i].Service
-		if e.Owner == s.Name || e.Owner == "" && x.met("service "+s.Name) {
+		if e.Owner == s.Name || e.Owner == "" && x.matched("service "+s.Name) {
 			e.Owner, x.service = s.Name, s
 		}
 	}
 	for _, n := range x.snapshot.NAT {
-		if e.Owner == n.Name || e.Owner == "" && x.met("nat "+n.Name) && (e.After != e.Before || e.Action == "drop") {
+		if e.Owner == n.Name || e.Owner == "" && x.matched("nat "+n.Name) && (e.After != e.Before || e.Action == "drop") {
 			e.Owner, x.nat = n.Name, n
 		}
 	}
@@ -343,7 +343,7 @@ func (x *explainer) owner() {
 }
 
 // matched reports whether the packet matched a rule of an owner.
-func (x *explainer) met(owner string) bool {
+func (x *explainer) matched(owner string) bool {
 	return slices.ContainsFunc(x.answer.Steps, func(s replay.Step) bool { return s.Owner == owner })
 }
 
@@ -374,7 +374,7 @@ func (x *explainer) doubts() {
 		note("%s", text)
 	}
 	if client := e.Before.Source.Addr(); client == e.After.Dest.Addr() && e.After.Source.Addr() != client {
-		if why := notTurned(x.bridges, client); why != "" {
+		if why := hairpinObstacle(x.bridges, client); why != "" {
 			note("the client %s", why)
 		}
 	}

@@ -221,7 +221,7 @@ func TestFlowtableStandsBackForRulesThatSeeEveryPacket(t *testing.T) {
 		c.Flowtable = config.SwitchAuto
 		change(c)
 		s := b.apply(c)
-		if b.d.wantsFlowtable(s) {
+		if b.d.useFlowtable(s) {
 			t.Errorf("%s: a flowtable is used all the same", want)
 		}
 		what, _, _ := strings.Cut(want, " (")

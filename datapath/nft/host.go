@@ -19,10 +19,10 @@ import (
 
 // host provides the compiler with the state of the network namespace.
 type host struct {
-	handle  *netlink.Handle
-	netns   int                              // descriptor of the network namespace
-	met     map[netip.Addr]compile.Interface // last interface of each neighbour
-	changes *netdev.Polled
+	handle     *netlink.Handle
+	netns      int                              // descriptor of the network namespace
+	neighbours map[netip.Addr]compile.Interface // last interface of each neighbour
+	changes    *netdev.Polled
 	// Cached reads, nil after a change.
 	last    *compile.Env
 	bridge  []bridge
@@ -44,7 +44,7 @@ func openHost() (*host, error) {
 		h.Close()
 		return nil, errors.Join(err, unix.Close(ns))
 	}
-	return &host{handle: h, netns: ns, met: map[netip.Addr]compile.Interface{}, changes: changes}, nil
+	return &host{handle: h, netns: ns, neighbours: map[netip.Addr]compile.Interface{}, changes: changes}, nil
 }
 
 func (h *host) close() error {
@@ -126,7 +126,7 @@ func (h *host) namedSource(index int, v6 bool, addresses []netlink.Addr) netip.A
 
 // hasSource reports whether a masquerade rule has a source address for packets of an egress
 // interface.
-func (h *host) sourced(name string, v6 bool) bool {
+func (h *host) hasSource(name string, v6 bool) bool {
 	if h.addressed(name, v6) {
 		return true
 	}
@@ -240,13 +240,13 @@ func (h *host) neighbour(a netip.Addr) (compile.Interface, error) {
 	if err != nil {
 		return compile.Interface{}, fmt.Errorf("interface %d of the route to %s: %w", routes[0].LinkIndex, a, err)
 	}
-	h.met[a] = describeLink(l.Attrs())
-	return h.met[a], nil
+	h.neighbours[a] = describeLink(l.Attrs())
+	return h.neighbours[a], nil
 }
 
 // egress returns the egress interface of the route to an address: "lo" for the host's own
 // addresses, "" without a route.
-func (h *host) leaves(a netip.Addr) string {
+func (h *host) egress(a netip.Addr) string {
 	routes, err := h.handle.RouteGet(a.AsSlice())
 	if err != nil || len(routes) == 0 {
 		return ""
@@ -268,7 +268,7 @@ func (h *host) uplinks() uplinks {
 	if h.forget(); h.leading != nil {
 		return *h.leading
 	}
-	up := uplinks{v4: h.leaves(farAway), v6: h.leaves(farAway6)}
+	up := uplinks{v4: h.egress(farAway), v6: h.egress(farAway6)}
 	rules, err := h.handle.RuleList(netlink.FAMILY_ALL)
 	up.byRules = err != nil || slices.ContainsFunc(rules, func(r netlink.Rule) bool {
 		return r.Table != unix.RT_TABLE_LOCAL && r.Table != unix.RT_TABLE_MAIN && r.Table != unix.RT_TABLE_DEFAULT
@@ -295,7 +295,7 @@ func (h *host) holder(a netip.Addr) string {
 // route. An address that was never a neighbour has no route.
 func (h *host) lastNeighbour(a netip.Addr) (compile.Interface, error) {
 	via, err := h.neighbour(a)
-	if last, met := h.met[a]; err != nil && met {
+	if last, known := h.neighbours[a]; err != nil && known {
 		return last, nil
 	}
 	if err != nil && !errors.Is(err, compile.ErrNoRoute) {

@@ -28,7 +28,7 @@ type stale struct {
 	differ          map[string]bool // names of changed services and rules, as in datapath.Listener; other connections are not checked
 	snapshot        *datapath.Snapshot
 	addresses       map[netip.Addr]bool     // of the changed listeners; nil if one follows an interface
-	leaves          func(netip.Addr) string // egress interface of the route to an address
+	egress          func(netip.Addr) string // egress interface of the route to an address
 	failedOver      bool                    // the default route has another egress interface since the last apply
 	has             func(netip.Addr) string // interface that has an address
 }
@@ -48,12 +48,12 @@ func (d *Datapath) staleAfter(before, after *datapath.Snapshot, now uplinks) *st
 	if before != nil {
 		s.rulesWas = before.NAT
 	}
-	s.leaves, s.has = asked(d.host.leaves), asked(d.host.holder)
+	s.egress, s.has = cached(d.host.egress), cached(d.host.holder)
 	return s
 }
 
 // cached returns a function that looks up each address once.
-func asked(of func(netip.Addr) string) func(netip.Addr) string {
+func cached(of func(netip.Addr) string) func(netip.Addr) string {
 	names := map[netip.Addr]string{}
 	return func(a netip.Addr) string {
 		name, known := names[a]
@@ -204,7 +204,7 @@ func translatesSources(n *config.NATRule) bool {
 // address or to an inside address. The next packet then opens a new connection. The kernel does
 // this for its own masquerade only.
 func (s *stale) rerouted(f *flow.Flow) bool {
-	via := s.leaves(f.Original.Dest.Addr())
+	via := s.egress(f.Original.Dest.Addr())
 	if via == "" || via == "lo" || f.DestTranslated() {
 		return false
 	}
@@ -244,12 +244,12 @@ func (s *stale) translates(n *config.NATRule, f *flow.Flow) bool {
 	if !inPrefixes(n.Source, from) || len(n.Except) > 0 && inPrefixes(n.Except, to) {
 		return false
 	}
-	return s.by(n.Out, to) && s.by(n.In, from) && s.leaves(from) != "lo" && s.leaves(to) != "lo"
+	return s.by(n.Out, to) && s.by(n.In, from) && s.egress(from) != "lo" && s.egress(to) != "lo"
 }
 
 // by reports whether one of the interfaces is the egress interface of the route to an address; ""
 // is any.
-func (s *stale) by(names config.Interfaces, a netip.Addr) bool { return names.Has(s.leaves(a)) }
+func (s *stale) by(names config.Interfaces, a netip.Addr) bool { return names.Has(s.egress(a)) }
 
 // addressesOf returns the listen addresses of the named services and port-forwards, or nil if a
 // listener follows an interface.
@@ -284,7 +284,7 @@ func addressesOf(names map[string]bool, snapshots ...*datapath.Snapshot) map[net
 
 // dumpFilter returns the filter for a dump of the kernel: one listen address, or nil for all
 // entries.
-func (s *stale) sift() *conntrack.Filter {
+func (s *stale) dumpFilter() *conntrack.Filter {
 	if s.failedOver || len(s.addresses) != 1 || slices.ContainsFunc(s.rules, s.differs) || slices.ContainsFunc(s.rulesWas, s.differs) {
 		return nil
 	}
@@ -308,7 +308,7 @@ func (d *Datapath) end(ctx context.Context, s *stale) (int, error) {
 	defer c.Close()
 	moved, answers := 0, map[endpoints]bool{}
 	var cut []conntrack.Entry
-	n, err := c.DeleteIf(ctx, s.sift(), func(e *conntrack.Entry) bool {
+	n, err := c.DeleteIf(ctx, s.dumpFilter(), func(e *conntrack.Entry) bool {
 		if s.moves(e) {
 			moved++
 			return true
@@ -320,14 +320,14 @@ func (d *Datapath) end(ctx context.Context, s *stale) (int, error) {
 			cut = append(cut, *e)
 			return false
 		}
-		answers[answersOf(e)] = true
+		answers[replyEndpoints(e)] = true
 		return true
 	})
 	n = max(0, n-moved) // a connection may have ended before
 	if err == nil {
-		var told int
-		told, err = c.CutOff(ctx, cut)
-		n += told
+		var reset int
+		reset, err = c.CutOff(ctx, cut)
+		n += reset
 	}
 	if err == nil {
 		err = d.endLate(answers)
@@ -348,7 +348,7 @@ func (d *Datapath) count(ctx context.Context, s *stale) (n int, err error) {
 		return 0, err
 	}
 	defer c.Close()
-	err = c.Dump(ctx, s.sift(), func(e *conntrack.Entry) error {
+	err = c.Dump(ctx, s.dumpFilter(), func(e *conntrack.Entry) error {
 		if !s.moves(e) && s.ends(e) {
 			n++
 		}

@@ -52,7 +52,7 @@ func (d *Datapath) Warnings() []string {
 		return slices.ContainsFunc(d.interfaces, func(i compile.Interface) bool { return config.Interfaces(name).Has(i.Name) })
 	}
 	out = append(out, d.loopbacks()...)
-	if w := turnedBack(d.snapshot, d.host.bridges()); w != "" {
+	if w := hairpinWarning(d.snapshot, d.host.bridges()); w != "" {
 		out = append(out, w)
 	}
 	names := make([]string, len(d.interfaces))
@@ -61,7 +61,7 @@ func (d *Datapath) Warnings() []string {
 	}
 	out = append(out, datapath.Bypassed(d.resolved(d.snapshot), d.networks)...)
 	out = append(out, datapath.Broadcasts(d.snapshot, d.networks, names, d.host.sysctl)...)
-	return append(out, datapath.Waiting(d.snapshot, there, d.host.addressed, d.host.sourced)...)
+	return append(out, datapath.Waiting(d.snapshot, there, d.host.addressed, d.host.hasSource)...)
 }
 
 // loopbacks returns warnings about loopback backends and targets, which only the host itself can

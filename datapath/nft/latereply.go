@@ -18,7 +18,7 @@ import (
 // lateReplyDelays are the times after an apply at which connections opened by late replies are
 // ended. The last one is an estimate of the longest round trip: RFC 6298 §2.4 has 1 s as the
 // minimum retransmission timeout, and satellite links take 600 ms.
-var lateAnswersAfter = []time.Duration{100 * time.Millisecond, time.Second, 4 * time.Second}
+var lateReplyDelays = []time.Duration{100 * time.Millisecond, time.Second, 4 * time.Second}
 
 // If both sides send, another reply may be in flight when such a connection is ended. After each
 // ended connection the table is therefore checked again after lookAgain, at most lookAgainMost
@@ -37,7 +37,7 @@ type endpoints struct {
 
 // replyEndpoints returns the endpoints of the connection that a late reply opens after the entry is
 // removed.
-func answersOf(e *conntrack.Entry) endpoints { return endpoints{e.Protocol, e.Zone, e.Reply} }
+func replyEndpoints(e *conntrack.Entry) endpoints { return endpoints{e.Protocol, e.Zone, e.Reply} }
 
 // endLate ends the connections opened by late replies, in the background.
 func (d *Datapath) endLate(answers map[endpoints]bool) error {
@@ -51,7 +51,7 @@ func (d *Datapath) endLate(answers map[endpoints]bool) error {
 	start := time.Now()
 	go func() {
 		defer c.Close()
-		for _, after := range lateAnswersAfter {
+		for _, after := range lateReplyDelays {
 			err := d.endOpened(c, answers, time.Until(start.Add(after)))
 			if d.background.Err() != nil {
 				return
