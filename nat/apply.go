@@ -19,7 +19,7 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		c.bytes += uint64(len(v.ip))
 	}
 	if p.action != Forward {
-		return m.answered(in, v, p.answer, Outcome{Action: p.action, Reason: p.reason})
+		return m.withAnswer(in, v, p.answer, Outcome{Action: p.action, Reason: p.reason})
 	}
 	crosses := p.to.Source.IsValid() && p.to.Source.Addr().Is6() != v.v6
 	if p.here || !(v.kind == icmpError && crosses) && m.host.refuses(in.Interface, v.src.Addr()) {
@@ -34,7 +34,7 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		return Outcome{Action: gone.action, Reason: gone.reason}
 	}
 	if v.ttl <= 1 {
-		return m.answered(in, v, ttlExceeded, Outcome{Action: Drop, Reason: ReasonTTLExceeded})
+		return m.withAnswer(in, v, ttlExceeded, Outcome{Action: Drop, Reason: ReasonTTLExceeded})
 	}
 	if !p.to.Source.IsValid() {
 		p.to = v.tuple()
@@ -58,10 +58,10 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		class: p.class, summed: p.summed, mtu: m.translatedMTU(in, v, next)})
 	sourceRouted := crossing && v.sourceRoute
 	if reason != "" && sourceRouted { // whatever else is in the way
-		return m.answered(in, v, sourceRouteFailed, Outcome{Action: Drop, Reason: ReasonUntranslatable})
+		return m.withAnswer(in, v, sourceRouteFailed, Outcome{Action: Drop, Reason: ReasonUntranslatable})
 	}
 	if reason == ReasonUntranslatable { // RFC 7915 §4.4, §5.4
-		return m.untold(in, v, p, next)
+		return m.dropUntranslatable(in, v, p, next)
 	}
 	if reason != "" {
 		return Outcome{Action: Drop, Reason: reason}
@@ -83,13 +83,13 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if p.encap != nil {
 		b = p.encap.wrap(m, b, next)
 	}
-	if (!routed || m.host.Owns(via)) && !sourceRouted { // for this host, or for nowhere: no MTU, no neighbour
+	if (!routed || m.host.Owns(via)) && !sourceRouted { // for this host, or for unroutable: no MTU, no neighbour
 		if p.edit != nil {
 			if b, reason = p.edit(b, next.MTU); reason != "" {
 				return Outcome{Action: Drop, Reason: reason}
 			}
 		}
-		return Outcome{Action: Pass, Reason: ReasonNotRouted, Out: []Departure{{in.Interface, handUp(in.Frame, b, v.trailer)}}}
+		return Outcome{Action: Pass, Reason: ReasonNotRouted, Out: []Departure{{in.Interface, kernelFrame(in.Frame, b, v.trailer)}}}
 	}
 	mac, known := next.mac, next.known
 	if p.mac != (packet.MAC{}) {
@@ -99,26 +99,26 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		return m.tooBig(in, v, p, b, next, most)
 	}
 	if sourceRouted {
-		return m.answered(in, v, sourceRouteFailed, Outcome{Action: Drop, Reason: ReasonUntranslatable})
+		return m.withAnswer(in, v, sourceRouteFailed, Outcome{Action: Drop, Reason: ReasonUntranslatable})
 	}
 	if p.edit != nil {
 		if b, reason = p.edit(b, next.MTU); reason != "" {
 			return Outcome{Action: Drop, Reason: reason}
 		}
 	}
-	if !known && b[0]>>4 == 4 && !m.kernelTakes(b) && len(in.Frame) <= handedMax && !m.choices.Ends(ReasonNoNeighbour) {
+	if !known && b[0]>>4 == 4 && !m.kernelForwards(b) && len(in.Frame) <= maxUserFrame && !m.choices.Ends(ReasonNoNeighbour) {
 		return Outcome{Action: Drop, Reason: ReasonUnresolved} // user space sends it when the next hop answers
 	}
 	if !known {
-		return Outcome{Action: Pass, Reason: ReasonNoNeighbour, Out: []Departure{{next.Name, handUp(in.Frame, b, v.trailer)}}}
+		return Outcome{Action: Pass, Reason: ReasonNoNeighbour, Out: []Departure{{next.Name, kernelFrame(in.Frame, b, v.trailer)}}}
 	}
 	b = append(b, v.trailer...) // padding stays where it is: no length counts it
 	return Outcome{Action: p.action, Reason: p.reason, Out: []Departure{{next.Name, link(next.MAC, mac, b)}}}
 }
 
-// untold drops what cannot be translated, and tells its sender, who learns first whether it is
+// dropUntranslatable drops what cannot be translated, and tells its sender, who learns first whether it is
 // too large.
-func (m *Model) untold(in Arrival, v *view, p plan, next hop) Outcome {
+func (m *Model) dropUntranslatable(in Arrival, v *view, p plan, next hop) Outcome {
 	if p.quote == nil && p.to.Source.Addr().Is6() != v.v6 && next.known && !m.host.Owns(p.to.Dest.Addr()) {
 		write := header6
 		if v.v6 {
@@ -129,7 +129,7 @@ func (m *Model) untold(in Arrival, v *view, p plan, next hop) Outcome {
 			return m.tooBig(in, v, p, b, next, most)
 		}
 	}
-	return m.answered(in, v, prohibited, Outcome{Action: Drop, Reason: ReasonUntranslatable})
+	return m.withAnswer(in, v, prohibited, Outcome{Action: Drop, Reason: ReasonUntranslatable})
 }
 
 // link puts an Ethernet header in front of an IP packet.
@@ -142,11 +142,11 @@ func link(src, dst packet.MAC, b []byte) []byte {
 	return append(binary.BigEndian.AppendUint16(out, kind), b...)
 }
 
-// handUp is the frame of a packet that the kernel is to send on: with the addresses of the
+// kernelFrame is the frame of a packet that the kernel is to send on: with the addresses of the
 // frame that came in, because the kernel looks for the next hop itself, and with a hop limit
 // that is one more than it leaves with, because the kernel takes one off (RFC 5508 REQ-10a,
 // RFC 7915 §4.1).
-func handUp(frame, b, trailer []byte) []byte {
+func kernelFrame(frame, b, trailer []byte) []byte {
 	if b[0]>>4 == 6 {
 		b[7]++
 	} else {
@@ -166,8 +166,8 @@ func (m *Model) largest(v *view, b []byte, next hop) int {
 	return next.MTU
 }
 
-// handedMax is the longest frame that a datapath's user space takes over.
-const handedMax = 2048
+// maxUserFrame is the longest frame that a datapath's user space takes over.
+const maxUserFrame = 2048
 
 // tooBig handles a packet that is larger than the most that may leave by a next hop which is
 // known (the kernel measures what it resolves the next hop for): an ICMP error where it must
@@ -176,11 +176,11 @@ const handedMax = 2048
 func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop, most int) Outcome {
 	crossed := b[0]>>4 == 6 && !v.v6
 	full := m.choices.Ends(ReasonTooBig) // as many as it takes a second
-	taken := m.kernelTakes(b)
-	if !v.df && (crossed || b[0]>>4 == 4 && !taken) && len(in.Frame) <= handedMax && !full {
+	taken := m.kernelForwards(b)
+	if !v.df && (crossed || b[0]>>4 == 4 && !taken) && len(in.Frame) <= maxUserFrame && !full {
 		return Outcome{Action: Drop, Reason: ReasonToFragment6}
 	}
-	if v.v6 && b[0]>>4 == 4 && binary.BigEndian.Uint16(b[6:])&0x4000 == 0 && len(in.Frame) <= handedMax && !full && p.encap == nil { // RFC 7915 §5.1
+	if v.v6 && b[0]>>4 == 4 && binary.BigEndian.Uint16(b[6:])&0x4000 == 0 && len(in.Frame) <= maxUserFrame && !full && p.encap == nil { // RFC 7915 §5.1
 		return Outcome{Action: Drop, Reason: ReasonToFragment6}
 	}
 	if v.df || !taken || b[0]>>4 == 6 { // routers do not fragment IPv6
@@ -189,7 +189,7 @@ func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop, most int
 		if v.v6 {
 			a.mtu = max(a.mtu, 1280) // hosts discard less (RFC 8201 §4)
 		}
-		return m.answered(in, v, a, Outcome{Action: Drop, Reason: ReasonTooBig})
+		return m.withAnswer(in, v, a, Outcome{Action: Drop, Reason: ReasonTooBig})
 	}
 	if p.edit != nil {
 		var reason Reason
@@ -197,12 +197,12 @@ func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop, most int
 			return Outcome{Action: Drop, Reason: reason}
 		}
 	}
-	return Outcome{Action: Pass, Reason: ReasonToFragment, Out: []Departure{{next.Name, handUp(in.Frame, b, v.trailer)}}}
+	return Outcome{Action: Pass, Reason: ReasonToFragment, Out: []Departure{{next.Name, kernelFrame(in.Frame, b, v.trailer)}}}
 }
 
-// kernelTakes tells whether the kernel forwards the packet b that came in: not one with an
+// kernelForwards tells whether the kernel forwards the packet b that came in: not one with an
 // address of this host, and not one without a way back.
-func (m *Model) kernelTakes(b []byte) bool {
+func (m *Model) kernelForwards(b []byte) bool {
 	if b[0]>>4 == 6 {
 		return false
 	}
@@ -212,7 +212,7 @@ func (m *Model) kernelTakes(b []byte) bool {
 }
 
 // translatedMTU returns the function that turns the MTU in an ICMP error into that
-// of the other family (RFC 7915 §4.2 and §5.2). The error travels towards next;
+// of the other family (RFC 7915 §4.2 and §5.2). The error travels routeTo next;
 // the packet that was too big came from there.
 func (m *Model) translatedMTU(in Arrival, v *view, next hop) func(uint32) uint32 {
 	arrival, _ := m.host.Interface(in.Interface)
@@ -251,8 +251,8 @@ var (
 )
 
 // answered adds the answer to an outcome, unless it is left out (RFC 1812 §4.3.2.8).
-func (m *Model) answered(in Arrival, v *view, a answer, o Outcome) Outcome {
-	if a == noAnswer || !answerable(v) || m.config.ICMPErrors == config.SwitchOff && !a.cookie && !(a.reset && v.protocol == flow.TCP) {
+func (m *Model) withAnswer(in Arrival, v *view, a answer, o Outcome) Outcome {
+	if a == noAnswer || !mayAnswer(v) || m.config.ICMPErrors == config.SwitchOff && !a.cookie && !(a.reset && v.protocol == flow.TCP) {
 		return o
 	}
 	if m.choices.Silent(o.Reason) {
@@ -266,7 +266,7 @@ func (m *Model) answered(in Arrival, v *view, a answer, o Outcome) Outcome {
 	case a.reset && v.protocol == flow.TCP:
 		b = resetFor(v)
 	case a.reset:
-		return m.answered(in, v, portUnreachable, o)
+		return m.withAnswer(in, v, portUnreachable, o)
 	default:
 		src, ok := m.address(iface, v.v6)
 		if !ok {
@@ -278,10 +278,10 @@ func (m *Model) answered(in Arrival, v *view, a answer, o Outcome) Outcome {
 	return o
 }
 
-// answerable tells whether an ICMP error or reset may be sent about v: never about
+// mayAnswer tells whether an ICMP error or reset may be sent about v: never about
 // an ICMP error, a later fragment, or what has no single sender (RFC 1812
 // §4.3.2.7, RFC 4443 §2.4 (e)).
-func answerable(v *view) bool {
+func mayAnswer(v *view) bool {
 	src := v.src.Addr()
 	return v.kind != icmpError && v.kind != icmpOther && v.kind != icmpLink && !v.later && !src.IsUnspecified() && !src.IsMulticast() && !src.IsLoopback() &&
 		!v.dst.Addr().IsMulticast() && v.flags&packet.RST == 0

@@ -101,7 +101,7 @@ func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 	if r.Type == config.NATNAT64 && r.Prefix.Contains(v.src.Addr()) {
 		return drop(ReasonLoop) // RFC 6146 §3.5
 	}
-	if r.Type == config.NATNAT64 && nowhere(to.Addr()) {
+	if r.Type == config.NATNAT64 && unroutable(to.Addr()) {
 		return drop(ReasonUntranslatable)
 	}
 	if next, _ := m.host.route(to.Addr()); len(r.pool(next, v.v6)) == 0 && r.Type != config.NATNAT64 {
@@ -110,7 +110,7 @@ func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 	if v.portless() && r.Type != config.NATNAT64 {
 		return m.openPortless(r, v)
 	}
-	if reason := opens(v); reason != "" {
+	if reason := checkOpening(v); reason != "" {
 		return drop(reason)
 	}
 	var target *binding // of another inside host
@@ -119,7 +119,7 @@ func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 		forward, forwarded = m.forward64(in, v, to)
 	}
 	if r.Type == config.NATNAT64 && !forwarded && m.pooled(to.Addr()) {
-		target = m.bound64(v, to)
+		target = m.binding64(v, to)
 		if target == nil && !m.host.Owns(to.Addr()) { // else it may be for the host itself
 			return drop(ReasonNoBinding)
 		}
@@ -151,7 +151,7 @@ func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 		if target == nil && v.protocol == flow.ICMPv6 {
 			forward = netip.AddrPortFrom(forward.Addr(), outside.Port())
 		}
-		s.turn64(r, forward)
+		s.hairpin64(r, forward)
 	}
 	if m.clashes(s) {
 		m.dropUnused(b)
@@ -161,29 +161,29 @@ func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 	return m.first(v, s)
 }
 
-// bound64 returns the binding of an IPv6 host that has an outside endpoint, or nil.
-func (m *Model) bound64(v *view, to netip.AddrPort) *binding {
+// binding64 returns the binding of an IPv6 host that has an outside endpoint, or nil.
+func (m *Model) binding64(v *view, to netip.AddrPort) *binding {
 	if b := m.outside[outsideKey{portClass(v.protocol), to}]; b != nil && b.rule.Type == config.NATNAT64 {
 		return b
 	}
 	return nil
 }
 
-// turned64 reports whether a packet of an IPv6 host to an IPv4 endpoint is for one inside, or for
+// isHairpin64 reports whether a packet of an IPv6 host to an IPv4 endpoint is for one inside, or for
 // nobody: the address is of a pool, and if it is the host's own as well the endpoint is one that
 // an IPv6 host has.
-func (m *Model) turned64(in Arrival, v *view, to netip.AddrPort) bool {
+func (m *Model) isHairpin64(in Arrival, v *view, to netip.AddrPort) bool {
 	if !m.host.Owns(to.Addr()) {
 		return m.pooled(to.Addr())
 	}
 	_, forwarded := m.forward64(in, v, to)
-	return m.bound64(v, to) != nil || forwarded
+	return m.binding64(v, to) != nil || forwarded
 }
 
-// turn64 turns a packet of an IPv6 host to the outside endpoint of another one
+// hairpin64 turns a packet of an IPv6 host to the outside endpoint of another one
 // round (RFC 6146 §3.8): the receiver sees the sender's outside endpoint in the
 // prefix.
-func (s *session) turn64(r *rule, target netip.AddrPort) {
+func (s *session) hairpin64(r *rule, target netip.AddrPort) {
 	outside := s.binding.outside.endpoint
 	s.tuple[1] = flow.Tuple{Protocol: s.tuple[0].Protocol, Source: target,
 		Dest: netip.AddrPortFrom(Embed(r.Prefix, outside.Addr()), outside.Port())}
@@ -198,14 +198,14 @@ func (m *Model) dropUnused(b *binding) {
 
 // first handles the packet that made the session.
 func (m *Model) first(v *view, s *session) plan {
-	s.hear(flow.Original, v.flags)
+	s.track(flow.Original, v.flags)
 	s.packets[0]++
 	s.bytes[0] += uint64(len(v.ip))
 	return (&half{s, flow.Original}).planFor(v, ReasonNewFlow)
 }
 
 // opens tells why a packet may not open a session; "" when it may.
-func opens(v *view) Reason {
+func checkOpening(v *view) Reason {
 	switch v.protocol {
 	case flow.UDP:
 		return ""
@@ -261,13 +261,13 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 		c.ports++
 	}
 	m.bindings[key] = b
-	m.take(endpoint, b)
+	m.assignEndpoint(endpoint, b)
 	return b, plan{}
 }
 
 // again returns the addresses that another outside endpoint of the binding may have. Those of masquerade
 // were chosen by the next hop, and a session of a hairpin does not show by which one.
-func (b *binding) again() []netip.Addr {
+func (b *binding) alternatives() []netip.Addr {
 	if b.rule.Type == config.NATMasquerade {
 		return []netip.Addr{b.outside.endpoint.Addr()}
 	}
@@ -365,7 +365,7 @@ func (b *binding) admits(remote netip.AddrPort) bool {
 // openHairpin turns a packet of an inside host to the outside endpoint of another
 // one round: the receiver sees the sender's outside endpoint (RFC 4787 REQ-9a).
 func (m *Model) openHairpin(r *rule, v *view, target *binding) plan {
-	if reason := opens(v); reason != "" {
+	if reason := checkOpening(v); reason != "" {
 		return drop(reason)
 	}
 	b, refusal := m.bindingFor(r, v, v.dst)

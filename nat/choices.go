@@ -45,7 +45,7 @@ type Choices interface {
 	// reason depends on a choice that is provisional.
 	Ends(r Reason) bool
 	// Told is the MTU that the answer to a packet which is too large tells, 0 when none is known.
-	Told() int
+	AnswerMTU() int
 	// ForgetsSYN reports whether a SYN that left without a session was forgotten for a later one,
 	// when so many of them have left in all.
 	ForgetsSYN(sent int) bool
@@ -59,7 +59,7 @@ type Choices interface {
 	// Shown returns what the packet is known to become. Its source is an endpoint of the pool also
 	// where that stands in the prefix of a nat64 rule. For an ICMP error it is what answers the
 	// quoted packet.
-	Shown() (flow.Tuple, bool)
+	ObservedTuple() (flow.Tuple, bool)
 }
 
 // Candidate is a backend that a scheduler may choose.
@@ -70,9 +70,9 @@ type Candidate struct {
 	Direct bool
 	MAC    packet.MAC
 	Known  bool
-	// Turned backends get the packet from an address of the gateway, since the client is in their own
+	// SourceTranslated backends get the packet from an address of the gateway, since the client is in their own
 	// network.
-	Turned bool
+	SourceTranslated bool
 }
 
 // Chance is Choices by a seed. Everything is known at once, nothing is left out or forgotten.
@@ -134,7 +134,7 @@ func (Chance) Silent(Reason) bool { return false }
 func (Chance) Ends(Reason) bool { return false }
 
 // Told is nothing: what is told is for the model to say.
-func (Chance) Told() int { return 0 }
+func (Chance) AnswerMTU() int { return 0 }
 
 // ForgetsSYN is false.
 func (Chance) ForgetsSYN(int) bool { return false }
@@ -146,4 +146,4 @@ func (Chance) ForgetsCookie(age time.Duration) bool { return age > cookieLife }
 func (Chance) Provisional() bool { return false }
 
 // Shown is nothing: what a packet becomes is for the model to say.
-func (Chance) Shown() (flow.Tuple, bool) { return flow.Tuple{}, false }
+func (Chance) ObservedTuple() (flow.Tuple, bool) { return flow.Tuple{}, false }

@@ -15,8 +15,8 @@ import (
 // The client's address for the backends of fullnat services: as TCP option 254, or
 // as PROXY protocol header (version 2) in front of the client's first byte.
 
-// proxied is what a session with a PROXY header remembers.
-type proxied struct {
+// proxyState is what a session with a PROXY header remembers.
+type proxyState struct {
 	base uint32 // the client's first byte
 	sent bool   // the header has gone to the backend
 	lost bool   // the backend still waits for it
@@ -26,11 +26,11 @@ type proxied struct {
 func (h *half) edits(p *plan, v *view) {
 	s := h.service
 	switch {
-	case h.spliced == nil:
+	case h.splice == nil:
 	case h.direction == flow.Original:
-		p.edit = h.spliced.forward
+		p.edit = h.splice.forward
 	default:
-		p.edit = h.spliced.answer
+		p.edit = h.splice.answer
 	}
 	if s == nil || v.protocol != flow.TCP || s.ClientAddress == config.ClientAddressNone || s.ClientAddress == "" {
 		return
@@ -50,7 +50,7 @@ func (h *half) edits(p *plan, v *view) {
 		p.edit = func(b []byte, _ int) ([]byte, Reason) { return h.proxyForward(v, b, proxyHeader(client)) }
 	case s.ClientAddress == config.ClientAddressProxyV2:
 		p.edit = func(b []byte, _ int) ([]byte, Reason) { return h.proxyAnswer(b, uint32(size)), "" }
-	case original && v.flags&(packet.SYN|packet.RST|packet.ACK) == packet.ACK && !h.heard[1].ack:
+	case original && v.flags&(packet.SYN|packet.RST|packet.ACK) == packet.ACK && !h.flagsSeen[1].ack:
 		p.edit = func(b []byte, mtu int) ([]byte, Reason) {
 			if len(b)+size > mtu || v.first { // a fragment that grows would reach into the next one
 				return b, ""
@@ -137,7 +137,7 @@ func (h *half) proxyForward(arrived *view, b, header []byte) ([]byte, Reason) {
 	t := v.payload()
 	seq := binary.BigEndian.Uint32(t[4:])
 	if v.flags&packet.SYN != 0 {
-		h.proxied = &proxied{base: seq + 1}
+		h.proxyState = &proxyState{base: seq + 1}
 		at := int(t[12]>>4) * 4
 		switch {
 		case v.first:
@@ -148,7 +148,7 @@ func (h *half) proxyForward(arrived *view, b, header []byte) ([]byte, Reason) {
 		arrived.trailer = nil
 		return cutData(b, v, at), ""
 	}
-	s := h.proxied
+	s := h.proxyState
 	if s == nil {
 		return b, ""
 	}
@@ -172,7 +172,7 @@ func (h *half) proxyForward(arrived *view, b, header []byte) ([]byte, Reason) {
 // proxyAnswer takes the header out of what the backend acknowledges.
 func (h *half) proxyAnswer(b []byte, size uint32) []byte {
 	v, _ := readIP(b)
-	t, s := v.payload(), h.proxied
+	t, s := v.payload(), h.proxyState
 	if s == nil || v.flags&packet.ACK == 0 {
 		return b
 	}

@@ -40,7 +40,7 @@ func cookieClasses(v6 bool) [4]int {
 
 // crowded reports whether handshakes in progress fill half of their quota. Without
 // one in the configuration the model knows none.
-func (m *Model) crowded() bool {
+func (m *Model) underPressure() bool {
 	quota, n := m.config.Tables.HalfOpen, 0
 	if quota == 0 {
 		return false
@@ -61,20 +61,20 @@ func (m *Model) cookies(in Arrival, v *view, s *service) (plan, bool) {
 		return plan{}, false
 	}
 	switch {
-	case open == packet.SYN && v.flags&packet.FIN == 0 && m.crowded() && s.roomy(m, v):
-		return m.giveCookie(in, v, s), true
+	case open == packet.SYN && v.flags&packet.FIN == 0 && m.underPressure() && s.hasRoom(m, v):
+		return m.sendCookie(in, v, s), true
 	case open == packet.ACK && s.cookieAt > 0 && m.now+1-s.cookieAt <= cookieLife:
-		if v.cookie = m.proven(v); v.cookie != nil {
+		if v.cookie = m.verifyCookie(v); v.cookie != nil {
 			v.flags = packet.SYN
-		} else if m.crowded() && !s.Limits.StrictTCP {
+		} else if m.underPressure() && !s.Limits.StrictTCP {
 			return drop(ReasonBadCookie), true
 		}
 	}
 	return plan{}, false
 }
 
-// giveCookie answers a SYN.
-func (m *Model) giveCookie(in Arrival, v *view, s *service) plan {
+// sendCookie answers a SYN.
+func (m *Model) sendCookie(in Arrival, v *view, s *service) plan {
 	classes, mss := cookieClasses(v.v6), 536
 	if v.v6 {
 		mss = 1220
@@ -91,7 +91,7 @@ func (m *Model) giveCookie(in Arrival, v *view, s *service) plan {
 			c.class = i
 		}
 	}
-	m.given[v.tuple()] = append(m.given[v.tuple()], c)
+	m.cookiesSent[v.tuple()] = append(m.cookiesSent[v.tuple()], c)
 	s.cookieAt = m.now + 1 // 0 is never
 	headers := 40
 	switch {
@@ -106,44 +106,44 @@ func (m *Model) giveCookie(in Arrival, v *view, s *service) plan {
 	return p
 }
 
-// proven returns what a session must know of the cookie that v proves, which may be
+// verifyCookie returns what a session must know of the cookie that v proves, which may be
 // a probe of the window: the byte before the client's first one. A cookie is what is
 // secret plus the class: what differs from it by so little that another class comes
 // out is valid too.
-func (m *Model) proven(v *view) *spliced {
+func (m *Model) verifyCookie(v *view) *splice {
 	t := v.payload()
 	first, number := binary.BigEndian.Uint32(t[4:]), binary.BigEndian.Uint32(t[8:])-1
-	for _, c := range m.given[v.tuple()] {
+	for _, c := range m.cookiesSent[v.tuple()] {
 		class := c.class + int(int32(number-c.number))
 		if (first != c.first && first != c.first-1) || class < 0 || class >= 4 || m.choices.ForgetsCookie(m.now-c.at) {
 			continue
 		}
-		return &spliced{first: c.first, number: number, mss: cookieClasses(v.v6)[class], window: binary.BigEndian.Uint16(t[14:])}
+		return &splice{first: c.first, number: number, mss: cookieClasses(v.v6)[class], window: binary.BigEndian.Uint16(t[14:])}
 	}
 	return nil
 }
 
-// spliced is what a session that a cookie opened remembers: the client knows the
+// splice is what a session that a cookie opened remembers: the client knows the
 // backend's side by the cookie's number.
-type spliced struct {
-	first  uint32 // number of the client's first byte
-	number uint32 // the cookie
-	ahead  uint32 // of the backend's own number by so much, once it was heard
-	heard  bool   // the backend has answered the SYN
-	mss    int
-	window uint16
+type splice struct {
+	first    uint32 // number of the client's first byte
+	number   uint32 // the cookie
+	ahead    uint32 // of the backend's own number by so much, once it was flagsSeen
+	answered bool   // the backend has answered the SYN
+	mss      int
+	window   uint16
 }
 
 // forward changes a packet of the client: it is the SYN until the backend has
 // answered.
-func (s *spliced) forward(b []byte, mtu int) ([]byte, Reason) {
+func (s *splice) forward(b []byte, mtu int) ([]byte, Reason) {
 	v, _ := readIP(b)
 	t := v.payload()
 	switch {
-	case s.heard && v.flags&packet.ACK != 0:
+	case s.answered && v.flags&packet.ACK != 0:
 		setNumber(t, 8, binary.BigEndian.Uint32(t[8:])-s.ahead)
 		return b, ""
-	case s.heard || v.flags&packet.RST != 0:
+	case s.answered || v.flags&packet.RST != 0:
 		return b, ""
 	}
 	headers := 40
@@ -156,12 +156,12 @@ func (s *spliced) forward(b []byte, mtu int) ([]byte, Reason) {
 
 // answer changes a packet of the backend; not one that belongs to an older
 // connection.
-func (s *spliced) answer(b []byte, _ int) ([]byte, Reason) {
+func (s *splice) answer(b []byte, _ int) ([]byte, Reason) {
 	v, _ := readIP(b)
 	t := v.payload()
 	seq := binary.BigEndian.Uint32(t[4:])
 	switch {
-	case v.flags&packet.SYN == 0 && s.heard:
+	case v.flags&packet.SYN == 0 && s.answered:
 		setNumber(t, 4, seq+s.ahead)
 		return b, ""
 	case v.flags&packet.ACK == 0 || binary.BigEndian.Uint32(t[8:]) != s.first:
@@ -169,8 +169,8 @@ func (s *spliced) answer(b []byte, _ int) ([]byte, Reason) {
 	case v.flags&packet.SYN == 0: // a reset
 		setNumber(t, 4, s.number+1)
 		return b, ""
-	case !s.heard:
-		s.heard, s.ahead = true, s.number-seq
+	case !s.answered:
+		s.answered, s.ahead = true, s.number-seq
 	}
 	return replaceSegment(b, v, &packet.TCP{SrcPort: v.src.Port(), DstPort: v.dst.Port(), Seq: s.number, Ack: s.first, Flags: packet.ACK,
 		Window: binary.BigEndian.Uint16(t[14:])}, &packet.Data{Bytes: []byte{0}})

@@ -7,12 +7,12 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// SentAgain returns how many SYNs to refused connections of a service were sent again. A datapath
+// Retransmissions returns how many SYNs to refused connections of a service were sent again. A datapath
 // may forget the first one, and count a few of them as connections.
-func (m *Model) SentAgain(service string) uint64 {
+func (m *Model) Retransmissions(service string) uint64 {
 	for _, s := range m.services {
 		if s.Name == service {
-			return s.sentAgain
+			return s.retransmissions
 		}
 	}
 	return 0

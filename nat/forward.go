@@ -36,7 +36,7 @@ func (m *Model) forwardHairpin(in Arrival, v *view, forward *rule, to netip.Addr
 
 // crossed returns the answers of an IPv6 host to an IPv4 client of a port-forward, which it
 // knows behind the prefix of its nat64 rule.
-func (m *Model) crossed(forward *rule, v *view, to netip.AddrPort) flow.Tuple {
+func (m *Model) replyTuple64(forward *rule, v *view, to netip.AddrPort) flow.Tuple {
 	t := flow.Tuple{Protocol: v.protocol, Source: to, Dest: netip.AddrPortFrom(Embed(m.translator(forward).Prefix, v.src.Addr()), v.src.Port())}
 	if t.Protocol == flow.ICMP {
 		t.Protocol = flow.ICMPv6

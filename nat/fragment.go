@@ -29,7 +29,7 @@ type fragment struct {
 // laterFragment follows the first one (RFC 4787 REQ-14, RFC 6146 §3.4).
 func (m *Model) laterFragment(in Arrival, v *view) plan {
 	f := m.fragments[v.fragmentKey()]
-	if f != nil && f.plan.action == Forward && v.like(f.of).firewalled(m, in.Interface) { // rates count every packet
+	if f != nil && f.plan.action == Forward && v.withPorts(f.of).firewalled(m, in.Interface) { // rates count every packet
 		return drop(ReasonDenied)
 	}
 	if f != nil {
@@ -58,20 +58,20 @@ func (m *Model) laterFragment(in Arrival, v *view) plan {
 		}
 		return p
 	}
-	if !m.concerns(in, v) {
+	if !m.mayMatch(in, v) {
 		return pass(ReasonNotOurs)
 	}
 	return drop(ReasonHeldFragment)
 }
 
 // like is a later fragment with the ports of its first one.
-func (v *view) like(t flow.Tuple) *view {
+func (v *view) withPorts(t flow.Tuple) *view {
 	return &view{v6: v.v6, protocol: t.Protocol, src: t.Source, dst: t.Dest}
 }
 
-// concerns tells whether a fragment without ports could be for a service, a pool or
+// mayMatch tells whether a fragment without ports could be for a service, a pool or
 // a rule.
-func (m *Model) concerns(in Arrival, v *view) bool {
+func (m *Model) mayMatch(in Arrival, v *view) bool {
 	for _, s := range m.services {
 		for _, l := range s.Listen {
 			if l.Address == v.dst.Addr() {
@@ -91,7 +91,7 @@ func (m *Model) concerns(in Arrival, v *view) bool {
 func (m *Model) masquerades(a netip.Addr) bool {
 	for _, r := range m.rules {
 		out, ok := m.host.Interface(string(r.Out))
-		if ok && r.Type == config.NATMasquerade && slices.Contains(out.chosen(), a) {
+		if ok && r.Type == config.NATMasquerade && slices.Contains(out.sourceAddresses(), a) {
 			return true
 		}
 	}

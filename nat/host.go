@@ -84,7 +84,7 @@ type hop struct {
 	known   bool // the neighbour's MAC is known
 }
 
-// route returns the next hop towards dst: the longest matching prefix among the
+// route returns the next hop routeTo dst: the longest matching prefix among the
 // routes and the on-link networks. False when there is none.
 func (h *Host) route(dst netip.Addr) (hop, bool) {
 	best, found := -1, Route{}
@@ -164,7 +164,7 @@ func (h *Host) networks() (list []netip.Prefix) {
 }
 
 // specific returns the length of the most specific route to dst, -1 when there is none.
-func (h *Host) specific(dst netip.Addr) int {
+func (h *Host) routeLength(dst netip.Addr) int {
 	if h.Owns(dst) {
 		return dst.BitLen()
 	}
@@ -205,14 +205,14 @@ func (i Interface) address(v6 bool) (netip.Addr, bool) {
 // source returns the address that a packet of the host's own has by the next hop: of IPv4 the first one of the
 // next hop's network (inet_select_addr), of IPv6 addresses in its network the latest (RFC 6724 leaves it open).
 func (h hop) source() (netip.Addr, bool) {
-	if a, ok := h.near(); ok {
+	if a, ok := h.connectedAddress(); ok {
 		return a, true
 	}
 	return h.address(h.gateway.Is6())
 }
 
 // near returns the address of the interface in the next hop's network, which is not link-local.
-func (h hop) near() (found netip.Addr, ok bool) {
+func (h hop) connectedAddress() (found netip.Addr, ok bool) {
 	for _, p := range h.Addresses {
 		if p.Contains(h.gateway) && !p.Addr().IsLinkLocalUnicast() && (h.gateway.Is6() || !ok) {
 			found, ok = p.Addr(), true
@@ -243,11 +243,11 @@ func (m *Model) address(i Interface, v6 bool) (netip.Addr, bool) {
 // listenAddress returns the global address of a family by which others know an interface.
 func (h *Host) listenAddress(iface string, v6 bool) (netip.Addr, bool) {
 	i, _ := h.Interface(iface)
-	return i.known(v6)
+	return i.globalAddress(v6)
 }
 
 // known returns the first global address of a family, of IPv6 the latest, as the kernel lists them.
-func (i Interface) known(v6 bool) (found netip.Addr, ok bool) {
+func (i Interface) globalAddress(v6 bool) (found netip.Addr, ok bool) {
 	for _, p := range i.Addresses {
 		if a := p.Addr(); a.Is6() == v6 && !a.IsLinkLocalUnicast() && (v6 || !ok) {
 			found, ok = a, true
@@ -257,7 +257,7 @@ func (i Interface) known(v6 bool) (found netip.Addr, ok bool) {
 }
 
 // chosen lists the addresses that packets may leave with: of IPv4 the first one of each network.
-func (i Interface) chosen() (list []netip.Addr) {
+func (i Interface) sourceAddresses() (list []netip.Addr) {
 	for at, p := range i.Addresses {
 		if (p.Addr().Is6() || i.primary(at)) && !p.Addr().IsLinkLocalUnicast() {
 			list = append(list, p.Addr())

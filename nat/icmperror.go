@@ -18,13 +18,13 @@ import (
 func (m *Model) icmpError(in Arrival, v *view) plan {
 	q := v.quoted
 	if q == nil {
-		return m.strayError(in, v)
+		return m.errorWithoutFlow(in, v)
 	}
 	p, ok := m.errorOf(in, v)
 	if !ok {
-		return m.strayError(in, v)
+		return m.errorWithoutFlow(in, v)
 	}
-	if !soundError(v) {
+	if !validError(v) {
 		return drop(ReasonBadChecksum)
 	}
 	return p
@@ -44,10 +44,10 @@ func (m *Model) errorOf(in Arrival, v *view) (plan, bool) {
 	return p, ok
 }
 
-// strayError drops an error about a flow of ours that is not there (RFC 5508 REQ-4,
+// errorWithoutFlow drops an error about a flow of ours that is not there (RFC 5508 REQ-4,
 // REQ-5): one to a pool address, and one whose sender a rule would translate,
-// because it would show an inside address outside. What concerns others passes.
-func (m *Model) strayError(in Arrival, v *view) plan {
+// because it would show an inside address outside. What mayMatch others passes.
+func (m *Model) errorWithoutFlow(in Arrival, v *view) plan {
 	if m.pooled(v.dst.Addr()) && !m.host.Owns(v.dst.Addr()) {
 		return drop(ReasonErrorWithoutFlow)
 	}
@@ -57,11 +57,11 @@ func (m *Model) strayError(in Arrival, v *view) plan {
 	return pass(ReasonNotOurs)
 }
 
-// soundError checks the error's own checksum and that of the quoted IP header (RFC
+// validError checks the error's own checksum and that of the quoted IP header (RFC
 // 5508 REQ-3 and 3a); the quoted transport checksum is not looked at (3c). Of an
 // error in fragments nobody can check it; hosts keep errors smaller than that (RFC
 // 1812 §4.3.2.3, RFC 4443 §2.4 (c)).
-func soundError(v *view) bool {
+func validError(v *view) bool {
 	if v.first || v.v6 && packet.TransportChecksum(v.src.Addr(), v.dst.Addr(), uint8(flow.ICMPv6), v.payload()) != 0 ||
 		!v.v6 && packet.Checksum(v.payload()) != 0 {
 		return false
@@ -84,7 +84,7 @@ func (m *Model) errorOfSession(v *view, answering flow.Tuple) (plan, bool) {
 	quote := h.tuple[1-h.direction]
 	p := plan{action: Forward, reason: ReasonICMPError, quote: &quote}
 	if h.service != nil && h.direction == flow.Original {
-		h.service.towards(&p, v, h.backend)
+		h.service.routeTo(&p, v, h.backend)
 		if h.service.answersDirectly() {
 			p.quote = nil
 			p.to = v.tuple()
@@ -94,14 +94,14 @@ func (m *Model) errorOfSession(v *view, answering flow.Tuple) (plan, bool) {
 	p.to = flow.Tuple{Protocol: quote.Protocol, Source: netip.AddrPortFrom(m.errorSource(v, h, out), 0),
 		Dest: netip.AddrPortFrom(out.Dest.Addr(), 0)}
 	p.to.Protocol = v.protocol
-	if h.spliced != nil && h.spliced.heard && h.direction == flow.Original {
-		p.instead = v.unspliced(h.spliced.ahead)
+	if h.splice != nil && h.splice.answered && h.direction == flow.Original {
+		p.instead = v.unsplice(h.splice.ahead)
 	}
 	return p, true
 }
 
-// unspliced returns the error with the quoted number as the backend has sent it.
-func (v *view) unspliced(ahead uint32) *view {
+// unsplice returns the error with the quoted number as the backend has sent it.
+func (v *view) unsplice(ahead uint32) *view {
 	b := slices.Clone(v.ip)
 	t := b[v.header+8+v.quoted.header:]
 	if len(t) >= 18 {
@@ -144,7 +144,7 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 		to := s.endpoint(b, about.dst.Port())
 		p := plan{action: Forward, reason: ReasonICMPError, to: v.tuple()}
 		if s.answersDirectly() {
-			s.towards(&p, v, b)
+			s.routeTo(&p, v, b)
 			return p, true
 		}
 		quote := flow.Tuple{Protocol: answering.Protocol, Source: to, Dest: about.src}
@@ -192,7 +192,7 @@ func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
 	crossing := src.Is4() != q.dst.Addr().Is4()
 	switch {
 	case crossing:
-		if own, ok := m.siitSource(in, &about, v.src.Addr()); ok && !(v.v6 && nowhere(own)) {
+		if own, ok := m.siitSource(in, &about, v.src.Addr()); ok && !(v.v6 && unroutable(own)) {
 			src = own
 		} else if next, ok := m.host.route(p.to.Dest.Addr()); ok && v.v6 {
 			if own, ok := m.address(next.Interface, false); ok {

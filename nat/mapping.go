@@ -10,7 +10,7 @@ import (
 )
 
 // Map binds an inside endpoint at its host's request (PCP, RFC 6887) to just the outside
-// one that is given: the binding lives without sessions and lets everybody in.
+// one that is given: the binding lives without sessions and lets allClients in.
 func (m *Model) Map(w datapath.Mapping) error {
 	for _, r := range m.rules {
 		if r.Name != w.Rule || !r.PCP {

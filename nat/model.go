@@ -39,15 +39,15 @@ type Model struct {
 	services            []*service // in force
 	rules               []*rule    // in force
 	prefixes            []*prefix
-	everyone            map[string]*service // by name, also those that were in force before
-	everyRule           map[string]*rule
+	allServices         map[string]*service // by name, also those that were in force before
+	allRules            map[string]*rule
 	sessions            map[flow.Tuple]*half
-	vacated             *session                // that the SYN at hand has ended, as it opens another connection in its tuple; or nil
+	replaced            *session                // that the SYN at hand has ended, as it opens another connection in its tuple; or nil
 	ended               map[flow.Tuple]*session // by what either side still sends: cut off when their backend went down
 	syns                int                     // that left without a session
 	synsSent            map[flow.Tuple]int      // as they left, and in which place of these
 	synsCame            map[flow.Tuple]syn      // the same, as they came
-	given               map[flow.Tuple][]*cookie
+	cookiesSent         map[flow.Tuple][]*cookie
 	bindings            map[bindingKey]*binding
 	outside             map[outsideKey]*binding
 	ports               map[outsideKey]time.Duration // until when a freed port is held
@@ -61,8 +61,8 @@ type Model struct {
 // chance decides.
 func New(c *config.Config, host Host, seed uint64) (*Model, error) {
 	m := &Model{
-		host: host, chance: NewChance(seed), everyone: map[string]*service{}, everyRule: map[string]*rule{},
-		sessions: map[flow.Tuple]*half{}, ended: map[flow.Tuple]*session{}, synsSent: map[flow.Tuple]int{}, synsCame: map[flow.Tuple]syn{}, given: map[flow.Tuple][]*cookie{}, bindings: map[bindingKey]*binding{}, outside: map[outsideKey]*binding{},
+		host: host, chance: NewChance(seed), allServices: map[string]*service{}, allRules: map[string]*rule{},
+		sessions: map[flow.Tuple]*half{}, ended: map[flow.Tuple]*session{}, synsSent: map[flow.Tuple]int{}, synsCame: map[flow.Tuple]syn{}, cookiesSent: map[flow.Tuple][]*cookie{}, bindings: map[bindingKey]*binding{}, outside: map[outsideKey]*binding{},
 		ports: map[outsideKey]time.Duration{}, clients: map[clientKey]*client{}, fragments: map[fragmentKey]*fragment{},
 	}
 	m.choices = m.chance
@@ -170,8 +170,8 @@ func (m *Model) toGroup(in Arrival, v *view) Outcome {
 
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
-// nowhere reports whether a has no meaning in the other IP version.
-func nowhere(a netip.Addr) bool { return martian(a) || a.IsLinkLocalUnicast() }
+// unroutable reports whether a has no meaning in the other IP version.
+func unroutable(a netip.Addr) bool { return martian(a) || a.IsLinkLocalUnicast() }
 
 // martian reports whether Linux routes nothing that comes from a.
 func martian(a netip.Addr) bool {
@@ -193,9 +193,9 @@ func (m *Model) decide(in Arrival, v *view) plan {
 	case m.session(v) == nil && v.kind != icmpError && m.host.refuses(in.Interface, v.src.Addr()):
 		p = pass(ReasonNotRouted)
 	case m.session(v) == nil && v.neverRouted():
-		p = m.oddError(in, v)
+		p = m.martianError(in, v)
 	default:
-		p = m.decideWhole(in, v)
+		p = m.decidePacket(in, v)
 	}
 	if p.action == Pass && p.reason == ReasonNotOurs {
 		p = m.unserved(in, v)
@@ -206,9 +206,9 @@ func (m *Model) decide(in Arrival, v *view) plan {
 	return p
 }
 
-// oddError handles what is never routed: an IPv4 error that nothing but its source keeps from
+// martianError handles what is never routed: an IPv4 error that nothing but its source keeps from
 // it is translated between the families, for those who look for faults (RFC 7915 §4.1).
-func (m *Model) oddError(in Arrival, v *view) plan {
+func (m *Model) martianError(in Arrival, v *view) plan {
 	to := v.dst.Addr()
 	if v.v6 || v.kind != icmpError || v.quoted == nil || to.IsMulticast() || to == broadcast {
 		return pass(ReasonNotRouted)
@@ -217,7 +217,7 @@ func (m *Model) oddError(in Arrival, v *view) plan {
 	if !ok || p.action == Forward && (p.quote == nil || p.quote.Source.Addr().Is4()) || p.action == Pass {
 		return pass(ReasonNotRouted)
 	}
-	if !soundError(v) {
+	if !validError(v) {
 		return drop(ReasonBadChecksum)
 	}
 	return p
@@ -229,17 +229,17 @@ func (v *view) neverRouted() bool {
 	return to.IsMulticast() || to == broadcast || martian(from) || v.v6 && (to.IsLinkLocalUnicast() || from.IsLinkLocalUnicast())
 }
 
-func (m *Model) decideWhole(in Arrival, v *view) plan {
+func (m *Model) decidePacket(in Arrival, v *view) plan {
 	if v.kind == icmpError {
 		return m.icmpError(in, v)
 	}
-	m.vacated = nil
+	m.replaced = nil
 	m.confirmInbound(v)
 	m.confirmAnswer(v)
-	if h := m.session(v); h != nil && !m.deserted(v, h) {
-		return m.known(v, h)
+	if h := m.session(v); h != nil && !m.endReused(v, h) {
+		return m.handleSession(v, h)
 	}
-	if m.wasEnded(v) {
+	if m.wasCutOff(v) {
 		return plan{action: Drop, reason: ReasonNoFlow, answer: reset}
 	}
 	if s, l := m.serviceOf(v, in.Interface); s != nil {
@@ -257,7 +257,7 @@ func (m *Model) decideWhole(in Arrival, v *view) plan {
 	if p, ok := m.outbound(in, v); ok {
 		return p
 	}
-	if p, ok := m.beside(v); ok {
+	if p, ok := m.openDirect(v); ok {
 		return p
 	}
 	return pass(ReasonNotOurs)

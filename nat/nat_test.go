@@ -215,7 +215,7 @@ func TestTCPStates(t *testing.T) {
 		s := &session{}
 		s.tuple[0].Protocol = flow.TCP
 		for _, p := range tc.packets {
-			s.hear(p.d, p.f)
+			s.track(p.d, p.f)
 		}
 		if got := s.State(); got != tc.want {
 			t.Errorf("%s: want %s, got %s", tc.name, tc.want, got)
@@ -223,16 +223,16 @@ func TestTCPStates(t *testing.T) {
 	}
 }
 
-// TestResetNotBelieved: packets of the other side a second after a reset bring the
+// TestResetIgnored: packets of the other side a second after a reset bring the
 // session back; those on their way do not.
-func TestResetNotBelieved(t *testing.T) {
+func TestResetIgnored(t *testing.T) {
 	s := &session{}
 	s.tuple[0].Protocol = flow.TCP
 	for _, p := range []packet.TCPFlags{packet.SYN, packet.ACK} {
-		s.hear(flow.Original, p)
-		s.hear(flow.Reply, p)
+		s.track(flow.Original, p)
+		s.track(flow.Reply, p)
 	}
-	s.hear(flow.Original, packet.RST)
+	s.track(flow.Original, packet.RST)
 	s.seen = [2]time.Duration{10 * time.Second, 10*time.Second + 500*time.Millisecond}
 	if s.State() != "CLOSE" {
 		t.Errorf("half a second after the reset: %s", s.State())

@@ -65,8 +65,8 @@ func (b portBlock) has(a netip.AddrPort) bool {
 func (m *Model) allocate(r request) (outsideKey, bool) {
 	for _, address := range m.addressOrder(r) {
 		if key, ok := m.allocateOn(r, address); ok {
-			if s := m.yieldsPort(key); s != nil {
-				m.givePort(s, r.ports)
+			if s := m.yieldingSession(key); s != nil {
+				m.reallocatePort(s, r.ports)
 			}
 			delete(m.ports, key)
 			if r.client != nil && r.paired {
@@ -169,13 +169,13 @@ func (m *Model) sameClassPossible(r request, spans []flow.Ports) bool {
 // listener, and it is not held for who had it before (RFC 6888 REQ-8). A datapath that
 // is followed may be seen to give out the port of a listener (docs/reference/limits.md).
 func (m *Model) free(key outsideKey) bool {
-	if b := m.outside[key]; b != nil && !m.yields(b) {
+	if b := m.outside[key]; b != nil && !m.mustYield(b) {
 		return false
 	}
-	if until, held := m.ports[key]; held && (until == forever || m.now <= until) && m.yieldsPort(key) == nil {
+	if until, held := m.ports[key]; held && (until == forever || m.now <= until) && m.yieldingSession(key) == nil {
 		return false
 	}
-	if shown, ok := m.shownSource(); ok && shown == key.endpoint {
+	if shown, ok := m.observedSource(); ok && shown == key.endpoint {
 		return true
 	}
 	for _, s := range m.services {
@@ -203,7 +203,7 @@ func (m *Model) freeBlock(r request, address netip.Addr) (portBlock, bool) {
 		start = int(port-ports.First) / r.block
 		break
 	}
-	shown, ok := m.shownSource()
+	shown, ok := m.observedSource()
 	taken := map[netip.AddrPort]bool{}
 	for _, c := range m.clients {
 		c.blocks = slices.DeleteFunc(m.blocksOf(c), func(b portBlock) bool { return b.provisional && ok && b.has(shown) })

@@ -60,7 +60,7 @@ func (m *Model) portlessSource(r *rule, v *view, s *session, peer netip.AddrPort
 		t.Dest = netip.AddrPortFrom(a, v.src.Port())
 		return t
 	}
-	source, shown := m.shownSource()
+	source, shown := m.observedSource()
 	provisional := false // another session of the peer's
 	free := slices.DeleteFunc(slices.Clone(addresses), func(a netip.Addr) bool {
 		h := m.sessions[with(a)]

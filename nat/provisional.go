@@ -25,15 +25,15 @@ import (
 // sessions, ports and counts anew, and because what is legal depends on which of them are
 // provisional.
 
-// shownSource returns the outside endpoint that the packet is known to get.
-func (m *Model) shownSource() (netip.AddrPort, bool) {
-	t, ok := m.choices.Shown()
+// observedSource returns the outside endpoint that the packet is known to get.
+func (m *Model) observedSource() (netip.AddrPort, bool) {
+	t, ok := m.choices.ObservedTuple()
 	return t.Source, ok
 }
 
 // endpointProvisional reports whether it is not shown that a packet gets the endpoint.
 func (m *Model) endpointProvisional(key outsideKey) bool {
-	a, ok := m.shownSource()
+	a, ok := m.observedSource()
 	return m.choices.Provisional() && (!ok || a != key.endpoint)
 }
 
@@ -42,7 +42,7 @@ func (m *Model) choiceProvisional(s *service, n *session, v *view) bool {
 	if n.port != nil && m.endpointProvisional(*n.port) {
 		return true
 	}
-	if !m.choices.Provisional() || s.Scheduler.Hashes() || len(s.backends) == 1 || v.goesOn() {
+	if !m.choices.Provisional() || s.Scheduler.Hashes() || len(s.backends) == 1 || v.midConnection() {
 		return false
 	}
 	alike := s.Mode.OneWay() && m.choices.Ends(ReasonNoNeighbour) || m.choices.Ends(ReasonUnresolved)
@@ -65,7 +65,7 @@ func (s *service) unreachable(m *Model) (n int) {
 // confirm exchanges a binding's provisional endpoint for the one that a packet of its inside host
 // shows.
 func (m *Model) confirm(b *binding, v *view) {
-	a, ok := m.shownSource()
+	a, ok := m.observedSource()
 	if !b.provisional || !ok {
 		return
 	}
@@ -74,19 +74,19 @@ func (m *Model) confirm(b *binding, v *view) {
 	if b.client.ports == 1 || b.client.provisional { // nothing else ties the client to the address
 		b.client.address = netip.Addr{}
 	}
-	key, ok := m.outsideFor(b.rule, b.client, v, b.again())
+	key, ok := m.outsideFor(b.rule, b.client, v, b.alternatives())
 	if !ok || key.endpoint != a {
 		key = was
 	}
-	m.settle(b, key)
+	m.fixEndpoint(b, key)
 }
 
-// settle gives a binding its endpoint for good.
-func (m *Model) settle(b *binding, key outsideKey) {
+// fixEndpoint gives a binding its endpoint for good.
+func (m *Model) fixEndpoint(b *binding, key outsideKey) {
 	was := b.outside
 	delete(m.outside, was)
 	b.outside, b.provisional, b.client.provisional = key, false, false
-	m.take(key, b)
+	m.assignEndpoint(key, b)
 	for _, h := range m.sessionsOf(b) {
 		m.rename(h, was.endpoint, key.endpoint)
 	}
@@ -99,7 +99,7 @@ func (m *Model) confirmInbound(v *view) {
 	m.confirmPortlessInbound(v)
 	key := outsideKey{portClass(v.protocol), v.dst}
 	m.denyInbound(key)
-	out, shown := m.choices.Shown()
+	out, shown := m.choices.ObservedTuple()
 	filtered := m.choices.Ends(ReasonFiltered)
 	reset := v.protocol == flow.TCP && v.flags&packet.RST != 0 && m.choices.Ends(ReasonNoFlow)
 	if !shown && !filtered && !reset || !m.pooled(v.dst.Addr()) && !m.masquerades(v.dst.Addr()) || !m.free(key) {
@@ -114,7 +114,7 @@ func (m *Model) confirmInbound(v *view) {
 			if !near {
 				b.client.address = v.dst.Addr()
 			}
-			m.settle(b, key)
+			m.fixEndpoint(b, key)
 			return
 		}
 	}
@@ -130,7 +130,7 @@ func (m *Model) denyInbound(key outsideKey) {
 
 // confirmBlock exchanges a provisional block of a client, now that a port of its block is shown.
 func (m *Model) confirmBlock(c *client) {
-	a, ok := m.shownSource()
+	a, ok := m.observedSource()
 	if !ok {
 		return
 	}
@@ -162,7 +162,7 @@ func (m *Model) heldProvisionally(key outsideKey, suits func(uint16) bool, spans
 			released++
 		}
 	}
-	a, ok := m.shownSource()
+	a, ok := m.observedSource()
 	other := ok && a.Addr() == key.endpoint.Addr() && within(spans, a.Port()) && !suits(a.Port())
 	if released == 0 || !other && !m.choices.Ends(ReasonNoPort) {
 		return false
@@ -182,9 +182,9 @@ func within(spans []flow.Ports, port uint16) bool {
 	return slices.ContainsFunc(spans, func(s flow.Ports) bool { return s.Contains(port) })
 }
 
-// DoubtsMapping reports whether what stands in the way of a mapping is provisional: an endpoint of
+// MappingUndecidable reports whether what stands in the way of a mapping is provisional: an endpoint of
 // its outside address, or of its host, or the address at which its host's ports rest.
-func (m *Model) DoubtsMapping(w datapath.Mapping) bool {
+func (m *Model) MappingUndecidable(w datapath.Mapping) bool {
 	for key, c := range m.clients {
 		if key.rule != nil && key.rule.Name == w.Rule && key.address == w.Inside.Addr() && c.provisional && m.portsOf(c) > 0 {
 			return true
@@ -198,15 +198,15 @@ func (m *Model) DoubtsMapping(w datapath.Mapping) bool {
 	return slices.ContainsFunc(m.releasedProvisional, func(g releasedPort) bool { return g.address == w.Outside.Addr() && g.until >= m.now })
 }
 
-// yields reports whether the provisional endpoint of a binding is shown to be another's.
-func (m *Model) yields(b *binding) bool {
-	a, ok := m.shownSource()
+// mustYield reports whether the provisional endpoint of a binding is shown to be another's.
+func (m *Model) mustYield(b *binding) bool {
+	a, ok := m.observedSource()
 	return ok && b.provisional && a == b.outside.endpoint
 }
 
-// yieldsPort returns the session of a service that has an endpoint provisionally, where that is shown to be another's.
-func (m *Model) yieldsPort(key outsideKey) *session {
-	if a, ok := m.shownSource(); !ok || a != key.endpoint {
+// yieldingSession returns the session of a service that has an endpoint provisionally, where that is shown to be another's.
+func (m *Model) yieldingSession(key outsideKey) *session {
+	if a, ok := m.observedSource(); !ok || a != key.endpoint {
 		return nil
 	}
 	for _, h := range m.sessions {
@@ -217,8 +217,8 @@ func (m *Model) yieldsPort(key outsideKey) *session {
 	return nil
 }
 
-// givePort gives such a session another one.
-func (m *Model) givePort(s *session, ports config.PortSet) {
+// reallocatePort gives such a session another one.
+func (m *Model) reallocatePort(s *session, ports config.PortSet) {
 	choices := m.choices
 	m.choices = m.chance // what is shown is not what that session has
 	defer func() { m.choices = choices }()
@@ -232,7 +232,7 @@ func (m *Model) givePort(s *session, ports config.PortSet) {
 }
 
 // take gives an endpoint to a binding; one that has it provisionally gets another.
-func (m *Model) take(key outsideKey, b *binding) {
+func (m *Model) assignEndpoint(key outsideKey, b *binding) {
 	was := m.outside[key]
 	m.outside[key] = b
 	if was != nil && was != b {
@@ -250,7 +250,7 @@ func (m *Model) relocate(b *binding) bool {
 		return false
 	}
 	was := b.outside
-	other, ok := m.outsideFor(b.rule, b.client, &view{v6: b.inside.Addr().Is6(), protocol: b.protocol, src: b.inside}, b.again())
+	other, ok := m.outsideFor(b.rule, b.client, &view{v6: b.inside.Addr().Is6(), protocol: b.protocol, src: b.inside}, b.alternatives())
 	if !ok {
 		return false
 	}
@@ -290,7 +290,7 @@ func (m *Model) confirmSession(v *view, h *half) *half {
 	if b := h.binding; b != nil && b.provisional && b.inside == v.src {
 		m.confirm(b, v)
 	}
-	a, ok := m.shownSource()
+	a, ok := m.observedSource()
 	if h.provisionalAddress && ok {
 		m.confirmPortless(h.session, a)
 	}
@@ -302,7 +302,7 @@ func (m *Model) confirmSession(v *view, h *half) *half {
 		for _, b := range h.service.backends {
 			if !m.resolved(b) && b.Address.Is4() {
 				now := m.exchange(h, v, b)
-				now.unsure(h.service.unreachable(m) > 1)
+				now.markProvisional(h.service.unreachable(m) > 1)
 				return now
 			}
 		}
@@ -310,8 +310,8 @@ func (m *Model) confirmSession(v *view, h *half) *half {
 	return h
 }
 
-// unsure makes the backend of a session provisional, if it may be another.
-func (s *session) unsure(may bool) {
+// markProvisional makes the backend of a session provisional, if it may be another.
+func (s *session) markProvisional(may bool) {
 	if may && !s.provisional {
 		s.provisional = true
 		s.service.provisional++
@@ -324,7 +324,7 @@ func (m *Model) confirmAnswer(v *view) {
 		m.denyAnswer(v, h)
 		return
 	}
-	out, shown := m.choices.Shown()
+	out, shown := m.choices.ObservedTuple()
 	if !shown || !m.choices.Ends(ReasonFlow) {
 		return
 	}
@@ -353,7 +353,7 @@ func (m *Model) denyAnswer(v *view, h *half) {
 		if s.endpoint(b, t.Dest.Port()) == v.src {
 			continue
 		}
-		m.exchange(h, opener(t), b).unsure(true)
+		m.exchange(h, opener(t), b).markProvisional(true)
 		return
 	}
 }
@@ -400,8 +400,8 @@ func (m *Model) exchange(h *half, v *view, b *backend) *half {
 		}
 		return h
 	}
-	now.heard, now.settled, now.seen, now.packets, now.bytes = was.heard, was.settled, was.seen, was.packets, was.bytes
-	now.spliced, now.halfOpen = was.spliced, was.halfOpen
+	now.flagsSeen, now.assured, now.seen, now.packets, now.bytes = was.flagsSeen, was.assured, was.seen, was.packets, was.bytes
+	now.splice, now.halfOpen = was.splice, was.halfOpen
 	now.counted = was.counted
 	was.backend.packets -= was.counted.packets
 	was.backend.bytes -= was.counted.bytes
@@ -413,14 +413,14 @@ func (m *Model) exchange(h *half, v *view, b *backend) *half {
 	return now
 }
 
-// addressesAgain adds the address of a session that is exchanged, if any, to those that the host has for it now: the
+// withFormerAddress adds the address of a session that is exchanged, if any, to those that the host has for it now: the
 // route may have been another one when it was opened.
-func (m *Model) addressesAgain(was *session, now []netip.Addr, v6 bool) []netip.Addr {
+func (m *Model) withFormerAddress(was *session, now []netip.Addr, v6 bool) []netip.Addr {
 	if was == nil || was.port == nil || was.port.endpoint.Addr().Is6() != v6 {
 		return now
 	}
 	before := was.port.endpoint.Addr()
-	if _, shown := m.shownSource(); !shown {
+	if _, shown := m.observedSource(); !shown {
 		return []netip.Addr{before}
 	}
 	return append(now, before)
@@ -447,9 +447,9 @@ func (m *Model) mayClash(s *session) bool {
 	return false
 }
 
-// Doubts reports whether the model cannot tell what another configuration would end, because a
+// Undecidable reports whether the model cannot tell what another configuration would end, because a
 // backend or outside endpoint is provisional, or which of two bindings would be gone on with.
-func (m *Model) Doubts(c *config.Config) bool {
+func (m *Model) Undecidable(c *config.Config) bool {
 	services, rules := map[string]*config.Service{}, map[string]*config.NATRule{}
 	for i := range c.Services {
 		services[c.Services[i].Name] = &c.Services[i]
@@ -464,17 +464,17 @@ func (m *Model) Doubts(c *config.Config) bool {
 				return true
 			}
 		}
-		if h.provisionalAddress && h.rule.repooled(rules[h.rule.Name]) {
+		if h.provisionalAddress && h.rule.poolChanges(rules[h.rule.Name]) {
 			return true
 		}
 	}
 	for _, b := range m.outside {
 		next := rules[b.rule.Name]
-		if b.provisional && b.rule.repooled(next) {
+		if b.provisional && b.rule.poolChanges(next) {
 			return true
 		}
 		key := bindingKey{rule: b.rule, protocol: b.protocol, inside: b.inside}
-		if !b.joinable() && b.rule.repooled(next) && m.bindings[key] != b {
+		if !b.joinable() && b.rule.poolChanges(next) && m.bindings[key] != b {
 			return true
 		}
 	}
@@ -495,6 +495,6 @@ func (m *Model) Miscounted(service string) bool {
 // Uncountable reports whether even the sum over the backends of such a service may be another, because
 // some backends have left.
 func (m *Model) Uncountable(service string) bool {
-	s := m.everyone["service "+service]
+	s := m.allServices["service "+service]
 	return m.Miscounted(service) && len(s.known) > len(s.backends)
 }

@@ -20,7 +20,7 @@ func (m *Model) Apply(c *config.Config) {
 	was, established := m.snapshot(m.config), m.config.Established
 	for i := range was.Services {
 		s := &was.Services[i]
-		for n, b := range m.everyone["service "+s.Name].backends {
+		for n, b := range m.allServices["service "+s.Name].backends {
 			s.State[n] = b.state
 		}
 	}
@@ -53,7 +53,7 @@ func (m *Model) SetHost(h Host) {
 	}
 	m.configure(m.config)
 	for _, h := range m.sessions { // what is sent there reaches this host no more
-		if h.direction == flow.Original && h.lost(m) {
+		if h.direction == flow.Original && h.lostAddress(m) {
 			m.removeSession(h.session)
 		}
 	}
@@ -68,7 +68,7 @@ func (m *Model) SetHost(h Host) {
 
 // lost reports whether a session was given an address of the host that it has no more: by masquerade, or by a
 // service without a pool.
-func (s *session) lost(m *Model) bool {
+func (s *session) lostAddress(m *Model) bool {
 	if s.service != nil {
 		return s.port != nil && (s.service.Mode != config.ModeFullNAT || len(s.service.SourcePool) == 0) && !m.host.Owns(s.port.endpoint.Addr())
 	}
@@ -123,10 +123,10 @@ func (*Model) snapshot(c *config.Config) *datapath.Snapshot {
 
 // serve puts a service in force, or a port-forward rule that is made one.
 func (m *Model) serve(name string, c *config.Service, r *rule) {
-	s := m.everyone[name]
+	s := m.allServices[name]
 	if s == nil {
 		s = newService()
-		m.everyone[name] = s
+		m.allServices[name] = s
 	}
 	s.rule = r
 	s.configure(c)
@@ -141,7 +141,7 @@ func (s *service) begin() {
 	s.inForce = true
 	s.tally, s.connections, s.refused, s.sequence, s.cookieAt, s.reset = tally{}, 0, 0, 0, 0, 0
 	s.miscounted = false
-	delete(s.credit, everybody)
+	delete(s.credit, allClients)
 	for _, b := range s.known {
 		b.tally, b.connections = tally{}, 0
 	}
@@ -179,12 +179,12 @@ func (m *Model) differs(s *session, listeners *datapath.Listeners) bool {
 		if !s.service.inForce {
 			return true
 		}
-		return !m.keeps(s) && s.service.servesOtherwise(s, listeners)
+		return !m.keeps(s) && s.service.changesService(s, listeners)
 	}
 	if !s.rule.inForce {
 		return true
 	}
-	return !m.keeps(s) && s.rule.translatesOtherwise(s, listeners)
+	return !m.keeps(s) && s.rule.changesTranslation(s, listeners)
 }
 
 // keeps reports whether the policy keeps a session: one that is open, so not of TCP that has closed
@@ -198,14 +198,14 @@ func (m *Model) keeps(s *session) bool {
 		return true
 	case flow.TCP:
 		state := s.State()
-		return state != "TIME_WAIT" && state != "CLOSE" && (s.heard[0].ack || s.heard[1] != heard{})
+		return state != "TIME_WAIT" && state != "CLOSE" && (s.flagsSeen[0].ack || s.flagsSeen[1] != flagsSeen{})
 	}
 	return false
 }
 
-// servesOtherwise reports whether the service of a session has another backend for it, another
+// changesService reports whether the service of a session has another backend for it, another
 // source for its backend, or listens elsewhere.
-func (s *service) servesOtherwise(n *session, listeners *datapath.Listeners) bool {
+func (s *service) changesService(n *session, listeners *datapath.Listeners) bool {
 	name := "service " + s.Name
 	if s.rule != nil {
 		name = "nat " + s.Name
@@ -217,9 +217,9 @@ func (s *service) servesOtherwise(n *session, listeners *datapath.Listeners) boo
 	return !listens || !pooled || !slices.Contains(s.backends, n.backend)
 }
 
-// translatesOtherwise reports whether the rule of a session does not want its inside host or its
+// changesTranslation reports whether the rule of a session does not want its inside host or its
 // remote any more, gives out other addresses, or a listener takes its packets.
-func (r *rule) translatesOtherwise(s *session, listeners *datapath.Listeners) bool {
+func (r *rule) changesTranslation(s *session, listeners *datapath.Listeners) bool {
 	to := s.tuple[0].Dest
 	inside := r.inside(s.tuple[0].Source.Addr()) || r.inside(s.tuple[1].Source.Addr())
 	taken := slices.ContainsFunc(listeners.Find(s.tuple[0].Protocol, to), func(l datapath.Listener) bool { return !l.Bound })
@@ -243,7 +243,7 @@ func (m *Model) Mapped(w datapath.Mapping) bool {
 	return b != nil && b.mapped && b.inside == w.Inside && b.rule.Name == w.Rule
 }
 
-// repooled reports whether the rule is to give out other addresses.
-func (r *rule) repooled(next *config.NATRule) bool {
+// poolChanges reports whether the rule is to give out other addresses.
+func (r *rule) poolChanges(next *config.NATRule) bool {
 	return next != nil && (!reflect.DeepEqual(next.To, r.To) || !reflect.DeepEqual(next.Pool, r.Pool))
 }

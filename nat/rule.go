@@ -41,10 +41,10 @@ func (m *Model) addRule(n *config.NATRule) {
 
 // ruleOf puts a rule in force; name tells it apart from others.
 func (m *Model) ruleOf(n *config.NATRule, name string) {
-	r := m.everyRule[name]
+	r := m.allRules[name]
 	if r == nil {
 		r = &rule{credit: credits{}}
-		m.everyRule[name] = r
+		m.allRules[name] = r
 	}
 	if !r.inForce {
 		r.tally = tally{}
@@ -68,8 +68,8 @@ func (m *Model) ruleOf(n *config.NATRule, name string) {
 // the next hop's network, as the kernel has.
 func (r *rule) pool(by hop, v6 bool) []netip.Addr {
 	if r.Type == config.NATMasquerade {
-		a, ok := by.Interface.known(v6)
-		if near, in := by.near(); in && !v6 {
+		a, ok := by.Interface.globalAddress(v6)
+		if near, in := by.connectedAddress(); in && !v6 {
 			a, ok = near, true
 		}
 		if ok {
@@ -84,10 +84,10 @@ func (r *rule) pool(by hop, v6 bool) []netip.Addr {
 }
 
 // outbound handles a packet of an inside host that belongs to no session: the
-// first rule that wants it makes one.
+// first rule that matchSource it makes one.
 func (m *Model) outbound(in Arrival, v *view) (plan, bool) {
 	for _, r := range m.rules {
-		to, ok := m.wants(r, in, v)
+		to, ok := m.matchSource(r, in, v)
 		if !ok {
 			continue
 		}
@@ -103,16 +103,16 @@ func (m *Model) outbound(in Arrival, v *view) (plan, bool) {
 // open a session.
 func (m *Model) translates(in Arrival, v *view) bool {
 	for _, r := range m.rules {
-		if to, ok := m.wants(r, in, v); ok {
+		if to, ok := m.matchSource(r, in, v); ok {
 			return !contains(r.Except, v.dst.Addr()) && !contains(r.Except, to.Addr())
 		}
 	}
 	return false
 }
 
-// wants tells whether a source translating rule takes the packet, and what its
+// matchSource tells whether a source translating rule takes the packet, and what its
 // destination becomes: itself, for nat64 the IPv4 address in it.
-func (m *Model) wants(r *rule, in Arrival, v *view) (to netip.AddrPort, ok bool) {
+func (m *Model) matchSource(r *rule, in Arrival, v *view) (to netip.AddrPort, ok bool) {
 	if !r.In.Has(in.Interface) || !r.inside(v.src.Addr()) {
 		return to, false
 	}
@@ -122,10 +122,10 @@ func (m *Model) wants(r *rule, in Arrival, v *view) (to netip.AddrPort, ok bool)
 			return to, false
 		}
 		a, ok := extract(r.Prefix, v.dst.Addr())
-		if m.host.specific(v.dst.Addr()) > r.Prefix.Bits() { // routed untranslated (RFC 7915 §5.6)
+		if m.host.routeLength(v.dst.Addr()) > r.Prefix.Bits() { // routed untranslated (RFC 7915 §5.6)
 			return to, false
 		}
-		if next, routed := m.host.route(a); r.Out != "" && !m.turned64(in, v, netip.AddrPortFrom(a, v.dst.Port())) && (!routed || m.host.Owns(a) || !r.Out.Has(next.Name)) {
+		if next, routed := m.host.route(a); r.Out != "" && !m.isHairpin64(in, v, netip.AddrPortFrom(a, v.dst.Port())) && (!routed || m.host.Owns(a) || !r.Out.Has(next.Name)) {
 			return to, false
 		}
 		return netip.AddrPortFrom(a, v.dst.Port()), ok

@@ -20,23 +20,23 @@ import (
 // counted for all. A connection is refused at its SYN or not at all: the rates of a handshake
 // were asked there, and are only charged by the proof of a cookie.
 func (s *service) refuses(m *Model, v *view, handshake bool) Reason {
-	switch reason := s.crowded(m, v); {
+	switch reason := s.connectionLimit(m, v); {
 	case handshake:
 	case v.cookie != nil:
 		s.credit.conforms(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient)
-		s.credit.conforms(m.now, everybody, s.Limits.NewConnections)
+		s.credit.conforms(m.now, allClients, s.Limits.NewConnections)
 	case reason != "":
 		return reason
 	case !s.credit.conforms(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient):
 		return ReasonLimitClientRate
-	case !s.credit.conforms(m.now, everybody, s.Limits.NewConnections):
+	case !s.credit.conforms(m.now, allClients, s.Limits.NewConnections):
 		return ReasonLimitRate
 	}
 	return ""
 }
 
-// crowded tells why there is no room for one more connection of the client now.
-func (s *service) crowded(m *Model, v *view) Reason {
+// crowded mtuMatches why there is no room for one more connection of the client now.
+func (s *service) connectionLimit(m *Model, v *view) Reason {
 	if s.Limits.Connections > 0 && s.active >= s.Limits.Connections {
 		return ReasonLimitConnections
 	}
@@ -47,11 +47,11 @@ func (s *service) crowded(m *Model, v *view) Reason {
 	return ""
 }
 
-// roomy reports whether a connection that is asked for now may be opened by the proof of a
+// hasRoom reports whether a connection that is asked for now may be opened by the proof of a
 // cookie: its client takes it for open then.
-func (s *service) roomy(m *Model, v *view) bool {
-	return s.crowded(m, v) == "" && !s.credit.usedUp(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient) &&
-		!s.credit.usedUp(m.now, everybody, s.Limits.NewConnections) &&
+func (s *service) hasRoom(m *Model, v *view) bool {
+	return s.connectionLimit(m, v) == "" && !s.credit.exhausted(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient) &&
+		!s.credit.exhausted(m.now, allClients, s.Limits.NewConnections) &&
 		slices.ContainsFunc(s.table, func(b *backend) bool { return s.provisional > 0 || !s.full(b) })
 }
 
@@ -63,7 +63,7 @@ func (m *Model) refuse(s *service, v *view, reason Reason) plan {
 	}
 	number := binary.BigEndian.Uint32(v.payload()[4:])
 	if last, ok := s.synsRefused[v.tuple()]; ok && last == number {
-		s.sentAgain++
+		s.retransmissions++
 		return drop(reason)
 	}
 	s.synsRefused[v.tuple()] = number
@@ -90,11 +90,11 @@ func (s *service) resets(m *Model, v *view) bool {
 	return v.protocol == flow.TCP && v.flags&packet.RST != 0 && !conforms(&s.reset, m.now, s.Limits.ResetRate)
 }
 
-// credits tells when the next new connection of each client conforms.
+// credits mtuMatches when the next new connection of each client conforms.
 type credits map[netip.Addr]time.Duration
 
-// everybody stands for all clients of a service in its credits.
-var everybody = netip.Addr{}
+// allClients stands for all clients of a service in its credits.
+var allClients = netip.Addr{}
 
 func (c credits) conforms(now time.Duration, who netip.Addr, r config.Rate) bool {
 	credit := c[who]
@@ -105,8 +105,8 @@ func (c credits) conforms(now time.Duration, who netip.Addr, r config.Rate) bool
 	return ok
 }
 
-// usedUp reports whether one more would not conform now.
-func (c credits) usedUp(now time.Duration, who netip.Addr, r config.Rate) bool {
+// exhausted reports whether one more would not conform now.
+func (c credits) exhausted(now time.Duration, who netip.Addr, r config.Rate) bool {
 	credit := c[who]
 	return !conforms(&credit, now, r)
 }
@@ -130,15 +130,15 @@ func conforms(credit *time.Duration, now time.Duration, r config.Rate) bool {
 // choose picks a backend: a pinned or persistent client's own, else the
 // scheduler's. admitted: its SYN was, and no limit refuses it any more.
 func (s *service) choose(m *Model, v *view, remember, admitted bool) (*backend, Reason) {
-	goesOn, room := v.goesOn(), s.room
+	midConnection, room := v.midConnection(), s.room
 	if admitted {
 		room = func(*backend) Reason { return "" }
 	}
-	if came := m.synsCame[v.tuple()]; goesOn && s.Mode == config.ModeDNAT && came.service == s && came.backend.state != datapath.Down {
+	if came := m.synsCame[v.tuple()]; midConnection && s.Mode == config.ModeDNAT && came.service == s && came.backend.state != datapath.Down {
 		return came.backend, room(came.backend)
 	}
 	if b := s.pinned(v); b != nil {
-		if goesOn {
+		if midConnection {
 			return b, room(b)
 		}
 		return b, ""
@@ -149,7 +149,7 @@ func (s *service) choose(m *Model, v *view, remember, admitted bool) (*backend, 
 		return k.backend, ""
 	}
 	b, ok := s.byHash(v), true
-	if !goesOn {
+	if !midConnection {
 		b, ok = s.scheduled(m, v)
 	}
 	switch {
@@ -161,7 +161,7 @@ func (s *service) choose(m *Model, v *view, remember, admitted bool) (*backend, 
 	if key != "" && remember {
 		s.sticky[key] = sticky{b, m.now}
 	}
-	if goesOn && remember {
+	if midConnection && remember {
 		return b, room(b)
 	}
 	return b, ""
@@ -207,11 +207,11 @@ func (s *service) stickyKey(v *view) string {
 	return key
 }
 
-// goesOn reports whether a packet of no session is one of a connection that was opened before:
+// midConnection reports whether a packet of no session is one of a connection that was opened before:
 // it breaks off on another backend.
-func (v *view) goesOn() bool { return v.protocol == flow.TCP && v.flags&tcpOpening != tcpSYN }
+func (v *view) midConnection() bool { return v.protocol == flow.TCP && v.flags&tcpOpening != tcpSYN }
 
-// room tells whether one more connection is too many for the backend.
+// room mtuMatches whether one more connection is too many for the backend.
 func (s *service) room(b *backend) Reason {
 	if s.full(b) {
 		return ReasonLimitBackend
@@ -249,7 +249,7 @@ func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
 	return nil, false
 }
 
-// fitting tells which backends a packet may have been for that shows none.
+// fitting mtuMatches which backends a packet may have been for that shows none.
 func (s *service) fitting(m *Model, v *view) func(*backend) bool {
 	if s.Scheduler.Hashes() {
 		return s.takes
@@ -262,13 +262,13 @@ func (s *service) fitting(m *Model, v *view) func(*backend) bool {
 	other := func(b *backend) bool { return b.Address.Is6() != v.v6 }
 	crossed := m.choices.Ends(ReasonUntranslatable) && some(other)
 	// Nor does an MTU show more: that of the way to a backend of that family.
-	told := m.choices.Told()
-	tells := func(b *backend) bool { return m.tells(v, b) == told }
-	telling := told != 0 && some(tells)
+	mtu := m.choices.AnswerMTU()
+	mtuMatches := func(b *backend) bool { return m.reportedMTU(v, b) == mtu }
+	hasMTU := mtu != 0 && some(mtuMatches)
 	// What was too large was measured against a next hop that is known.
 	measured := (m.choices.Ends(ReasonTooBig) || m.choices.Ends(ReasonToFragment6)) && some(m.resolved)
 	return func(b *backend) bool {
-		return s.takes(b) && (!crossed || other(b)) && (!telling || tells(b)) && (!measured || m.resolved(b))
+		return s.takes(b) && (!crossed || other(b)) && (!hasMTU || mtuMatches(b)) && (!measured || m.resolved(b))
 	}
 }
 
@@ -278,8 +278,8 @@ func (m *Model) resolved(b *backend) bool {
 	return known
 }
 
-// tells is the MTU that the sender of a packet is told which is too large on the way to a backend.
-func (m *Model) tells(v *view, b *backend) int {
+// mtuMatches is the MTU that the sender of a packet is told which is too large on the way to a backend.
+func (m *Model) reportedMTU(v *view, b *backend) int {
 	next, _ := m.host.route(b.Address)
 	switch {
 	case b.Address.Is6() == v.v6:
@@ -338,7 +338,7 @@ func (s *service) chosen(m *Model, v *view) *backend {
 		}
 		c := Candidate{Address: b.Address, Direct: s.Mode == config.ModeDSR}
 		_, c.MAC, c.Known = m.host.NextHop(b.Address)
-		c.Turned = s.turns(m, v, b.Address)
+		c.SourceTranslated = s.translatesSource(m, v, b.Address)
 		legal, candidates = append(legal, b), append(candidates, c)
 	}
 	if i := m.choices.Backend(candidates); i >= 0 {

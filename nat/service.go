@@ -17,23 +17,23 @@ import (
 type service struct {
 	*config.Service
 	tally
-	rule        *rule                   // of a port-forward
-	backends    []*backend              // in the order of the configuration
-	known       map[backendKey]*backend // all that it ever had
-	inForce     bool
-	table       []*backend // the slots of the scheduler
-	sequence    int
-	active      int
-	provisional int  // live sessions whose backend is provisional
-	miscounted  bool // one of them has ended so
-	connections uint64
-	refused     uint64
-	sentAgain   uint64 // SYNs of refused connections beyond the first
-	synsRefused map[flow.Tuple]uint32
-	sticky      map[string]sticky
-	cookieAt    time.Duration // when it last gave a cookie, plus 1; 0 for never
-	reset       time.Duration // when the next reset conforms
-	credit      credits       // everybody is the whole service
+	rule            *rule                   // of a port-forward
+	backends        []*backend              // in the order of the configuration
+	known           map[backendKey]*backend // all that it ever had
+	inForce         bool
+	table           []*backend // the slots of the scheduler
+	sequence        int
+	active          int
+	provisional     int  // live sessions whose backend is provisional
+	miscounted      bool // one of them has ended so
+	connections     uint64
+	refused         uint64
+	retransmissions uint64 // SYNs of refused connections beyond the first
+	synsRefused     map[flow.Tuple]uint32
+	sticky          map[string]sticky
+	cookieAt        time.Duration // when it last gave a cookie, plus 1; 0 for never
+	reset           time.Duration // when the next reset conforms
+	credit          credits       // allClients is the whole service
 }
 
 // backend is one of a service, also when it has left the configuration: its flows live on.
@@ -160,7 +160,7 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 	opens := v.protocol == flow.TCP && v.flags&tcpOpening == tcpSYN
 	handshake := s.Mode == config.ModeDNAT && v.flags&packet.SYN == 0 && m.synsCame[v.tuple()].service != nil // its SYN was admitted
 	refuse := func(reason Reason) plan { return m.refuse(s, v, reason) }
-	stateless := s.keepsNone()
+	stateless := s.isStateless()
 	if reason := s.excludes(m, v); reason != "" {
 		return refuse(reason)
 	}
@@ -192,7 +192,7 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 	if reason != "" {
 		return refuse(reason)
 	}
-	if stateless || s.statelessSYN(m) && opens && !s.turns(m, v, b.Address) && !m.takesPlace(v, s, b) {
+	if stateless || s.statelessSYN(m) && opens && !s.translatesSource(m, v, b.Address) && !m.reusesTuple(v, s, b) {
 		reason := ReasonStateless
 		if opens && !stateless {
 			reason = ReasonSYN
@@ -206,10 +206,10 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 	return m.openService(in, v, s, b, nil)
 }
 
-// keepsNone reports whether nothing is remembered of the service's connections: no
+// isStateless reports whether nothing is remembered of the service's connections: no
 // answer comes back this way, or none needs it, the hash gives the same backend again,
 // and nothing else asks for it.
-func (s *service) keepsNone() bool {
+func (s *service) isStateless() bool {
 	if s.Mode == config.ModeStateless {
 		return true
 	}
@@ -240,9 +240,9 @@ func (s *service) endpoint(b *backend, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(b.Address, port)
 }
 
-// towards completes the plan of a packet to a backend for the modes that do not
+// routeTo completes the plan of a packet to a backend for the modes that do not
 // rewrite its destination.
-func (s *service) towards(p *plan, v *view, b *backend) {
+func (s *service) routeTo(p *plan, v *view, b *backend) {
 	switch s.Mode {
 	case config.ModeDSR:
 		p.to, p.via, p.mac = v.tuple(), b.Address, packet.MAC(b.MAC)
@@ -255,7 +255,7 @@ func (s *service) towards(p *plan, v *view, b *backend) {
 func (s *service) withoutSession(v *view, b *backend, reason Reason) plan {
 	p := plan{action: Forward, reason: reason, to: v.tuple(), count: []*tally{&s.tally, &b.tally}, clamp: s.MSSClamp}
 	p.to.Dest = s.endpoint(b, v.dst.Port())
-	s.towards(&p, v, b)
+	s.routeTo(&p, v, b)
 	return p
 }
 
@@ -274,14 +274,14 @@ func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend, wa
 			return m.refuse(s, v, reason)
 		}
 		reply.Dest, n.port = key.endpoint, &key
-	case s.rule == nil && s.turns(m, v, to.Addr()):
+	case s.rule == nil && s.translatesSource(m, v, to.Addr()):
 		key, reason := m.fullnatSource(s, v, to, was)
 		if reason != "" {
 			return m.refuse(s, v, reason)
 		}
 		reply.Dest, n.port = key.endpoint, &key
 	case s.rule != nil && s.rule.Crosses():
-		reply = m.crossed(s.rule, v, to)
+		reply = m.replyTuple64(s.rule, v, to)
 	case s.rule != nil && v.portless():
 		n.tuple[1] = reply
 		if reason := m.portlessHairpin(in, v, n, s.rule, to); reason != "" {
@@ -296,7 +296,7 @@ func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend, wa
 		}
 		if hairpin {
 			n.binding, n.client, reply.Dest = b, b.client, b.outside.endpoint
-		} else if s.turns(m, v, to.Addr()) {
+		} else if s.translatesSource(m, v, to.Addr()) {
 			key, reason := m.fullnatSource(s, v, to, was)
 			if reason != "" {
 				return m.refuse(s, v, reason)
@@ -318,7 +318,7 @@ func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend, wa
 	if n.backendProvisional() {
 		s.provisional++
 	}
-	n.spliced = v.cookie
+	n.splice = v.cookie
 	n.client = m.countClient(s, n.client, v.src.Addr())
 	s.connections++
 	chosen.connections++
@@ -351,7 +351,7 @@ func (m *Model) fullnatSource(s *service, v *view, to netip.AddrPort, was *sessi
 				addresses = []netip.Addr{a}
 			}
 		}
-		addresses = m.addressesAgain(was, addresses, to.Addr().Is6())
+		addresses = m.withFormerAddress(was, addresses, to.Addr().Is6())
 	}
 	key, ok := m.allocate(request{addresses: addresses, protocol: v.protocol, wanted: v.src.Port(),
 		ports: config.PortSet{{First: 1024, Last: 65535}}})
@@ -420,7 +420,7 @@ func (s *service) virtual(p flow.Protocol, from netip.AddrPort) (netip.AddrPort,
 
 // turns reports whether a client gets an address of this host as its source: the backend would
 // answer it directly, under its own address, as they are on one network or one host.
-func (s *service) turns(m *Model, v *view, backend netip.Addr) bool {
+func (s *service) translatesSource(m *Model, v *view, backend netip.Addr) bool {
 	if s.rule != nil && s.rule.Crosses() || !datapath.Turns(s.Service) || v.protocol != flow.TCP && v.protocol != flow.UDP {
 		return false
 	}

@@ -14,15 +14,15 @@ import (
 // session is one tracked connection. A packet that equals tuple[d] when it
 // arrives leaves as tuple[1-d] turned round.
 type session struct {
-	tuple   [2]flow.Tuple
-	service *service
-	backend *backend
-	rule    *rule
-	binding *binding
-	client  *client
-	heard   [2]heard
-	// settled flows outlive the transitory timeout: the handshake is complete.
-	settled bool
+	tuple     [2]flow.Tuple
+	service   *service
+	backend   *backend
+	rule      *rule
+	binding   *binding
+	client    *client
+	flagsSeen [2]flagsSeen
+	// assured flows outlive the transitory timeout: the handshake is complete.
+	assured bool
 	closed  bool             // by both sides, or a reset: not counted as a connection of its service
 	seen    [2]time.Duration // last packet of each direction
 	packets [2]uint64
@@ -32,16 +32,16 @@ type session struct {
 	provisional, provisionalAddress bool
 	counted                         tally // for its backend
 
-	proxied *proxied // PROXY header of client-address, once the SYN was seen
-	spliced *spliced // a cookie opened it
-	// halfOpen counts against the quota of handshakes, until it is settled.
+	proxyState *proxyState // PROXY header of client-address, once the SYN was seen
+	splice     *splice     // a cookie opened it
+	// halfOpen counts against the quota of handshakes, until it is assured.
 	halfOpen bool
 	// port is the outside endpoint that the session alone holds (fullnat), or nil.
 	port *outsideKey
 }
 
-// heard is what packets of one direction have said.
-type heard struct{ syn, fin, rst, ack bool }
+// flagsSeen is what packets of one direction have said.
+type flagsSeen struct{ syn, fin, rst, ack bool }
 
 // half is a session seen from one direction.
 type half struct {
@@ -66,7 +66,7 @@ func (m *Model) clashes(s *session) bool { return m.sessions[s.tuple[1]] != nil 
 
 func (m *Model) addSession(s *session) {
 	s.seen = [2]time.Duration{m.now, m.now}
-	s.halfOpen = s.tuple[0].Protocol == flow.TCP && s.spliced == nil
+	s.halfOpen = s.tuple[0].Protocol == flow.TCP && s.splice == nil
 	m.index(s)
 	if s.binding != nil {
 		s.binding.sessions++
@@ -88,8 +88,8 @@ func (s *session) count(n int) {
 // closes stops counting a session that the packet of that direction has closed; what it holds
 // besides stays until it expires (RFC 5382 REQ-5).
 func (s *session) closes(d flow.Direction) {
-	over := s.heard[d].fin && (s.heard[1-d].fin || s.oneWay())
-	if s.service == nil || s.binding != nil || s.closed || !over && !s.heard[d].rst {
+	over := s.flagsSeen[d].fin && (s.flagsSeen[1-d].fin || s.oneWay())
+	if s.service == nil || s.binding != nil || s.closed || !over && !s.flagsSeen[d].rst {
 		return
 	}
 	s.closed = true
@@ -137,12 +137,12 @@ func (s *session) cutOff() bool {
 		return false
 	}
 	state := s.State()
-	return state != "TIME_WAIT" && state != "CLOSE" && (s.heard[0].ack || s.heard[1] != heard{})
+	return state != "TIME_WAIT" && state != "CLOSE" && (s.flagsSeen[0].ack || s.flagsSeen[1] != flagsSeen{})
 }
 
-// wasEnded reports whether a segment is of such a connection, and its backend is still down: neither
+// wasCutOff reports whether a segment is of such a connection, and its backend is still down: neither
 // side knows yet that it has ended. A SYN is of another connection.
-func (m *Model) wasEnded(v *view) bool {
+func (m *Model) wasCutOff(v *view) bool {
 	s := m.ended[v.tuple()]
 	if s == nil || v.protocol != flow.TCP || v.kind == icmpError || v.flags&packet.RST != 0 {
 		return false
@@ -172,7 +172,7 @@ func (m *Model) expire() {
 			continue
 		}
 		if h.rule != nil && h.rule.Type == config.NATNAT64 && h.State() == "ESTABLISHED" {
-			h.settled, h.seen[0] = false, m.now // and its IPv6 host is probed (RFC 6146 §3.5.2.2)
+			h.assured, h.seen[0] = false, m.now // and its IPv6 host is probed (RFC 6146 §3.5.2.2)
 			continue
 		}
 		m.removeSession(h.session)
@@ -207,10 +207,10 @@ func (m *Model) timeout(s *session) time.Duration {
 	return t.Other.D()
 }
 
-// resetBelieved is how long after a reset packets of the other side may still have
+// resetWindow is how long after a reset packets of the other side may still have
 // been on their way. Later ones show that the reset was not believed, and the
 // session is what it was (RFC 6146 §3.5.2.2, TRANS).
-const resetBelieved = time.Second
+const resetWindow = time.Second
 
 // State names the state of RFC 6146 §3.5.2 in conntrack's words: INIT is
 // SYN_SENT or SYN_RECV, V4 FIN and V6 FIN are FIN_WAIT, V4 FIN + V6 FIN is
@@ -219,18 +219,18 @@ func (s *session) State() string {
 	if s.tuple[0].Protocol != flow.TCP {
 		return ""
 	}
-	a, b := s.heard[0], s.heard[1]
+	a, b := s.flagsSeen[0], s.flagsSeen[1]
 	if s.oneWay() {
 		b.fin = a.fin
 	}
 	switch {
-	case a.rst && s.seen[1] <= s.seen[0]+resetBelieved, b.rst && s.seen[0] <= s.seen[1]+resetBelieved:
+	case a.rst && s.seen[1] <= s.seen[0]+resetWindow, b.rst && s.seen[0] <= s.seen[1]+resetWindow:
 		return "CLOSE"
 	case a.fin && b.fin:
 		return "TIME_WAIT"
-	case s.settled && (a.fin || b.fin):
+	case s.assured && (a.fin || b.fin):
 		return "FIN_WAIT"
-	case s.settled:
+	case s.assured:
 		return "ESTABLISHED"
 	case b.syn:
 		return "SYN_RECV"
@@ -242,15 +242,15 @@ func (s *session) State() string {
 // stands for both.
 func (s *session) oneWay() bool { return s.service != nil && s.service.answersDirectly() }
 
-// hear takes a packet of the direction into account. A TCP session is settled when
+// hear takes a packet of the direction into account. A TCP session is assured when
 // one side acknowledges what the other has said: after the handshake's third
 // packet, or, picked up in the middle, after the first answer.
-func (s *session) hear(d flow.Direction, flags packet.TCPFlags) {
+func (s *session) track(d flow.Direction, flags packet.TCPFlags) {
 	if s.tuple[0].Protocol != flow.TCP {
-		s.settled = s.settled || d == flow.Reply
+		s.assured = s.assured || d == flow.Reply
 		return
 	}
-	h, other := &s.heard[d], s.heard[1-d]
+	h, other := &s.flagsSeen[d], s.flagsSeen[1-d]
 	if s.oneWay() {
 		other = *h // by an earlier packet
 	}
@@ -267,16 +267,16 @@ func (s *session) hear(d flow.Direction, flags packet.TCPFlags) {
 	if flags&packet.FIN != 0 {
 		h.fin = true
 	}
-	s.settled = s.settled || h.ack && (other.syn || other.ack)
-	s.halfOpen = s.halfOpen && !s.settled
+	s.assured = s.assured || h.ack && (other.syn || other.ack)
+	s.halfOpen = s.halfOpen && !s.assured
 }
 
 // known handles a packet of a session.
-func (m *Model) known(v *view, h *half) plan {
+func (m *Model) handleSession(v *view, h *half) plan {
 	if reopens(h.session, h.direction, v) {
 		// A new SYN in the tuple of a closed connection (RFC 9293 §3.6.1): the same
 		// session begins again.
-		h.heard, h.settled = [2]heard{}, false
+		h.flagsSeen, h.assured = [2]flagsSeen{}, false
 	}
 	if h.direction == flow.Original {
 		h = m.confirmSession(v, h)
@@ -284,44 +284,44 @@ func (m *Model) known(v *view, h *half) plan {
 	if h.service != nil && h.direction == flow.Original && h.service.resets(m, v) {
 		return m.refuse(h.service, v, ReasonLimitResets)
 	}
-	if s := h.spliced; s != nil && !s.heard && h.direction == flow.Reply && v.flags&(packet.SYN|packet.RST) == 0 {
+	if s := h.splice; s != nil && !s.answered && h.direction == flow.Reply && v.flags&(packet.SYN|packet.RST) == 0 {
 		p := drop(ReasonNoFlow) // of an older connection of the backend's
 		p.answer = reset
 		return p
 	}
 	h.seen[h.direction] = m.now
-	h.hear(h.direction, v.flags)
+	h.track(h.direction, v.flags)
 	h.closes(h.direction)
 	h.packets[h.direction]++
 	h.bytes[h.direction] += uint64(len(v.ip))
 	return h.planFor(v, ReasonFlow)
 }
 
-// deserted ends a session of a service when its tuple opens another connection: it has closed,
-// its backend is down, or was never heard and takes no new connections. That one is scheduled
+// endReused ends a session of a service when its tuple opens another connection: it has closed,
+// its backend is down, or was never flagsSeen and takes no new connections. That one is scheduled
 // like any other.
-func (m *Model) deserted(v *view, h *half) bool {
+func (m *Model) endReused(v *view, h *half) bool {
 	opens := v.protocol == flow.TCP && v.flags&(packet.SYN|packet.ACK|packet.RST) == packet.SYN && h.direction == flow.Original
 	if !opens || h.service == nil {
 		return false
 	}
-	answered := h.heard[1] != heard{}
+	answered := h.flagsSeen[1] != flagsSeen{}
 	if h.oneWay() {
-		answered = h.heard[0].ack
+		answered = h.flagsSeen[0].ack
 	}
 	state := h.backend.state
 	if !reopens(h.session, h.direction, v) && state != datapath.Down && (answered || state == datapath.Up) {
 		return false
 	}
 	m.removeSession(h.session)
-	m.vacated = h.session
+	m.replaced = h.session
 	return true
 }
 
-// takesPlace reports whether a connection of the service to an endpoint of the backend has the
+// reusesTuple reports whether a connection of the service to an endpoint of the backend has the
 // tuples of the one that its SYN has ended. Then it needs no room, and always has a session.
-func (m *Model) takesPlace(v *view, s *service, b *backend) bool {
-	was := m.vacated
+func (m *Model) reusesTuple(v *view, s *service, b *backend) bool {
+	was := m.replaced
 	return was != nil && was.service == s && was.backend == b &&
 		was.tuple[1] == flow.Tuple{Protocol: v.protocol, Source: s.endpoint(b, v.dst.Port()), Dest: v.src}
 }
@@ -343,7 +343,7 @@ func (h *half) planFor(v *view, reason Reason) plan {
 		p.count = append(p.count, &s.tally, &h.backend.tally, &h.session.counted)
 		p.clamp = s.MSSClamp
 		if h.direction == flow.Original {
-			s.towards(&p, v, h.backend)
+			s.routeTo(&p, v, h.backend)
 		}
 		h.edits(&p, v)
 	}
@@ -372,7 +372,7 @@ func (m *Model) Flows() []flow.Flow {
 			continue
 		}
 		f := flow.Flow{Original: h.tuple[0], Reply: h.tuple[1], State: h.State(), Replied: h.packets[1] > 0,
-			Assured: h.settled, Timeout: m.timeout(h.session) - (m.now - max(h.seen[0], h.seen[1])), Counted: true, Packets: h.packets, Bytes: h.bytes,
+			Assured: h.assured, Timeout: m.timeout(h.session) - (m.now - max(h.seen[0], h.seen[1])), Counted: true, Packets: h.packets, Bytes: h.bytes,
 			Datapath: "model"}
 		if h.service != nil {
 			f.Owner, f.Backend = h.service.Name, h.backend.Name

@@ -26,7 +26,7 @@ func (m *Model) siit(in Arrival, v *view) (plan, bool) {
 		return pass(ReasonNotRouted), true
 	case x.excepted:
 		return pass(ReasonExcepted), true
-	case x.nowhere:
+	case x.unroutable:
 		return drop(ReasonUntranslatable), true // RFC 7915 §5.1, RFC 1812 §5.3.7
 	}
 	protocol := v.protocol
@@ -50,11 +50,11 @@ func (m *Model) siit(in Arrival, v *view) (plan, bool) {
 
 // crossing is what a siit rule makes of a packet's ends, or why it does not.
 type crossing struct {
-	rule     *rule
-	src, dst netip.Addr
-	here     bool // for this host
-	excepted bool
-	nowhere  bool // an end that nothing is routed to or from
+	rule       *rule
+	src, dst   netip.Addr
+	here       bool // for this host
+	excepted   bool
+	unroutable bool // an end that nothing is routed to or from
 }
 
 // siitRule finds the rule that handles a packet.
@@ -98,21 +98,21 @@ func (m *Model) cross(r *rule, in Arrival, v *view) (x crossing, ok bool) {
 	if x.dst, ok = m.siitAddress(r, v.dst.Addr()); !ok {
 		return x, false
 	}
-	if !v.v6 && m.explicit(r, v.dst.Addr()) == nil && nowhere(v.dst.Addr()) {
+	if !v.v6 && m.explicit(r, v.dst.Addr()) == nil && unroutable(v.dst.Addr()) {
 		return x, false
 	}
 	if m.host.Owns(v.dst.Addr()) {
 		x.here = true
 		return x, true
 	}
-	if m.host.specific(v.dst.Addr()) > m.mappedBits(r, v.dst.Addr()) {
+	if m.host.routeLength(v.dst.Addr()) > m.mappedBits(r, v.dst.Addr()) {
 		return x, false
 	}
 	dst := x.dst
 	x.excepted = contains(r.Except, v.dst.Addr()) || contains(r.Except, x.dst) || contains(r.Except, v.src.Addr()) || contains(r.Except, x.src)
-	x.nowhere = v.v6 && (nowhere(x.src) || nowhere(x.dst))
+	x.unroutable = v.v6 && (unroutable(x.src) || unroutable(x.dst))
 	turned := false
-	if !x.excepted && !x.nowhere {
+	if !x.excepted && !x.unroutable {
 		turned = m.siitHairpin(r, v, &x)
 	}
 	return x, m.ofInterfaces(r, in, dst, turned)
@@ -165,7 +165,7 @@ func (m *Model) siitSource(in Arrival, v *view, a netip.Addr) (netip.Addr, bool)
 		return a, false
 	}
 	own, ok := m.siitAddress(x.rule, a)
-	if pool := x.rule.Pool; a.Is6() && len(pool) > 0 && (!ok || nowhere(own)) {
+	if pool := x.rule.Pool; a.Is6() && len(pool) > 0 && (!ok || unroutable(own)) {
 		b, place := a.As16(), uint32(0)
 		for i := 0; i < 16; i += 4 {
 			place += binary.BigEndian.Uint32(b[i:])

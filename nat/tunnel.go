@@ -61,7 +61,7 @@ func (e *encapsulation) wrap(m *Model, b []byte, next hop) []byte {
 // gueSource is the UDP source port: a hash of the inner flow, so that receivers
 // spread flows over their queues. Any port from 1024 on is legal.
 func (m *Model) gueSource(b []byte) uint16 {
-	if a, ok := m.shownSource(); ok && a.Port() >= 1024 {
+	if a, ok := m.observedSource(); ok && a.Port() >= 1024 {
 		return a.Port()
 	}
 	v, reason := readIP(b)

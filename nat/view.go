@@ -35,7 +35,7 @@ type view struct {
 	routeAt      int  // where the pointer for a parameter problem aims
 	quoted       *view
 	field        int      // ICMP errors with an extension: bytes before it that stand for the quoted packet (RFC 4884), else 0
-	cookie       *spliced // what the packet has proven
+	cookie       *splice  // what the packet has verifyCookie
 	quotedAnswer bool     // not a packet, but what would answer the one that an error quotes
 	macs         [12]byte // destination and source of the frame
 }

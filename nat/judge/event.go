@@ -24,14 +24,14 @@ type eventKind uint8
 
 const (
 	opening eventKind = iota
-	going
+	continuing
 	answering
-	errorBack  // about the last packet that went on
-	errorForth // about the last answer that went on
+	errorOriginal // about the last packet that went on
+	errorReply    // about the last answer that went on
 	fragments
 	unsolicited // from another remote endpoint to one that was seen outside
 	hairpin
-	stray
+	unrelated
 	hostile
 	reusing  // both ends close, and the opener uses its port again
 	changing // a mapping or the state of a backend, where the scenario has them change
@@ -40,8 +40,8 @@ const (
 )
 
 // weights of the kinds.
-var weights = [eventKinds]int{opening: 22, going: 22, answering: 24, errorBack: 5, errorForth: 4, fragments: 4, unsolicited: 4,
-	hairpin: 3, stray: 2, hostile: 8, reusing: 1, changing: 1, waiting: 2}
+var weights = [eventKinds]int{opening: 22, continuing: 22, answering: 24, errorOriginal: 5, errorReply: 4, fragments: 4, unsolicited: 4,
+	hairpin: 3, unrelated: 2, hostile: 8, reusing: 1, changing: 1, waiting: 2}
 
 func randomEvent(r *rand.Rand) event {
 	total := 0
@@ -85,8 +85,8 @@ func (w *world) arrivals(e event) []arrival {
 	switch e.kind {
 	case opening:
 		return w.open(r)
-	case stray:
-		return w.stray(r)
+	case unrelated:
+		return w.unrelated(r)
 	case waiting:
 		return nil
 	}
@@ -98,13 +98,13 @@ func (w *world) arrivals(e event) []arrival {
 		c = w.conversations[max(0, len(w.conversations)-1-r.IntN(8))]
 	}
 	switch e.kind {
-	case going:
-		return w.again(r, c)
+	case continuing:
+		return w.sendMore(r, c)
 	case answering:
 		return w.answer(r, c)
-	case errorBack:
+	case errorOriginal:
 		return w.icmpError(r, c, 0)
-	case errorForth:
+	case errorReply:
 		return w.icmpError(r, c, 1)
 	case fragments:
 		return w.fragmented(r, c)
@@ -138,7 +138,7 @@ func (w *world) frame(iface string, p packet.Packet) nat.Arrival {
 
 // wire makes something rare of a frame: one for another station or for all, as an interface gets
 // it that is promiscuous or flooded by its switch, or one with a priority tag.
-func (w *world) wire(r *rand.Rand, a nat.Arrival) nat.Arrival {
+func (w *world) alterFrame(r *rand.Rand, a nat.Arrival) nat.Arrival {
 	if len(a.Frame) < 34 {
 		return a
 	}
@@ -257,34 +257,34 @@ func setProtocol(header packet.Layer, protocol uint32) {
 }
 
 // again sends another packet of the opener.
-func (w *world) again(r *rand.Rand, c *conversation) []arrival {
+func (w *world) sendMore(r *rand.Rand, c *conversation) []arrival {
 	if c.in[0].Frame == nil {
 		return w.open(r)
 	}
 	p := withoutLink(packet.Parse(c.in[0].Frame))
 	if c.cookie != nil && r.IntN(3) > 0 {
-		return w.prove(r, c, p)
+		return w.proveCookie(r, c, p)
 	}
 	if t, ok := packet.Find[*packet.TCP](p); ok && r.IntN(6) > 0 {
 		*t = packet.TCP{SrcPort: t.SrcPort, DstPort: t.DstPort, Seq: t.Seq + 1, Ack: r.Uint32(), Window: 1000, Flags: nextFlags(r)}
 	}
-	p = w.refill(r, p, c)
-	w.wear(r, p, c)
-	return []arrival{{w.frame(c.in[0].Interface, w.odd(r, p, c)), c, 0}}
+	p = w.replaceData(r, p, c)
+	w.changeTTL(r, p, c)
+	return []arrival{{w.frame(c.in[0].Interface, w.addOptions(r, p, c)), c, 0}}
 }
 
 // reuse ends a connection in order, and opens another one in its tuple.
 func (w *world) reuse(r *rand.Rand, c *conversation) []arrival {
 	if c.in[0].Frame == nil || c.out[0] == nil {
-		return w.again(r, c)
+		return w.sendMore(r, c)
 	}
 	there, back := withoutLink(packet.Parse(c.in[0].Frame)), innermost(withoutLink(packet.Parse(c.out[0].Frame)))
 	t, isTCP := packet.Find[*packet.TCP](there)
 	u, came := packet.Find[*packet.TCP](back)
-	dst, src, ok := turned(there)
-	from, to, known := turned(back)
+	dst, src, ok := replyAddresses(there)
+	from, to, known := replyAddresses(back)
 	if !isTCP || !came || !ok || !known {
-		return w.again(r, c)
+		return w.sendMore(r, c)
 	}
 	opener := func(flags packet.TCPFlags, seq uint32) arrival {
 		return arrival{w.frame(c.in[0].Interface, packet.Packet{header(r, src, dst),
@@ -295,19 +295,19 @@ func (w *world) reuse(r *rand.Rand, c *conversation) []arrival {
 	return []arrival{opener(packet.FIN|packet.ACK, t.Seq+1), answer, opener(packet.ACK, t.Seq+2), opener(packet.SYN, r.Uint32())}
 }
 
-// settled reports whether a packet of the conversation surely belongs to a flow. One that opens
+// hasFlow reports whether a packet of the conversation surely belongs to a flow. One that opens
 // a flow and goes no further would hide which port or backend was chosen for it.
-func (w *world) settled(c *conversation) bool { return c.out[0] != nil && c.age == w.age }
+func (w *world) hasFlow(c *conversation) bool { return c.out[0] != nil && c.age == w.age }
 
-// refill gives a packet of a conversation other data: now and then none, or about as much as
+// replaceData gives a packet of a conversation other data: now and then none, or about as much as
 // a link takes, if it surely belongs to a flow.
-func (w *world) refill(r *rand.Rand, p packet.Packet, c *conversation) packet.Packet {
+func (w *world) replaceData(r *rand.Rand, p packet.Packet, c *conversation) packet.Packet {
 	p = slices.DeleteFunc(p, func(l packet.Layer) bool { _, is := l.(*packet.Data); return is })
 	if u, ok := packet.Find[*packet.UDP](p); ok && u.Checksum.Value > 0 {
 		u.Checksum = packet.Forced{}
 	}
 	switch n := r.IntN(24); {
-	case n == 0 && w.settled(c):
+	case n == 0 && w.hasFlow(c):
 		return append(p, random(r, 1380+r.IntN(120)))
 	case n < 4:
 		return p
@@ -316,7 +316,7 @@ func (w *world) refill(r *rand.Rand, p packet.Packet, c *conversation) packet.Pa
 }
 
 // prove acknowledges a cookie, now and then with another number near it.
-func (w *world) prove(r *rand.Rand, c *conversation, p packet.Packet) []arrival {
+func (w *world) proveCookie(r *rand.Rand, c *conversation, p packet.Packet) []arrival {
 	if t, ok := packet.Find[*packet.TCP](p); ok {
 		*t = packet.TCP{SrcPort: t.SrcPort, DstPort: t.DstPort, Seq: c.cookie.Ack, Ack: c.cookie.Seq + 1, Window: 1000, Flags: packet.ACK}
 		if r.IntN(4) == 0 {
@@ -327,7 +327,7 @@ func (w *world) prove(r *rand.Rand, c *conversation, p packet.Packet) []arrival 
 		}
 		c.cookie = nil
 	}
-	w.wear(r, p, c)
+	w.changeTTL(r, p, c)
 	return []arrival{{w.frame(c.in[0].Interface, p), c, 0}}
 }
 
@@ -336,11 +336,11 @@ func nextFlags(r *rand.Rand) packet.TCPFlags {
 		packet.RST, packet.SYN, packet.SYN | packet.ACK, packet.RST | packet.ACK})
 }
 
-// wear gives the packet another time to live; now and then none, if it surely
+// changeTTL gives the packet another time to live; now and then none, if it surely
 // belongs to a flow.
-func (w *world) wear(r *rand.Rand, p packet.Packet, c *conversation) {
+func (w *world) changeTTL(r *rand.Rand, p packet.Packet, c *conversation) {
 	ttl := uint8(64)
-	if r.IntN(20) == 0 && w.settled(c) {
+	if r.IntN(20) == 0 && w.hasFlow(c) {
 		ttl = uint8(r.IntN(3))
 	}
 	for _, l := range p {
@@ -359,12 +359,12 @@ func (w *world) wear(r *rand.Rand, p packet.Packet, c *conversation) {
 // on its side.
 func (w *world) answer(r *rand.Rand, c *conversation) []arrival {
 	if c.out[0] == nil {
-		return w.again(r, c)
+		return w.sendMore(r, c)
 	}
 	p := innermost(withoutLink(packet.Parse(c.out[0].Frame)))
-	src, dst, ok := turned(p)
+	src, dst, ok := replyAddresses(p)
 	if !ok {
-		return w.again(r, c)
+		return w.sendMore(r, c)
 	}
 	if r.IntN(60) == 0 {
 		dst = w.gateway(r, dst) // which has asked, as for a health check
@@ -379,13 +379,13 @@ func (w *world) answer(r *rand.Rand, c *conversation) []arrival {
 			}
 			q = append(q, &packet.TCP{SrcPort: l.DstPort, DstPort: l.SrcPort, Flags: flags, Seq: r.Uint32(), Ack: l.Seq + 1, Window: 500})
 			if flags&packet.SYN == 0 {
-				q = w.refill(r, q, c)
+				q = w.replaceData(r, q, c)
 			}
 		case *packet.UDP:
-			q = w.refill(r, append(q, &packet.UDP{SrcPort: l.DstPort, DstPort: l.SrcPort}), c)
+			q = w.replaceData(r, append(q, &packet.UDP{SrcPort: l.DstPort, DstPort: l.SrcPort}), c)
 		case *packet.ICMP:
 			if !l.IsQuery() {
-				return w.again(r, c)
+				return w.sendMore(r, c)
 			}
 			m := &packet.ICMP{V6: l.V6, Rest: l.Rest, Type: 0}
 			if l.V6 {
@@ -397,12 +397,12 @@ func (w *world) answer(r *rand.Rand, c *conversation) []arrival {
 		}
 	}
 	if len(q) == 1 { // of a protocol without ports
-		if !sameProtocol(q[0], p[0]) {
-			return w.again(r, c)
+		if !copyProtocol(q[0], p[0]) {
+			return w.sendMore(r, c)
 		}
 		q = append(q, payload(r))
 	}
-	return []arrival{{w.frame(c.out[0].Interface, w.odd(r, q, c)), c, 1}}
+	return []arrival{{w.frame(c.out[0].Interface, w.addOptions(r, q, c)), c, 1}}
 }
 
 // gateway is one of the host's own addresses, of the family of like.
@@ -418,8 +418,8 @@ func (w *world) gateway(r *rand.Rand, like netip.Addr) netip.Addr {
 	return pick(r, own)
 }
 
-// sameProtocol gives a header the protocol of another, if that is one of withoutPorts.
-func sameProtocol(header, as packet.Layer) bool {
+// copyProtocol gives a header the protocol of another, if that is one of withoutPorts.
+func copyProtocol(header, as packet.Layer) bool {
 	var protocol uint32
 	switch ip := as.(type) {
 	case *packet.IPv4:
@@ -444,7 +444,7 @@ func innermost(p packet.Packet) packet.Packet {
 	return p
 }
 
-func turned(p packet.Packet) (src, dst netip.Addr, ok bool) {
+func replyAddresses(p packet.Packet) (src, dst netip.Addr, ok bool) {
 	if len(p) == 0 {
 		return
 	}

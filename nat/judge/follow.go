@@ -18,9 +18,9 @@ import (
 // that the datapath has sent. What they do not show is chosen by chance.
 type follower struct {
 	nat.Chance
-	model     *nat.Model
-	got       nat.Outcome // of the present frame
-	forgotten int         // SYNs
+	model   *nat.Model
+	got     nat.Outcome // of the present frame
+	evicted int         // SYNs
 }
 
 var _ nat.Choices = (*follower)(nil)
@@ -28,7 +28,7 @@ var _ nat.Choices = (*follower)(nil)
 func newFollower(m *nat.Model) *follower { return &follower{Chance: m.Chance(), model: m} }
 
 // want returns what should have become of a frame, of which the datapath made got.
-func (f *follower) want(in nat.Arrival, got nat.Outcome) nat.Outcome {
+func (f *follower) expected(in nat.Arrival, got nat.Outcome) nat.Outcome {
 	f.got = got
 	return f.model.Follow(in, f)
 }
@@ -45,7 +45,7 @@ func (f *follower) frame() []byte {
 func (*follower) Provisional() bool { return true }
 
 // Shown reads the tuple of the frame that was sent. That of a drop answers its sender.
-func (f *follower) Shown() (flow.Tuple, bool) {
+func (f *follower) ObservedTuple() (flow.Tuple, bool) {
 	if f.got.Action == nat.Drop {
 		return flow.Tuple{}, false
 	}
@@ -58,7 +58,7 @@ func (f *follower) Shown() (flow.Tuple, bool) {
 
 // Addresses begins with the one that was chosen.
 func (f *follower) Addresses(pool []netip.Addr) []netip.Addr {
-	if t, ok := f.Shown(); ok {
+	if t, ok := f.ObservedTuple(); ok {
 		if i := slices.Index(pool, t.Source.Addr()); i >= 0 {
 			return slices.Concat(pool[i:], pool[:i])
 		}
@@ -69,7 +69,7 @@ func (f *follower) Addresses(pool []netip.Addr) []netip.Addr {
 // Ports begins with the one that was chosen.
 func (f *follower) Ports(address netip.Addr, spans []flow.Ports) iter.Seq[uint16] {
 	return func(yield func(uint16) bool) {
-		t, ok := f.Shown()
+		t, ok := f.ObservedTuple()
 		port := t.Source.Port()
 		if ok && t.Source.Addr() == address && slices.ContainsFunc(spans, func(s flow.Ports) bool { return s.Contains(port) }) && !yield(port) {
 			return
@@ -85,7 +85,7 @@ func (f *follower) Backend(legal []nat.Candidate) int {
 	if f.got.Reason == nat.ReasonUnresolved {
 		waits := func(c nat.Candidate) bool { return !c.Known && c.Address.Is4() }
 		// Others than those whose packets cannot be left to the kernel were passed.
-		if at := slices.IndexFunc(legal, func(c nat.Candidate) bool { return waits(c) && c.Turned }); at >= 0 {
+		if at := slices.IndexFunc(legal, func(c nat.Candidate) bool { return waits(c) && c.SourceTranslated }); at >= 0 {
 			return at
 		}
 		return slices.IndexFunc(legal, waits)
@@ -131,7 +131,7 @@ func (f *follower) Silent(r nat.Reason) bool { return f.frame() == nil && f.got.
 func (f *follower) Ends(r nat.Reason) bool { return f.got.Reason == r }
 
 // Told reads the MTU of the ICMP error that was sent.
-func (f *follower) Told() int {
+func (f *follower) AnswerMTU() int {
 	if f.got.Reason != nat.ReasonTooBig {
 		return 0
 	}
@@ -148,10 +148,10 @@ const synPlaces = 1 << 20
 // ForgetsSYN reports whether the answer to a SYN was nobody's. Each SYN has its place in a table by
 // chance: so many of them may have met a later one there.
 func (f *follower) ForgetsSYN(sent int) bool {
-	if f.got.Reason != nat.ReasonNotOurs || f.forgotten >= 5+sent*sent/synPlaces {
+	if f.got.Reason != nat.ReasonNotOurs || f.evicted >= 5+sent*sent/synPlaces {
 		return false
 	}
-	f.forgotten++
+	f.evicted++
 	return true
 }
 

@@ -70,14 +70,14 @@ func TestFollowConfirms(t *testing.T) {
 		for _, src := range []string{"10.0.0.9", "10.0.0.2"} {
 			in := udp(src, 4000)
 			in.Frame[22] = 1 // TTL
-			if o := f.want(in, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded}); o.Reason != nat.ReasonTTLExceeded {
+			if o := f.expected(in, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded}); o.Reason != nat.ReasonTTLExceeded {
 				t.Fatal(o.Reason)
 			}
 		}
 		for src, port := range map[string]int{"10.0.0.9": port, "10.0.0.2": 4002 - port} {
 			in := udp(src, 4000)
 			actual := shown(t, in, nat.ReasonFlow, fmt.Sprintf("203.0.113.1:%d", port))
-			if d := packet.Diff(f.want(in, actual).Out[0].Frame, actual.Out[0].Frame); d != "" {
+			if d := packet.Diff(f.expected(in, actual).Out[0].Frame, actual.Out[0].Frame); d != "" {
 				t.Errorf("%s has %d: %s", src, port, d)
 			}
 		}
@@ -91,7 +91,7 @@ func TestFollowConfirmsInbound(t *testing.T) {
 		f := follows(t, 1, snatRule(2000, 2003))
 		in := udp("10.0.0.9", 4000)
 		in.Frame[22] = 1 // TTL
-		f.want(in, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
+		f.expected(in, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
 		answer := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 3}, Dst: packet.MAC{2, 1}},
 			&packet.IPv4{Src: netip.MustParseAddr("192.0.2.9"), Dst: netip.MustParseAddr("203.0.113.1"), TTL: 64},
 			&packet.UDP{SrcPort: 53, DstPort: port}}
@@ -99,7 +99,7 @@ func TestFollowConfirmsInbound(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o := f.want(nat.Arrival{Interface: "wan0", Frame: answer.Build()}, nat.Outcome{Action: nat.Forward, Reason: nat.ReasonFlow, Out: []nat.Departure{{Interface: "lan0", Frame: out.Build()}}})
+		o := f.expected(nat.Arrival{Interface: "wan0", Frame: answer.Build()}, nat.Outcome{Action: nat.Forward, Reason: nat.ReasonFlow, Out: []nat.Departure{{Interface: "lan0", Frame: out.Build()}}})
 		if o.Reason != want {
 			t.Errorf("port %d: %s, want %s", port, o.Reason, want)
 		}
@@ -119,7 +119,7 @@ func TestFollowClash(t *testing.T) {
 			p[1].(*packet.IPv4).Dst, p[2].(*packet.UDP).DstPort = netip.MustParseAddr(dst), port
 			in := nat.Arrival{Interface: "lan0", Frame: p.Build()}
 			if src == "10.0.0.4" {
-				return f.want(in, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonClash})
+				return f.expected(in, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonClash})
 			}
 			return f.model.Receive(in)
 		}
@@ -151,10 +151,10 @@ func TestFollowTakesWhatIsLegal(t *testing.T) {
 	}{{"203.0.113.1:2002", true}, {"203.0.113.1:2004", true}, {"203.0.113.1:2000", false}, {"203.0.113.1:2003", false},
 		{"203.0.113.1:3000", false}, {"203.0.113.2:2002", false}} {
 		f := follows(t, 1, snatRule(2000, 2009))
-		f.want(udp("10.0.0.9", 4000), shown(t, udp("10.0.0.9", 4000), nat.ReasonNewFlow, "203.0.113.1:2000"))
+		f.expected(udp("10.0.0.9", 4000), shown(t, udp("10.0.0.9", 4000), nat.ReasonNewFlow, "203.0.113.1:2000"))
 		in := udp("10.0.0.2", 4000)
 		actual := shown(t, in, nat.ReasonNewFlow, tc.source)
-		want := f.want(in, actual)
+		want := f.expected(in, actual)
 		if same := packet.Diff(want.Out[0].Frame, actual.Out[0].Frame) == ""; same != tc.legal {
 			t.Errorf("%s: legal %v, want %v: %s", tc.source, same, tc.legal, packet.Diff(want.Out[0].Frame, actual.Out[0].Frame))
 		}
@@ -189,7 +189,7 @@ func hidesBackend(t *testing.T, c *config.Config, seed uint64) (*follower, packe
 	f := newFollower(m)
 	p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: wan.MAC},
 		&packet.IPv4{Src: netip.MustParseAddr("203.0.113.5"), Dst: netip.MustParseAddr("192.0.2.10"), TTL: 1}, &packet.UDP{SrcPort: 4000, DstPort: 53}}
-	f.want(nat.Arrival{Interface: wan.Name, Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
+	f.expected(nat.Arrival{Interface: wan.Name, Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
 	return f, p
 }
 
@@ -201,7 +201,7 @@ func (f *follower) forwards(t *testing.T, came nat.Interface, p packet.Packet, r
 		t.Fatal(err)
 	}
 	got := nat.Outcome{Action: nat.Forward, Reason: reason, Out: []nat.Departure{{Interface: lan.Name, Frame: out.Build()}}}
-	want := f.want(nat.Arrival{Interface: came.Name, Frame: p.Build()}, got)
+	want := f.expected(nat.Arrival{Interface: came.Name, Frame: p.Build()}, got)
 	if d := describe(want, got); d != "" {
 		t.Error(d)
 	}
@@ -224,7 +224,7 @@ services:
 		if err != nil {
 			t.Fatal(err)
 		}
-		f.want(nat.Arrival{Interface: wan.Name, Frame: p.Build()},
+		f.expected(nat.Arrival{Interface: wan.Name, Frame: p.Build()},
 			nat.Outcome{Action: nat.Forward, Reason: nat.ReasonFlow, Out: []nat.Departure{{Interface: lan.Name, Frame: out.Build()}}})
 		for _, b := range f.model.Counters().Services[0].Backends {
 			if want := map[string]uint64{"a": 0, "b": 2}[b.Name]; b.Packets != want || b.Bytes != 28*want {
@@ -258,7 +258,7 @@ services:
 				}
 				got = nat.Outcome{Action: nat.Forward, Reason: nat.ReasonFlow, Out: []nat.Departure{{Interface: wan.Name, Frame: out.Build()}}}
 			}
-			if want := f.want(nat.Arrival{Interface: lan.Name, Frame: answer.Build()}, got); want.Reason != got.Reason {
+			if want := f.expected(nat.Arrival{Interface: lan.Name, Frame: answer.Build()}, got); want.Reason != got.Reason {
 				t.Errorf("seed %d, %s: want %s, got %s", seed, server, want.Reason, got.Reason)
 			}
 		}
@@ -281,7 +281,7 @@ func TestFollowFiltered(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := f.want(nat.Arrival{Interface: "lan0", Frame: hidden.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded}); want.Reason != nat.ReasonTTLExceeded {
+		if want := f.expected(nat.Arrival{Interface: "lan0", Frame: hidden.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded}); want.Reason != nat.ReasonTTLExceeded {
 			t.Fatalf("a packet without hops left: %v", want.Reason)
 		}
 		for _, to := range order {
@@ -291,7 +291,7 @@ func TestFollowFiltered(t *testing.T) {
 			if to == port {
 				got = nat.ReasonFiltered
 			}
-			if want := f.want(nat.Arrival{Interface: "wan0", Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: got}); want.Reason != got {
+			if want := f.expected(nat.Arrival{Interface: "wan0", Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: got}); want.Reason != got {
 				t.Errorf("the binding is at port %d: a stranger's packet to port %d: %v, want %v", port, to, want.Reason, got)
 			}
 		}
@@ -304,7 +304,7 @@ func TestFollowReset(t *testing.T) {
 		f := follows(t, uint64(port), snatRule(1000, 1001))
 		hidden := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: packet.MAC{2, 2}},
 			&packet.IPv4{Src: netip.MustParseAddr("10.0.0.2"), Dst: netip.MustParseAddr("192.0.2.99"), TTL: 1}, &packet.TCP{SrcPort: 4000, DstPort: 53, Flags: packet.SYN}}
-		f.want(nat.Arrival{Interface: "lan0", Frame: hidden.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
+		f.expected(nat.Arrival{Interface: "lan0", Frame: hidden.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
 		for _, to := range []uint16{port, 2001 - port} {
 			p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 3}, Dst: packet.MAC{2, 1}},
 				&packet.IPv4{Src: netip.MustParseAddr("192.0.2.9"), Dst: netip.MustParseAddr("203.0.113.1"), TTL: 64}, &packet.TCP{SrcPort: 53, DstPort: to, Flags: packet.RST}}
@@ -312,15 +312,15 @@ func TestFollowReset(t *testing.T) {
 			if to == port {
 				got = nat.ReasonNoFlow
 			}
-			if want := f.want(nat.Arrival{Interface: "wan0", Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: got}); want.Reason != got {
+			if want := f.expected(nat.Arrival{Interface: "wan0", Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: got}); want.Reason != got {
 				t.Errorf("the binding is at port %d: a reset to port %d: %v, want %v", port, to, want.Reason, got)
 			}
 		}
 	}
 }
 
-// TestFollowToldMTU: the MTU that a sender is told shows in which family its packet was to go on.
-func TestFollowToldMTU(t *testing.T) {
+// TestFollowAnswerMTU: the MTU that a sender is told shows in which family its packet was to go on.
+func TestFollowAnswerMTU(t *testing.T) {
 	c, err := config.Decode("test", []byte(`
 services:
   - {name: web, listen: [{address: "2001:db8::10", ports: [80]}], protocol: tcp, mode: fullnat, scheduler: wlc, source-pool: [10.0.2.100, "fd00:2::100"],
@@ -338,7 +338,7 @@ services:
 			}
 			answer := packet.Packet{&packet.Ethernet{}, &packet.IPv6{}, &packet.ICMP{V6: true, Type: 2, Rest: mtu}}
 			got := nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTooBig, Out: []nat.Departure{{Interface: wan.Name, Frame: answer.Build()}}}
-			want := newFollower(m).want(nat.Arrival{Interface: wan.Name, Frame: in.Build()}, got)
+			want := newFollower(m).expected(nat.Arrival{Interface: wan.Name, Frame: in.Build()}, got)
 			if len(want.Out) != 1 {
 				t.Fatalf("%v %v", want.Action, want.Reason)
 			}
@@ -387,13 +387,13 @@ nat:
 	}
 	f, ip := newFollower(m), &packet.IPv4{Src: netip.MustParseAddr("10.0.2.6"), Dst: netip.MustParseAddr("198.51.100.1"), TTL: 1}
 	p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: lan.MAC}, ip, &packet.UDP{SrcPort: 4003, DstPort: 53}}
-	f.want(nat.Arrival{Interface: lan.Name, Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
+	f.expected(nat.Arrival{Interface: lan.Name, Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
 	ip.TTL = 64
 	f.forwards(t, lan, p, nat.ReasonFlow, "eth(src=02:00:00:00:02:01,dst=02:00:00:00:02:09)/ip4(src=198.51.100.1,dst=10.0.2.9,ttl=63)/udp(sport=23289)")
 }
 
-// TestFollowCrossed: that a packet could not be translated shows the family of a backend that was hidden.
-func TestFollowCrossed(t *testing.T) {
+// TestFollowUntranslatable: that a packet could not be translated shows the family of a backend that was hidden.
+func TestFollowUntranslatable(t *testing.T) {
 	c, err := config.Decode("test", []byte(`
 services:
   - {name: web, listen: [{address: "2001:db8::10", ports: [80]}], protocol: tcp, mode: fullnat, scheduler: random, source-pool: [10.0.2.100, "fd00:2::100"],
@@ -411,18 +411,18 @@ services:
 			t.Fatal(err)
 		}
 		f := newFollower(m)
-		f.want(arrives("ip6(src=2001:db8:5::1,dst=2001:db8::10,hl=1)/tcp(sport=4000,dport=80,flags=S)"), nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
+		f.expected(arrives("ip6(src=2001:db8:5::1,dst=2001:db8::10,hl=1)/tcp(sport=4000,dport=80,flags=S)"), nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
 		got := nat.Outcome{Action: nat.Drop, Reason: nat.ReasonUntranslatable}
-		want := f.want(arrives("ip6(src=2001:db8:5::1,dst=2001:db8::10)/frag(more,id=7)/dstopts()/tcp(sport=4000,dport=80,flags=A)/data(64)"), got)
+		want := f.expected(arrives("ip6(src=2001:db8:5::1,dst=2001:db8::10)/frag(more,id=7)/dstopts()/tcp(sport=4000,dport=80,flags=A)/data(64)"), got)
 		if want.Action != got.Action || want.Reason != got.Reason {
 			t.Errorf("seed %d: %v %v, and %v %v is wanted", seed, got.Action, got.Reason, want.Action, want.Reason)
 		}
 	}
 }
 
-// TestFollowSourceOfBefore: a packet shows the source that a client on its backend's host was given when the route
+// TestFollowFormerSource: a packet shows the source that a client on its backend's host was given when the route
 // to there was another one.
-func TestFollowSourceOfBefore(t *testing.T) {
+func TestFollowFormerSource(t *testing.T) {
 	c, err := config.Decode("test", []byte(`
 services:
   - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: dnat, backends: [{name: a, address: 10.1.0.3}]}
@@ -440,7 +440,7 @@ services:
 	}
 	f, ip := newFollower(m), &packet.IPv4{Src: netip.MustParseAddr("10.1.0.3"), Dst: netip.MustParseAddr("192.0.2.10"), TTL: 1}
 	p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: lan.MAC}, ip, &packet.UDP{SrcPort: 4003, DstPort: 53}}
-	f.want(nat.Arrival{Interface: lan.Name, Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
+	f.expected(nat.Arrival{Interface: lan.Name, Frame: p.Build()}, nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTTLExceeded})
 	m.SetHost(golden.StandardHost())
 	ip.TTL = 64
 	f.forwards(t, lan, p, nat.ReasonFlow, "eth(src=02:00:00:00:02:01,dst=02:00:00:00:02:09)/ip4(src=198.51.100.1,dst=10.1.0.3,ttl=63)/udp(sport=20025)")

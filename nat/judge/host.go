@@ -100,26 +100,26 @@ func missing(all, some []nat.Route) (list []nat.Route) {
 
 // nowhere reports whether a packet is handed to the kernel without there being a route for it: the kernel
 // drops it, and how much of it is translated, and counted for rules, is free.
-func (w *world) nowhere(o nat.Outcome) bool {
-	return unrouted(o) && !w.host.Routed(destination(packet.Parse(o.Out[0].Frame)))
+func (w *world) noRoute(o nat.Outcome) bool {
+	return leftToKernel(o) && !w.host.Routed(destination(packet.Parse(o.Out[0].Frame)))
 }
 
-// unrouted reports whether the kernel is left to send a translated packet on.
-func unrouted(o nat.Outcome) bool {
+// leftToKernel reports whether the kernel is left to send a translated packet on.
+func leftToKernel(o nat.Outcome) bool {
 	return o.Action == nat.Pass && o.Reason == nat.ReasonNotRouted && len(o.Out) == 1
 }
 
 // shows is what a test can see of an outcome: nothing of a packet for nowhere, nor of one that the kernel is left to
 // send on as it came, as when it has the address already that it is to have.
-func (w *world) shows(in []byte, o nat.Outcome) nat.Outcome {
-	if w.nowhere(o) || unrouted(o) && bytes.Equal(o.Out[0].Frame, in) {
+func (w *world) visible(in []byte, o nat.Outcome) nat.Outcome {
+	if w.noRoute(o) || leftToKernel(o) && bytes.Equal(o.Out[0].Frame, in) {
 		o.Out = nil
 	}
 	return o
 }
 
 func destination(p packet.Packet) netip.Addr {
-	dst, _, _ := turned(withoutLink(p))
+	dst, _, _ := replyAddresses(withoutLink(p))
 	return dst
 }
 
@@ -133,7 +133,7 @@ func (t *trace) hostChanges(s golden.Subject, model *nat.Model, w *world, r *ran
 	if err != nil {
 		return err
 	}
-	w.forgetDoubtful()
+	w.dropUncertain()
 	w.host = h
 	model.SetHost(h)
 	t.steps = append(t.steps, step{change: "host " + line})

@@ -148,8 +148,8 @@ type trace struct {
 	packets      int
 	at           int // the event of the disagreement
 	disagreement *Disagreement
-	nowhere      uint64 // packets for which there was no route
-	doubtful     bool   // the model cannot tell which of two outcomes is right: choices are provisional
+	noRoute      uint64 // packets for which there was no route
+	undecidable  bool   // the model cannot tell which of two outcomes is right: choices are provisional
 }
 
 type step struct {
@@ -202,14 +202,14 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, o Option
 			continue
 		}
 		if e.kind == changing {
-			if err := t.change(s, model, w, e, seed); err != nil || t.disagreement != nil || t.doubtful {
+			if err := t.change(s, model, w, e, seed); err != nil || t.disagreement != nil || t.undecidable {
 				return t, err
 			}
 			continue
 		}
 		wire := rand.New(rand.NewPCG(e.seed, 5))
 		for _, a := range w.arrivals(e) {
-			if err := t.packet(s, f, w, seed, a, w.wire(wire, a.Arrival), o.Ignore); err != nil || t.disagreement != nil {
+			if err := t.packet(s, f, w, seed, a, w.alterFrame(wire, a.Arrival), o.Ignore); err != nil || t.disagreement != nil {
 				return t, err
 			}
 		}
@@ -244,14 +244,14 @@ func (t *trace) change(s golden.Subject, model *nat.Model, w *world, e event, se
 		}
 		return err
 	}
-	w.forgetDoubtful()
+	w.dropUncertain()
 	t.steps = append(t.steps, step{change: fmt.Sprintf("backend %s/%s %s", service, backend, state)})
 	return s.SetState(service, backend, state)
 }
 
-// forgetDoubtful forgets what a change leaves in doubt: flows may have ended, and a packet whose fragments
+// dropUncertain forgets what a change leaves in doubt: flows may have ended, and a packet whose fragments
 // come before and after it is nobody's: where no flow is kept the later ones go to another backend.
-func (w *world) forgetDoubtful() {
+func (w *world) dropUncertain() {
 	w.age++
 	w.conversations = slices.DeleteFunc(w.conversations, func(c *conversation) bool { return fragmentary(c.in[0].Frame) || fragmentary(c.in[1].Frame) })
 }
@@ -264,12 +264,12 @@ func (t *trace) packet(s golden.Subject, f *follower, w *world, seed uint64, a a
 		return fmt.Errorf("%s: %s: %w", s.Name(), packet.Parse(in.Frame), err)
 	}
 	t.packets++
-	want := f.want(in, got)
+	want := f.expected(in, got)
 	t.steps = append(t.steps, step{in: in, want: want, got: got})
-	if w.nowhere(want) || w.nowhere(got) {
-		t.nowhere++
+	if w.noRoute(want) || w.noRoute(got) {
+		t.noRoute++
 	}
-	if p := describe(w.shows(in.Frame, want), w.shows(in.Frame, got)); p != "" && (ignore == nil || !ignore(in, want, got)) {
+	if p := describe(w.visible(in.Frame, want), w.visible(in.Frame, got)); p != "" && (ignore == nil || !ignore(in, want, got)) {
 		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: sc.Name, Seed: seed, In: in, Want: want, Got: got, Problem: p}
 		return nil
 	}
@@ -277,7 +277,7 @@ func (t *trace) packet(s golden.Subject, f *follower, w *world, seed uint64, a a
 		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: sc.Name, Seed: seed, In: in, Want: want, Got: got, Problem: p}
 		return nil
 	}
-	w.saw(a, got)
+	w.record(a, got)
 	return nil
 }
 
@@ -358,14 +358,14 @@ func (t *trace) counters(s golden.Subject, model *nat.Model, sc Scenario, seed u
 	}
 	want, got := counts(model.Counters(), model), counts(c, model)
 	for _, s := range c.Services {
-		name, again := s.Name+" refused", model.SentAgain(s.Name)
+		name, again := s.Name+" refused", model.Retransmissions(s.Name)
 		if more := got[name] - want[name]; got[name] > want[name] && more <= min(again, 2+again/20) {
 			want[name] = got[name]
 		}
 	}
 	for _, n := range c.NAT {
 		packets, bytes := n.Name+" packets", n.Name+" bytes"
-		if d := int64(got[packets] - want[packets]); d != 0 && max(d, -d) <= int64(t.nowhere) {
+		if d := int64(got[packets] - want[packets]); d != 0 && max(d, -d) <= int64(t.noRoute) {
 			want[packets], want[bytes] = got[packets], got[bytes]
 		}
 	}

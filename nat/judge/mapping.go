@@ -64,9 +64,9 @@ func (t *trace) mapping(s golden.Subject, model *nat.Model, w *world, r *rand.Ra
 	if (got == nil) == (want == nil) {
 		return nil
 	}
-	if t.doubtful = model.DoubtsMapping(m); !t.doubtful {
+	if t.undecidable = model.MappingUndecidable(m); !t.undecidable {
 		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: w.scenario.Name, Seed: seed,
-			Problem: fmt.Sprintf("%s: the model says %v, the datapath %v", line, want, got)}
+			Problem: fmt.Sprintf("%s: the model returns %v, the datapath %v", line, want, got)}
 	}
 	return nil
 }

@@ -86,7 +86,7 @@ func listOf(m map[string]any, key string) []any {
 }
 
 // without takes one element from a list that has several.
-func without(r *rand.Rand, m map[string]any, key string) {
+func removeOne(r *rand.Rand, m map[string]any, key string) {
 	if l := listOf(m, key); len(l) > 1 {
 		n := r.IntN(len(l))
 		m[key] = slices.Delete(slices.Clone(l), n, n+1)
@@ -112,22 +112,22 @@ func (d *document) service(n int) {
 	case 5:
 		b["weight"] = 1 + r.IntN(5)
 	case 6, 7:
-		d.move(b)
+		d.moveBackend(b)
 	case 8:
-		without(r, s, "listen")
+		removeOne(r, s, "listen")
 	case 9:
 		s["mss-clamp"] = s["protocol"] != "udp" && s["mss-clamp"] == nil
 	case 10:
 		s["when-down"] = pick(r, []string{"reset", "reject", "drop"})
 	case 11:
-		without(r, s, "source-pool")
+		removeOne(r, s, "source-pool")
 	}
 }
 
 // dropBackend takes a backend from a service, with the sessions that are pinned to it.
 func (d *document) dropBackend(s map[string]any) {
 	before := listOf(s, "backends")
-	without(d.r, s, "backends")
+	removeOne(d.r, s, "backends")
 	left := map[any]bool{}
 	for _, b := range listOf(s, "backends") {
 		left[b.(map[string]any)["name"]] = true
@@ -142,7 +142,7 @@ func (d *document) dropBackend(s map[string]any) {
 }
 
 // move gives a backend an address that no other one has.
-func (d *document) move(b map[string]any) {
+func (d *document) moveBackend(b map[string]any) {
 	taken := map[any]bool{}
 	for _, s := range d.list("services") {
 		for _, other := range listOf(s.(map[string]any), "backends") {
@@ -173,11 +173,11 @@ func (d *document) rule(n int) {
 			d.root["nat"] = slices.Delete(slices.Clone(rules), n, n+1)
 		}
 	case 2, 3:
-		narrow(rule)
+		narrowSources(rule)
 	case 4, 5:
-		without(r, rule, "to")
-		without(r, rule, "pool")
-		without(r, rule, "eam")
+		removeOne(r, rule, "to")
+		removeOne(r, rule, "pool")
+		removeOne(r, rule, "eam")
 	case 6:
 		if _, ok := rule["filtering"]; ok || rule["type"] == "snat" {
 			rule["filtering"] = pick(r, []string{"endpoint-independent", "address-dependent", "address-and-port-dependent"})
@@ -199,7 +199,7 @@ func (d *document) rule(n int) {
 }
 
 // narrow leaves a rule a part of its sources. Deterministic blocks would be others then.
-func narrow(rule map[string]any) {
+func narrowSources(rule map[string]any) {
 	sources := listOf(rule, "source")
 	if len(sources) == 0 || rule["deterministic"] != nil {
 		return
@@ -240,10 +240,10 @@ func (d *document) firewall(f map[string]any) {
 				names = append(names, name)
 			}
 			slices.Sort(names)
-			without(r, sets, pick(r, names))
+			removeOne(r, sets, pick(r, names))
 		}
 	case 1:
-		without(r, f, "rules")
+		removeOne(r, f, "rules")
 	case 2:
 		if len(rules) > 1 {
 			n := r.IntN(len(rules) - 1)
@@ -256,10 +256,10 @@ func (d *document) firewall(f map[string]any) {
 // is nobody's, as after a change of a backend.
 func (t *trace) reload(s golden.Subject, model *nat.Model, w *world, r *rand.Rand) error {
 	next := pick(r, t.reloads)
-	if model.Doubts(next.config) {
+	if model.Undecidable(next.config) {
 		return nil
 	}
-	w.forgetDoubtful()
+	w.dropUncertain()
 	model.Apply(next.config)
 	w.mapped = slices.DeleteFunc(w.mapped, func(m datapath.Mapping) bool { return !model.Mapped(m) })
 	t.steps = append(t.steps, step{change: "apply " + next.name})

@@ -30,7 +30,7 @@ func (t *trace) text(sc Scenario) string {
 		fmt.Fprintf(&b, "-- host --\n%s\n", strings.Join(host, "\n"))
 	}
 	fmt.Fprint(&b, "-- packets --\n")
-	names := &chosen{names: map[string]string{}}
+	names := &portNames{names: map[string]string{}}
 	for _, s := range t.steps {
 		if s.change != "" {
 			fmt.Fprintln(&b, s.change)
@@ -46,7 +46,7 @@ func (t *trace) text(sc Scenario) string {
 		for _, d := range s.want.Out {
 			out := packet.Parse(d.Frame)
 			if s.want.Reason == nat.ReasonNewFlow {
-				names.learn(in, out)
+				names.add(in, out)
 			}
 			fmt.Fprintf(&b, "out %s: %s\n", d.Interface, names.replace(out.String()))
 		}
@@ -54,12 +54,12 @@ func (t *trace) text(sc Scenario) string {
 	return b.String()
 }
 
-// chosen are source ports and identifiers that a datapath picked.
-type chosen struct {
+// portNames are source ports and identifiers that a datapath picked.
+type portNames struct {
 	names map[string]string
 }
 
-func (c *chosen) learn(in, out packet.Packet) {
+func (c *portNames) add(in, out packet.Packet) {
 	was, now := source(in), source(out)
 	if now != "" && was != now && c.names[now] == "" {
 		c.names[now] = fmt.Sprintf("$p%d", len(c.names)+1)
@@ -82,7 +82,7 @@ func source(p packet.Packet) string {
 
 var ports = regexp.MustCompile(`(sport|dport|[(,]id)=(\d+)`)
 
-func (c *chosen) replace(text string) string {
+func (c *portNames) replace(text string) string {
 	return ports.ReplaceAllStringFunc(text, func(s string) string {
 		key, value, _ := strings.Cut(s, "=")
 		if n := c.names[value]; n != "" {

@@ -33,7 +33,7 @@ func (t *Traffic) First() nat.Arrival { return t.w.open(t.r)[0].Arrival }
 // answers, reports an error, sends fragments, or talks to another inside host by its outside endpoint.
 func (t *Traffic) Next() (list []Packet) {
 	e := randomEvent(t.r)
-	for e.kind == stray || e.kind == hostile || e.kind == changing || e.kind == waiting {
+	for e.kind == unrelated || e.kind == hostile || e.kind == changing || e.kind == waiting {
 		e = randomEvent(t.r)
 	}
 	for _, a := range t.w.arrivals(e) {
@@ -43,13 +43,13 @@ func (t *Traffic) Next() (list []Packet) {
 }
 
 // Saw tells what became of a packet, so that it can be answered.
-func (t *Traffic) Saw(p Packet, got nat.Outcome) { t.w.saw(p.arrival, got) }
+func (t *Traffic) Saw(p Packet, got nat.Outcome) { t.w.record(p.arrival, got) }
 
 // Forget is to be called when the gateway is changed or time passes: what belonged to a flow may do so no more.
-func (t *Traffic) Forget() { t.w.forgetDoubtful() }
+func (t *Traffic) Forget() { t.w.dropUncertain() }
 
 // saw notes what became of a packet.
-func (w *world) saw(a arrival, got nat.Outcome) {
+func (w *world) record(a arrival, got nat.Outcome) {
 	c := a.conversation
 	if c == nil {
 		return
@@ -78,7 +78,7 @@ func About(r *rand.Rand, a nat.Arrival, depth int) nat.Arrival {
 		if (a.Interface == "wan0") != (r.IntN(4) == 0) {
 			out = "lan0"
 		}
-		src, dst, ok := turned(p[1:])
+		src, dst, ok := replyAddresses(p[1:])
 		if !ok {
 			return a
 		}

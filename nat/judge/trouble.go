@@ -19,15 +19,15 @@ func (w *world) icmpError(r *rand.Rand, c *conversation, direction int) []arriva
 		out = &nat.Departure{Interface: c.in[0].Interface, Frame: w.answer(r, c)[0].Frame}
 	}
 	if out == nil {
-		return w.again(r, c)
+		return w.sendMore(r, c)
 	}
 	quoted := out.Frame[14:]
 	p := withoutLink(packet.Parse(out.Frame))
-	src, dst, ok := turned(p)
+	src, dst, ok := replyAddresses(p)
 	if !ok {
-		return w.again(r, c)
+		return w.sendMore(r, c)
 	}
-	src = w.reporter(r, src)
+	src = w.errorSource(r, src)
 	m := &packet.ICMP{V6: src.Is6()}
 	if m.V6 {
 		m.Type, m.Code = uint8(1+r.IntN(4)), uint8(r.IntN(6))
@@ -95,27 +95,27 @@ func (w *world) fragmented(r *rand.Rand, c *conversation) []arrival {
 		d = r.IntN(2)
 	}
 	p := withoutLink(packet.Parse(c.in[d].Frame))
-	w.wear(r, p, &conversation{})
+	w.changeTTL(r, p, &conversation{})
 	if u, ok := packet.Find[*packet.UDP](p); ok {
 		u.Checksum, u.Length = packet.Forced{}, packet.Forced{}
-		if _, ok := p[0].(*packet.IPv4); ok && w.settled(c) && r.IntN(8) == 0 {
+		if _, ok := p[0].(*packet.IPv4); ok && w.hasFlow(c) && r.IntN(8) == 0 {
 			u.Checksum = packet.Force(0)
 		}
 	}
 	for _, l := range p {
 		if _, ok := l.(*packet.Fragment); ok {
-			return w.again(r, c)
+			return w.sendMore(r, c)
 		}
 	}
 	data := make([]byte, 100+r.IntN(400))
 	p = append(p, &packet.Data{Bytes: data})
-	if _, v6 := p[0].(*packet.IPv6); v6 && w.settled(c) && r.IntN(6) == 0 { // behind the fragment header
+	if _, v6 := p[0].(*packet.IPv6); v6 && w.hasFlow(c) && r.IntN(6) == 0 { // behind the fragment header
 		p = slices.Insert(p, 1, packet.Layer(&packet.Options6{Destination: true}))
 	}
 	frame := w.frame(c.in[d].Interface, p).Frame
 	pieces, err := packet.Fragments(frame, 8*(4+r.IntN(20)), r.Uint32())
 	if err != nil {
-		return w.again(r, c)
+		return w.sendMore(r, c)
 	}
 	switch r.IntN(6) {
 	case 0:
@@ -163,7 +163,7 @@ func (w *world) unsolicited(r *rand.Rand, c *conversation) []arrival {
 		case *packet.UDP:
 			l.SrcPort = uint16(r.Uint32())
 		case *packet.Data:
-			l.Bytes = l.Bytes[:min(len(l.Bytes), 1200)] // see settled
+			l.Bytes = l.Bytes[:min(len(l.Bytes), 1200)] // see hasFlow
 		}
 	}
 	n := &conversation{}
@@ -178,7 +178,7 @@ func (w *world) hairpin(r *rand.Rand, c *conversation) []arrival {
 		return w.open(r)
 	}
 	p := withoutLink(packet.Parse(c.out[0].Frame))
-	_, _, ok := turned(p)
+	_, _, ok := replyAddresses(p)
 	if !ok {
 		return w.open(r)
 	}
@@ -192,7 +192,7 @@ func (w *world) hairpin(r *rand.Rand, c *conversation) []arrival {
 		dst = ip.Src
 	}
 	if src.Is6() && dst.Is4() {
-		dst = w.through(r, dst)
+		dst = w.embed(r, dst)
 	}
 	if src.Is4() != dst.Is4() {
 		return w.open(r)
@@ -213,8 +213,8 @@ func (w *world) hairpin(r *rand.Rand, c *conversation) []arrival {
 	return []arrival{{w.frame(from.Interface, q), n, 0}}
 }
 
-// stray sends what concerns nobody.
-func (w *world) stray(r *rand.Rand) []arrival {
+// unrelated sends what concerns nobody.
+func (w *world) unrelated(r *rand.Rand) []arrival {
 	texts := []string{
 		"arp(spa=198.51.100.2,tpa=198.51.100.1)",
 		"ip4(src=198.18.7.7,dst=198.51.100.1)/tcp(sport=1000,dport=22,flags=S)",
@@ -233,7 +233,7 @@ func (w *world) hostile(r *rand.Rand, c *conversation) []arrival {
 	var base []arrival
 	switch r.IntN(4) {
 	case 0:
-		base = w.again(r, c)
+		base = w.sendMore(r, c)
 	case 1:
 		base = w.answer(r, c)
 	case 2:
@@ -242,7 +242,7 @@ func (w *world) hostile(r *rand.Rand, c *conversation) []arrival {
 		base = w.fragmented(r, c)
 	}
 	a := base[r.IntN(len(base))]
-	if len(a.Frame) < 34 || len(a.Frame) > 1300 { // see settled
+	if len(a.Frame) < 34 || len(a.Frame) > 1300 { // see hasFlow
 		return base
 	}
 	a.Frame = slices.Clone(a.Frame)
@@ -257,7 +257,7 @@ func (w *world) hostile(r *rand.Rand, c *conversation) []arrival {
 		for range 1 + r.IntN(3) {
 			at := 14 + r.IntN(len(a.Frame)-14)
 			if at == 21 && a.Frame[12] == 0x86 || at == 22 && a.Frame[12] == 8 {
-				continue // the hop limit: see wear
+				continue // the hop limit: see changeTTL
 			}
 			a.Frame[at] ^= 1 << r.IntN(8)
 		}
@@ -266,7 +266,7 @@ func (w *world) hostile(r *rand.Rand, c *conversation) []arrival {
 		a.Frame[at] = byte(r.Uint32())
 	case 3: // an error about an error
 		p := withoutLink(packet.Parse(a.Frame))
-		if src, dst, ok := turned(p); ok {
+		if src, dst, ok := replyAddresses(p); ok {
 			m := &packet.ICMP{V6: src.Is6(), Type: 3, Code: 3}
 			if m.V6 {
 				m.Type, m.Code = 1, 4

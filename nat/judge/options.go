@@ -17,9 +17,9 @@ var options4 = [][]byte{{1, 7, 7, 4, 0, 0, 0, 0}, {131, 7, 8, 198, 18, 9, 9, 0},
 
 // odd makes something rare of a packet that surely belongs to a flow, and takes it from others:
 // one that opens a flow and goes no further would hide which port was chosen for it.
-func (w *world) odd(r *rand.Rand, p packet.Packet, c *conversation) packet.Packet {
-	if !w.settled(c) {
-		return plain(p)
+func (w *world) addOptions(r *rand.Rand, p packet.Packet, c *conversation) packet.Packet {
+	if !w.hasFlow(c) {
+		return withoutOptions(p)
 	}
 	if r.IntN(12) > 0 {
 		return p
@@ -42,16 +42,16 @@ func (w *world) odd(r *rand.Rand, p packet.Packet, c *conversation) packet.Packe
 }
 
 // plain takes routes and other options from a packet.
-func plain(p packet.Packet) packet.Packet {
+func withoutOptions(p packet.Packet) packet.Packet {
 	if ip, ok := p[0].(*packet.IPv4); ok {
 		ip.Options = nil
 	}
 	return slices.DeleteFunc(p, func(l packet.Layer) bool { _, is := l.(*packet.Routing); return is })
 }
 
-// reporter is who sends an error about a packet to an address: its receiver, a router before it,
+// errorSource is who sends an error about a packet to an address: its receiver, a router before it,
 // or one that has an address of this host, which anybody may claim.
-func (w *world) reporter(r *rand.Rand, receiver netip.Addr) netip.Addr {
+func (w *world) errorSource(r *rand.Rand, receiver netip.Addr) netip.Addr {
 	switch r.IntN(16) {
 	case 15: // of nowhere: errors are translated all the same (RFC 7915 §4.1)
 		if receiver.Is4() && r.IntN(4) == 0 {
@@ -71,7 +71,7 @@ func (w *world) reporter(r *rand.Rand, receiver netip.Addr) netip.Addr {
 
 // through writes an IPv4 address in the prefix of a rule that translates between the families,
 // if the scenario has one.
-func (w *world) through(r *rand.Rand, a netip.Addr) netip.Addr {
+func (w *world) embed(r *rand.Rand, a netip.Addr) netip.Addr {
 	if len(w.prefixes) == 0 {
 		return a
 	}

@@ -31,7 +31,7 @@ func (m *Model) moveSource(n *session) bool {
 
 // beside opens a session for a packet that goes to a server directly, from the endpoint of a client with a session to
 // this server by a service.
-func (m *Model) beside(v *view) (plan, bool) {
+func (m *Model) openDirect(v *view) (plan, bool) {
 	reply := v.tuple().Reverse()
 	h := m.sessions[reply]
 	if h == nil || h.direction != flow.Reply || h.service == nil || v.protocol != flow.UDP && (v.protocol != flow.TCP || v.flags&tcpOpening != tcpSYN) {
