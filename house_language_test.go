@@ -53,8 +53,6 @@ var pendingPackages = map[string]float64{
 	"importer":              57,
 	"importer/balancer":     21,
 	"importer/netfilter":    20,
-	"nat":                   25,
-	"nat/judge":             36,
 	"server":                22,
 	"trace":                 20,
 }

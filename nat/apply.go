@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// apply carries a plan out: hop limit, rewriting, route, MTU, link header.
+// apply carries out a plan: hop limit, rewriting, route, MTU and link header.
 func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	for _, c := range p.count {
 		c.packets++
@@ -52,12 +52,12 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		return Outcome{Action: Drop, Reason: ReasonUntranslatable}
 	}
 	if crossing && v.kind == icmpError {
-		v.trailer = nil // the error is written anew
+		v.trailer = nil // the model builds a new error
 	}
 	b, reason := render(v, rendering{to: p.to, quote: p.quote, neutral: p.neutral, id: m.choices.Identification(false),
 		class: p.class, summed: p.summed, mtu: m.translatedMTU(in, v, next)})
 	sourceRouted := crossing && v.sourceRoute
-	if reason != "" && sourceRouted { // whatever else is in the way
+	if reason != "" && sourceRouted { // another reason does not suppress this error
 		return m.withAnswer(in, v, sourceRouteFailed, Outcome{Action: Drop, Reason: ReasonUntranslatable})
 	}
 	if reason == ReasonUntranslatable { // RFC 7915 §4.4, §5.4
@@ -68,7 +68,7 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	}
 	arrival, ok := m.host.Interface(in.Interface)
 	switch {
-	case p.clamp && ok && m.host.Owns(via): // the answer leaves by the link that the packet came by
+	case p.clamp && ok && m.host.Owns(via): // the answer leaves by the ingress interface
 		clampMSS(b, arrival.MTU)
 	case p.clamp && routed:
 		clampMSS(b, next.MTU-p.encap.size())
@@ -83,7 +83,7 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if p.encap != nil {
 		b = p.encap.wrap(m, b, next)
 	}
-	if (!routed || m.host.Owns(via)) && !sourceRouted { // for this host, or for unroutable: no MTU, no neighbour
+	if (!routed || m.host.Owns(via)) && !sourceRouted { // local delivery or no route: the MTU and the neighbour do not matter
 		if p.edit != nil {
 			if b, reason = p.edit(b, next.MTU); reason != "" {
 				return Outcome{Action: Drop, Reason: reason}
@@ -107,17 +107,17 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		}
 	}
 	if !known && b[0]>>4 == 4 && !m.kernelForwards(b) && len(in.Frame) <= maxUserFrame && !m.choices.Ends(ReasonNoNeighbour) {
-		return Outcome{Action: Drop, Reason: ReasonUnresolved} // user space sends it when the next hop answers
+		return Outcome{Action: Drop, Reason: ReasonUnresolved} // user space sends the packet when the next hop answers
 	}
 	if !known {
 		return Outcome{Action: Pass, Reason: ReasonNoNeighbour, Out: []Departure{{next.Name, kernelFrame(in.Frame, b, v.trailer)}}}
 	}
-	b = append(b, v.trailer...) // padding stays where it is: no length counts it
+	b = append(b, v.trailer...) // padding keeps its place: no length field counts it
 	return Outcome{Action: p.action, Reason: p.reason, Out: []Departure{{next.Name, link(next.MAC, mac, b)}}}
 }
 
-// dropUntranslatable drops what cannot be translated, and tells its sender, who learns first whether it is
-// too large.
+// dropUntranslatable drops a packet that has no translation and sends an ICMP error to its sender.
+// "Packet too big" has priority over "prohibited".
 func (m *Model) dropUntranslatable(in Arrival, v *view, p plan, next hop) Outcome {
 	if p.quote == nil && p.to.Source.Addr().Is6() != v.v6 && next.known && !m.host.Owns(p.to.Dest.Addr()) {
 		write := header6
@@ -142,10 +142,9 @@ func link(src, dst packet.MAC, b []byte) []byte {
 	return append(binary.BigEndian.AppendUint16(out, kind), b...)
 }
 
-// kernelFrame is the frame of a packet that the kernel is to send on: with the addresses of the
-// frame that came in, because the kernel looks for the next hop itself, and with a hop limit
-// that is one more than it leaves with, because the kernel takes one off (RFC 5508 REQ-10a,
-// RFC 7915 §4.1).
+// kernelFrame returns the frame of a packet that the kernel forwards. It has the link addresses of
+// the received frame, because the kernel finds the next hop itself. Its hop limit is one more than
+// the final value, because the kernel decrements it (RFC 5508 REQ-10a, RFC 7915 §4.1).
 func kernelFrame(frame, b, trailer []byte) []byte {
 	if b[0]>>4 == 6 {
 		b[7]++
@@ -157,8 +156,8 @@ func kernelFrame(frame, b, trailer []byte) []byte {
 	return link(packet.MAC(frame[6:12]), packet.MAC(frame[:6]), append(b, trailer...))
 }
 
-// largest is how large the packet b that v became may leave. What was sent without DF
-// must fit every IPv6 path behind this gateway (RFC 7915 §4.1).
+// largest returns the maximum size of packet b, the translation of v, on the egress link. A packet
+// without DF must fit every IPv6 path behind this gateway (RFC 7915 §4.1).
 func (m *Model) largest(v *view, b []byte, next hop) int {
 	if lowest := m.config.LowestIPv6MTU; lowest > 0 && !v.df && b[0]>>4 == 6 {
 		return min(lowest, next.MTU)
@@ -166,16 +165,16 @@ func (m *Model) largest(v *view, b []byte, next hop) int {
 	return next.MTU
 }
 
-// maxUserFrame is the longest frame that a datapath's user space takes over.
+// maxUserFrame is the longest frame, in bytes, that user space of a datapath handles.
 const maxUserFrame = 2048
 
-// tooBig handles a packet that is larger than the most that may leave by a next hop which is
-// known (the kernel measures what it resolves the next hop for): an ICMP error where it must
-// not be fragmented (RFC 4787 REQ-13, RFC 8200 §5), otherwise the
-// kernel fragments it, and user space what becomes IPv6 or the kernel would not take.
+// tooBig handles a packet larger than most, the limit of a resolved next hop. (The kernel checks
+// the size of a packet after it has resolved the next hop.) The sender gets an ICMP error where
+// fragmentation is forbidden (RFC 4787 REQ-13, RFC 8200 §5). Otherwise the kernel fragments the
+// packet. User space fragments a translation to IPv6 and a packet that the kernel would refuse.
 func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop, most int) Outcome {
 	crossed := b[0]>>4 == 6 && !v.v6
-	full := m.choices.Ends(ReasonTooBig) // as many as it takes a second
+	full := m.choices.Ends(ReasonTooBig) // the limit per second is reached
 	taken := m.kernelForwards(b)
 	if !v.df && (crossed || b[0]>>4 == 4 && !taken) && len(in.Frame) <= maxUserFrame && !full {
 		return Outcome{Action: Drop, Reason: ReasonToFragment6}
@@ -200,8 +199,8 @@ func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop, most int
 	return Outcome{Action: Pass, Reason: ReasonToFragment, Out: []Departure{{next.Name, kernelFrame(in.Frame, b, v.trailer)}}}
 }
 
-// kernelForwards tells whether the kernel forwards the packet b that came in: not one with an
-// address of this host, and not one without a way back.
+// kernelForwards reports whether the kernel forwards packet b after ingress. The kernel refuses a
+// packet with a source address of this host or without a route to its source.
 func (m *Model) kernelForwards(b []byte) bool {
 	if b[0]>>4 == 6 {
 		return false
@@ -211,9 +210,8 @@ func (m *Model) kernelForwards(b []byte) bool {
 	return ok && !m.host.Owns(src)
 }
 
-// translatedMTU returns the function that turns the MTU in an ICMP error into that
-// of the other family (RFC 7915 §4.2 and §5.2). The error travels routeTo next;
-// the packet that was too big came from there.
+// translatedMTU returns the function that translates the MTU of an ICMP error to the other address
+// family (RFC 7915 §4.2 and §5.2). The error leaves by next. The oversized packet arrived by next.
 func (m *Model) translatedMTU(in Arrival, v *view, next hop) func(uint32) uint32 {
 	arrival, _ := m.host.Interface(in.Interface)
 	return func(mtu uint32) uint32 {
@@ -228,12 +226,12 @@ func (m *Model) translatedMTU(in Arrival, v *view, next hop) func(uint32) uint32
 	}
 }
 
-// answer is what a datapath sends in place of a packet that it drops.
+// answer describes the packet that a datapath sends when it drops a packet.
 type answer struct {
 	reset        bool
 	kind4, kind6 message
 	mtu          uint32
-	pointer      bool // to the routing header's segments left (IPv6)
+	pointer      bool // IPv6: at "segments left" in the routing header
 	cookie       bool // SYN-ACK
 	number       uint32
 	mss          int
@@ -250,7 +248,8 @@ var (
 	reset             = answer{reset: true}
 )
 
-// answered adds the answer to an outcome, unless it is left out (RFC 1812 §4.3.2.8).
+// withAnswer adds the answer to an outcome. Configuration or the rate limit may suppress it (RFC
+// 1812 §4.3.2.8).
 func (m *Model) withAnswer(in Arrival, v *view, a answer, o Outcome) Outcome {
 	if a == noAnswer || !mayAnswer(v) || m.config.ICMPErrors == config.SwitchOff && !a.cookie && !(a.reset && v.protocol == flow.TCP) {
 		return o
@@ -278,17 +277,16 @@ func (m *Model) withAnswer(in Arrival, v *view, a answer, o Outcome) Outcome {
 	return o
 }
 
-// mayAnswer tells whether an ICMP error or reset may be sent about v: never about
-// an ICMP error, a later fragment, or what has no single sender (RFC 1812
-// §4.3.2.7, RFC 4443 §2.4 (e)).
+// mayAnswer reports whether an ICMP error or a reset may answer v. An ICMP error, a later fragment
+// and a packet without a single sender get no answer (RFC 1812 §4.3.2.7, RFC 4443 §2.4 (e)).
 func mayAnswer(v *view) bool {
 	src := v.src.Addr()
 	return v.kind != icmpError && v.kind != icmpOther && v.kind != icmpLink && !v.later && !src.IsUnspecified() && !src.IsMulticast() && !src.IsLoopback() &&
 		!v.dst.Addr().IsMulticast() && v.flags&packet.RST == 0
 }
 
-// errorFor builds an ICMP error about v: with as much of it as fits 576 bytes (RFC
-// 1812 §4.3.2.3), in IPv6 1280 (RFC 4443 §2.4 (c)).
+// errorFor builds an ICMP error about v. The error quotes as much of v as fits in 576 bytes (RFC
+// 1812 §4.3.2.3), for IPv6 in 1280 bytes (RFC 4443 §2.4 (c)).
 func errorFor(v *view, a answer, src netip.Addr) []byte {
 	rest := a.mtu
 	if v.v6 {
@@ -326,8 +324,7 @@ func resetFor(v *view) []byte {
 	return answerTo(v, t)
 }
 
-// cookieFor builds the SYN-ACK that asks for the proof of a cookie, in no more room
-// than the SYN has.
+// cookieFor builds the SYN-ACK with a SYN cookie. It is not longer than the SYN.
 func cookieFor(v *view, a answer) []byte {
 	t := &packet.TCP{SrcPort: v.dst.Port(), DstPort: v.src.Port(), Flags: packet.SYN | packet.ACK,
 		Seq: a.number, Ack: binary.BigEndian.Uint32(v.payload()[4:]) + 1}
@@ -337,7 +334,7 @@ func cookieFor(v *view, a answer) []byte {
 	return answerTo(v, t)
 }
 
-// answerTo is a segment back to the sender of v.
+// answerTo builds a packet with segment t to the sender of v.
 func answerTo(v *view, t *packet.TCP) []byte {
 	if v.v6 {
 		return packet.Packet{&packet.IPv6{Src: v.dst.Addr(), Dst: v.src.Addr(), HopLimit: 64}, t}.Build()
@@ -345,8 +342,8 @@ func answerTo(v *view, t *packet.TCP) []byte {
 	return packet.Packet{&packet.IPv4{Src: v.dst.Addr(), Dst: v.src.Addr(), TTL: 64, DF: true}, t}.Build()
 }
 
-// clampMSS lowers the MSS option of a SYN to what a link of that MTU carries (RFC
-// 9293 §3.7.1).
+// clampMSS lowers the MSS option of a SYN to the capacity of a link with that MTU (RFC 9293
+// §3.7.1).
 func clampMSS(b []byte, mtu int) {
 	if b[0]>>4 == 6 {
 		lowerMSS(b, mtu-60)
@@ -372,8 +369,8 @@ func lowerMSS(b []byte, most int) {
 	})
 }
 
-// setWord replaces the 16-bit word at i of a TCP segment, which may be at an odd
-// place, and updates the checksum.
+// setWord replaces the 16-bit word at offset i of a TCP segment and updates the checksum. The
+// offset may be odd.
 func setWord(p []byte, i int, value uint16) {
 	from, to := i&^1, (i+3)&^1
 	before := slices.Clone(p[from:to])

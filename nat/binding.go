@@ -12,41 +12,40 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// binding is an endpoint-independent mapping (RFC 4787 REQ-1): inside endpoint ↔
-// outside endpoint, whoever the remote is. It lives as long as one of its
-// sessions.
+// binding is a mapping (RFC 4787 §4): inside endpoint ↔ outside endpoint. With endpoint-independent
+// mapping (REQ-1) all remote endpoints share it. A binding exists as long as one of its sessions.
 type binding struct {
 	rule     *rule
-	protocol flow.Protocol // as inside
+	protocol flow.Protocol // on the inside
 	inside   netip.AddrPort
 	outside  outsideKey
 	sessions int
-	mapped   bool // at the host's request, see Map: then it counts as a session
+	mapped   bool // a host requested the binding, see Map; the request counts as a session
 	client   *client
-	counted  bool // among the ports of the client
-	// remotes are the addresses that the inside has sent to: what
-	// address-dependent filtering lets in (RFC 4787 §5).
+	counted  bool // the client's port count includes it
+	// remotes contains the destination addresses of the inside endpoint. Address-dependent
+	// filtering admits packets from these addresses (RFC 4787 §5).
 	remotes     map[netip.Addr]bool
-	provisional bool // the outside endpoint
+	provisional bool // the outside endpoint may still change
 }
 
 type bindingKey struct {
 	rule     *rule
 	protocol flow.Protocol
 	inside   netip.AddrPort
-	remote   netip.AddrPort // zero with endpoint-independent mapping; of nat64 as the IPv6 host names it
-	source   netip.Addr     // masquerade: which of the interface's addresses the route chooses; else zero
+	remote   netip.AddrPort // zero for endpoint-independent mapping; for nat64 the address that the IPv6 host uses
+	source   netip.Addr     // masquerade: the source address for the route; otherwise zero
 }
 
-// client is an inside address with what it has of a rule.
+// client is an inside address with its resources under one rule.
 type client struct {
-	address     netip.Addr // of the pool (RFC 4787 REQ-2 "paired")
-	provisional bool       // the address
+	address     netip.Addr // external address of the client (RFC 4787 REQ-2, "paired" pooling)
+	provisional bool       // address may still change
 	ports       int
 	flows       int
 	blocks      []portBlock
-	rest        time.Duration   // until when its blocks are held, once it has no ports
-	resting     []time.Duration // until when each freed port is held
+	rest        time.Duration   // hold-down of its port blocks after the last port
+	resting     []time.Duration // end of the hold-down of each freed port
 }
 
 type clientKey struct {
@@ -66,7 +65,7 @@ func (m *Model) client(key clientKey) *client {
 
 const forever = time.Duration(-1)
 
-// removeBinding takes a binding back. Its port rests.
+// removeBinding deletes a binding and starts the hold-down of its port.
 func (m *Model) removeBinding(b *binding) {
 	for key, other := range m.bindings {
 		if other == b {
@@ -88,15 +87,15 @@ func (m *Model) removeBinding(b *binding) {
 	c.resting = append(c.resting, until)
 }
 
-// portsOf is how many ports count against a client's quota: those that are freed do as long
-// as nobody else gets them.
+// portsOf returns the number of ports that count against the client's quota. A freed port counts
+// during its hold-down.
 func (m *Model) portsOf(c *client) int {
 	c.resting = slices.DeleteFunc(c.resting, func(until time.Duration) bool { return until < m.now })
 	return c.ports + len(c.resting)
 }
 
-// open makes a session, and where there is none yet a binding, for the first
-// packet of an inside host to the destination to.
+// open creates a session for the first packet of an inside host to destination to. It also creates
+// a binding if none exists.
 func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 	if r.Type == config.NATNAT64 && r.Prefix.Contains(v.src.Addr()) {
 		return drop(ReasonLoop) // RFC 6146 §3.5
@@ -113,14 +112,14 @@ func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 	if reason := checkOpening(v); reason != "" {
 		return drop(reason)
 	}
-	var target *binding // of another inside host
+	var target *binding // hairpin: the binding of another inside host
 	forward, forwarded := netip.AddrPort{}, false
 	if r.Type == config.NATNAT64 {
 		forward, forwarded = m.forward64(in, v, to)
 	}
 	if r.Type == config.NATNAT64 && !forwarded && m.pooled(to.Addr()) {
 		target = m.binding64(v, to)
-		if target == nil && !m.host.Owns(to.Addr()) { // else it may be for the host itself
+		if target == nil && !m.host.Owns(to.Addr()) { // otherwise the packet may be for the host itself
 			return drop(ReasonNoBinding)
 		}
 	}
@@ -161,7 +160,7 @@ func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 	return m.first(v, s)
 }
 
-// binding64 returns the binding of an IPv6 host that has an outside endpoint, or nil.
+// binding64 returns the binding of an IPv6 host with an outside endpoint, or nil.
 func (m *Model) binding64(v *view, to netip.AddrPort) *binding {
 	if b := m.outside[outsideKey{portClass(v.protocol), to}]; b != nil && b.rule.Type == config.NATNAT64 {
 		return b
@@ -169,9 +168,9 @@ func (m *Model) binding64(v *view, to netip.AddrPort) *binding {
 	return nil
 }
 
-// isHairpin64 reports whether a packet of an IPv6 host to an IPv4 endpoint is for one inside, or for
-// nobody: the address is of a pool, and if it is the host's own as well the endpoint is one that
-// an IPv6 host has.
+// isHairpin64 reports whether nat64 keeps a packet from an IPv6 host to an IPv4 endpoint inside.
+// Packets to a pool address never leave. If the host owns the address, an IPv6 host must own the
+// endpoint too.
 func (m *Model) isHairpin64(in Arrival, v *view, to netip.AddrPort) bool {
 	if !m.host.Owns(to.Addr()) {
 		return m.pooled(to.Addr())
@@ -180,23 +179,22 @@ func (m *Model) isHairpin64(in Arrival, v *view, to netip.AddrPort) bool {
 	return m.binding64(v, to) != nil || forwarded
 }
 
-// hairpin64 turns a packet of an IPv6 host to the outside endpoint of another one
-// round (RFC 6146 §3.8): the receiver sees the sender's outside endpoint in the
-// prefix.
+// hairpin64 sets the hairpin mapping for a packet from one IPv6 host to the outside endpoint of
+// another (RFC 6146 §3.8). The receiver sees the sender's outside endpoint with the NAT64 prefix.
 func (s *session) hairpin64(r *rule, target netip.AddrPort) {
 	outside := s.binding.outside.endpoint
 	s.tuple[1] = flow.Tuple{Protocol: s.tuple[0].Protocol, Source: target,
 		Dest: netip.AddrPortFrom(Embed(r.Prefix, outside.Addr()), outside.Port())}
 }
 
-// dropUnused takes a binding back that got no session.
+// dropUnused deletes a binding without sessions.
 func (m *Model) dropUnused(b *binding) {
 	if b.sessions == 0 {
 		m.removeBinding(b)
 	}
 }
 
-// first handles the packet that made the session.
+// first handles the packet that created the session.
 func (m *Model) first(v *view, s *session) plan {
 	s.track(flow.Original, v.flags)
 	s.packets[0]++
@@ -204,12 +202,12 @@ func (m *Model) first(v *view, s *session) plan {
 	return (&half{s, flow.Original}).planFor(v, ReasonNewFlow)
 }
 
-// opens tells why a packet may not open a session; "" when it may.
+// checkOpening returns the reason that forbids a packet to open a session, "" if none does.
 func checkOpening(v *view) Reason {
 	switch v.protocol {
 	case flow.UDP:
 		return ""
-	case flow.TCP: // a reset ends what is there; all else may be what a restart forgot
+	case flow.TCP: // a reset never opens a session; after a restart, any other segment may belong to a lost session
 		if v.flags&packet.RST != 0 {
 			return ReasonNoFlow
 		}
@@ -222,13 +220,13 @@ func checkOpening(v *view) Reason {
 	return ReasonUnsupportedProtocol
 }
 
-// bindingFor finds or makes the binding of the packet's source; nil and what to do
-// with the packet when none can be made. RFC 6888 REQ-11: no mapping is ever
-// deleted to make room.
+// bindingFor returns the binding of the packet's source and creates it if none exists. It returns
+// nil and the plan for the packet if the limits or the pool prevent a new binding. RFC 6888 REQ-11:
+// a new mapping never evicts another mapping.
 func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan) {
 	key := bindingKey{rule: r, protocol: v.protocol, inside: v.src}
 	if r.Mapping == config.AddressAndPortDependent {
-		key.remote = v.dst // as the inside host names it: the unused bits of an embedded address count
+		key.remote = v.dst // the address as the inside host uses it: the unused bits of an embedded address count
 	}
 	next, _ := m.host.route(to.Addr())
 	pool := r.pool(next, v.v6)
@@ -265,8 +263,8 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 	return b, plan{}
 }
 
-// again returns the addresses that another outside endpoint of the binding may have. Those of masquerade
-// were chosen by the next hop, and a session of a hairpin does not show by which one.
+// alternatives returns the addresses for another outside endpoint of the binding. For masquerade
+// the next hop chose the address, and a hairpin session does not show that next hop.
 func (b *binding) alternatives() []netip.Addr {
 	if b.rule.Type == config.NATMasquerade {
 		return []netip.Addr{b.outside.endpoint.Addr()}
@@ -274,10 +272,10 @@ func (b *binding) alternatives() []netip.Addr {
 	return b.rule.pool(hop{}, b.inside.Addr().Is6())
 }
 
-// outsideFor asks the rule for an outside endpoint of one of the addresses.
+// outsideFor allocates an outside endpoint with one of the addresses under the rule.
 func (m *Model) outsideFor(r *rule, c *client, v *view, addresses []netip.Addr) (outsideKey, bool) {
 	q := request{addresses: addresses, protocol: v.protocol, wanted: v.src.Port(), client: c, paired: r.counts(), ports: r.Ports, block: r.PortBlock}
-	if portClass(v.protocol) == flow.ICMP && r.PortBlock == 0 && len(r.Ports) <= 1 { // identifiers have no privileged range
+	if portClass(v.protocol) == flow.ICMP && r.PortBlock == 0 && len(r.Ports) <= 1 { // query identifiers have no privileged range
 		q.ports = config.PortSet{{First: 0, Last: 65535}}
 	}
 	switch {
@@ -295,7 +293,7 @@ func (m *Model) outsideFor(r *rule, c *client, v *view, addresses []netip.Addr) 
 	return m.allocate(q)
 }
 
-// inbound handles a packet to an outside endpoint that belongs to no session.
+// inbound handles a packet to an outside endpoint without a session.
 func (m *Model) inbound(in Arrival, v *view) (plan, bool) {
 	b := m.outside[outsideKey{portClass(v.protocol), v.dst}]
 	if b == nil || v.kind == icmpOther || !m.pooled(v.dst.Addr()) && !m.masquerades(v.dst.Addr()) {
@@ -333,22 +331,23 @@ func (m *Model) inbound(in Arrival, v *view) (plan, bool) {
 	return m.first(v, s), true
 }
 
-// permit lets a remote address in that the inside has sent to, where the rule's filter asks for it.
+// permit adds a destination address of the inside endpoint to the filter, if the rule's filtering
+// is address-dependent.
 func (b *binding) permit(remote netip.Addr) {
 	if b.rule.Filtering == config.AddressDependent {
 		b.remotes[remote] = true
 	}
 }
 
-// joinable reports whether a binding may have more sessions: one to an address that has left the
-// pool only where clients keep the address of their blocks.
+// joinable reports whether new sessions may use a binding. After an address has left the pool, only
+// clients with a port block on it may open sessions there.
 func (b *binding) joinable() bool {
 	a, r := b.outside.endpoint.Addr(), b.rule
 	return r.Type == config.NATMasquerade || r.holds(a) || r.PortBlock > 0 && !r.Deterministic
 }
 
-// admits is the filter of the binding (RFC 4787 §5). What a session lets in never
-// gets here.
+// admits applies the filtering behaviour of the binding (RFC 4787 §5). Packets of existing sessions
+// bypass this check.
 func (b *binding) admits(remote netip.AddrPort) bool {
 	if b.mapped {
 		return true
@@ -362,8 +361,8 @@ func (b *binding) admits(remote netip.AddrPort) bool {
 	return b.rule.Mapping != config.AddressAndPortDependent
 }
 
-// openHairpin turns a packet of an inside host to the outside endpoint of another
-// one round: the receiver sees the sender's outside endpoint (RFC 4787 REQ-9a).
+// openHairpin opens a session from an inside host to the outside endpoint of another inside host.
+// The receiver sees the sender's outside endpoint (RFC 4787 REQ-9a).
 func (m *Model) openHairpin(r *rule, v *view, target *binding) plan {
 	if reason := checkOpening(v); reason != "" {
 		return drop(reason)

@@ -13,69 +13,66 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// Choices makes the choices that the RFCs leave to an implementation. The model asks while it
-// handles a frame. It knows what is legal, and takes nothing else: what it is offered and may not
-// take it passes over.
+// Choices makes the choices that the RFCs leave to an implementation. The model calls it for each
+// frame that needs a choice. The model skips every offered value that is not legal.
 //
-// [Chance] is the implementation for prediction. Another one may repeat what a datapath has chosen
-// for the same frame; see package judge.
+// [Chance] chooses at random, for prediction. Package judge has another implementation: it repeats
+// the choices of a datapath for the same frame.
 type Choices interface {
-	// Addresses returns the addresses of a pool in the order in which they are tried. A client
-	// that has one keeps it, and is not asked about (RFC 4787 REQ-2, RFC 6888 REQ-2).
+	// Addresses returns the addresses of a pool in allocation order. The model does not call it for
+	// a client that already has an address (RFC 4787 REQ-2, RFC 6888 REQ-2).
 	Addresses(pool []netip.Addr) []netip.Addr
-	// Ports yields ports, or identifiers of ICMP queries, of an address in the order in which they
-	// are tried. The model takes the first one that is free and suits the inside port (RFC 4787
-	// REQ-3 and REQ-4).
+	// Ports yields the ports or ICMP query identifiers of an address in allocation order. The model
+	// takes the first free port that suits the inside port (RFC 4787 REQ-3 and REQ-4).
 	Ports(address netip.Addr, spans []flow.Ports) iter.Seq[uint16]
-	// Backend returns the index of the backend that a new connection gets, among those that the
-	// scheduler may give it, or -1 to have the scheduler decide. It is not asked where the
-	// backend follows from the packet by a hash.
+	// Backend returns the index of the backend for a new connection among the candidates of the
+	// scheduler. The result -1 leaves the choice to the scheduler. The model does not call Backend
+	// if a hash of the packet determines the backend.
 	Backend(legal []Candidate) int
-	// Identification is that of an IPv4 header that the gateway writes: of a packet that was IPv6
-	// (RFC 7915 §5.1), or of a tunnel (RFC 6864 §4.1).
+	// Identification returns the identification of an IPv4 header that the gateway writes: of a
+	// translated IPv6 packet (RFC 7915 §5.1) or of a tunnel (RFC 6864 §4.1).
 	Identification(tunnel bool) uint16
-	// Cookie is the initial sequence number of a SYN-ACK that asks for a proof (RFC 4987 §3.6).
+	// Cookie returns the initial sequence number of a SYN-ACK with a SYN cookie (RFC 4987 §3.6).
 	Cookie() uint32
 
-	// Silent reports whether no answer is sent about a packet that ends for the reason: of ICMP
-	// errors a gateway may limit the rate (RFC 1812 §4.3.2.8).
+	// Silent reports whether the gateway sends no answer for a packet that ends with reason r. A
+	// gateway may limit the rate of ICMP errors (RFC 1812 §4.3.2.8).
 	Silent(r Reason) bool
-	// Ends reports whether a packet ends for the reason. The model asks where two reasons are
-	// legal, and takes the other one when it does not: the queue of a worker may be full, or the
-	// reason depends on a choice that is provisional.
+	// Ends reports whether a packet ends with reason r. The model calls it where two reasons are
+	// legal, and uses the other reason for the result false. Two reasons are legal if a worker's
+	// queue may be full or if a provisional choice decides.
 	Ends(r Reason) bool
-	// Told is the MTU that the answer to a packet which is too large tells, 0 when none is known.
+	// AnswerMTU returns the MTU in the "too big" answer, 0 if it is unknown.
 	AnswerMTU() int
-	// ForgetsSYN reports whether a SYN that left without a session was forgotten for a later one,
-	// when so many of them have left in all.
+	// ForgetsSYN reports whether the datapath lost its record of a SYN without a session. The
+	// argument is the total number of such SYNs.
 	ForgetsSYN(sent int) bool
-	// ForgetsCookie reports whether a cookie of that age is not accepted any more.
+	// ForgetsCookie reports whether a cookie of that age has expired.
 	ForgetsCookie(age time.Duration) bool
 
-	// Provisional reports whether choices become known only when a packet shows them. What the
-	// model takes where nothing is shown is provisional then: it is exchanged for what is shown
-	// later, if that is legal (provisional.go).
+	// Provisional reports whether only later packets show some choices. The model then makes a
+	// provisional choice, and replaces it when a packet shows another legal one (provisional.go).
 	Provisional() bool
-	// Shown returns what the packet is known to become. Its source is an endpoint of the pool also
-	// where that stands in the prefix of a nat64 rule. For an ICMP error it is what answers the
-	// quoted packet.
+	// ObservedTuple returns the tuple of the translated packet, if it is known. Its source is an
+	// endpoint of the pool, even if the packet carries it embedded in the prefix of a nat64 rule.
+	// For an ICMP error the tuple belongs to an answer to the quoted packet.
 	ObservedTuple() (flow.Tuple, bool)
 }
 
-// Candidate is a backend that a scheduler may choose.
+// Candidate is a backend that the scheduler may select.
 type Candidate struct {
 	Address netip.Addr
-	// Direct backends get the packet with its destination unchanged (dsr): it is told by the
-	// hardware address MAC of the next hop, when that is known.
+	// Direct reports that the packet keeps its destination address (dsr). The MAC address of the
+	// next hop identifies such a backend, if it is known.
 	Direct bool
 	MAC    packet.MAC
 	Known  bool
-	// SourceTranslated backends get the packet from an address of the gateway, since the client is in their own
-	// network.
+	// SourceTranslated reports that the packet gets a source address of the gateway, because the client and
+	// the backend share a network.
 	SourceTranslated bool
 }
 
-// Chance is Choices by a seed. Everything is known at once, nothing is left out or forgotten.
+// Chance makes random choices from a seed. It suppresses no answer and expires nothing but cookies.
 type Chance struct{ random *rand.Rand }
 
 var _ Choices = Chance{}
@@ -83,7 +80,7 @@ var _ Choices = Chance{}
 // NewChance returns the choices of a seed.
 func NewChance(seed uint64) Chance { return Chance{rand.New(rand.NewPCG(seed, 0))} }
 
-// Addresses begins anywhere.
+// Addresses returns the pool from a random start.
 func (c Chance) Addresses(pool []netip.Addr) []netip.Addr {
 	if len(pool) == 0 {
 		return nil
@@ -92,7 +89,7 @@ func (c Chance) Addresses(pool []netip.Addr) []netip.Addr {
 	return slices.Concat(pool[start:], pool[:start])
 }
 
-// Ports begins anywhere in each span.
+// Ports starts at a random port in each span.
 func (c Chance) Ports(_ netip.Addr, spans []flow.Ports) iter.Seq[uint16] {
 	return func(yield func(uint16) bool) {
 		for _, span := range spans {
@@ -110,13 +107,13 @@ func (c Chance) Ports(_ netip.Addr, spans []flow.Ports) iter.Seq[uint16] {
 	}
 }
 
-// Backend leaves it to the scheduler.
+// Backend returns -1: the scheduler chooses.
 func (Chance) Backend([]Candidate) int { return -1 }
 
-// Slot is where the scheduler "random" begins in a table of n.
+// Slot returns the start of the scheduler "random" in a table of n entries.
 func (c Chance) Slot(n int) int { return c.random.IntN(n) }
 
-// Identification is any, of a tunnel 0, which DF allows.
+// Identification returns a random value, for a tunnel 0: a packet with DF may have it.
 func (c Chance) Identification(tunnel bool) uint16 {
 	if tunnel {
 		return 0
@@ -124,26 +121,26 @@ func (c Chance) Identification(tunnel bool) uint16 {
 	return uint16(c.random.Uint32())
 }
 
-// Cookie is any number.
+// Cookie returns a random number.
 func (c Chance) Cookie() uint32 { return c.random.Uint32() }
 
-// Silent is false: every answer is sent.
+// Silent returns false: the gateway sends every answer.
 func (Chance) Silent(Reason) bool { return false }
 
-// Ends is false: there is room, and no choice is provisional.
+// Ends returns false: queues have room, and no choice is provisional.
 func (Chance) Ends(Reason) bool { return false }
 
-// Told is nothing: what is told is for the model to say.
+// AnswerMTU returns 0: the model computes the MTU.
 func (Chance) AnswerMTU() int { return 0 }
 
-// ForgetsSYN is false.
+// ForgetsSYN returns false.
 func (Chance) ForgetsSYN(int) bool { return false }
 
-// ForgetsCookie is true after cookieLife.
+// ForgetsCookie reports whether age exceeds cookieLife.
 func (Chance) ForgetsCookie(age time.Duration) bool { return age > cookieLife }
 
-// Provisional is false.
+// Provisional returns false.
 func (Chance) Provisional() bool { return false }
 
-// Shown is nothing: what a packet becomes is for the model to say.
+// ObservedTuple returns false: the model computes the translation.
 func (Chance) ObservedTuple() (flow.Tuple, bool) { return flow.Tuple{}, false }

@@ -12,17 +12,17 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// The client's address for the backends of fullnat services: as TCP option 254, or
-// as PROXY protocol header (version 2) in front of the client's first byte.
+// Backends of fullnat services receive the client's address in TCP option 254, or in a PROXY
+// protocol header (version 2) in front of the client's first byte.
 
-// proxyState is what a session with a PROXY header remembers.
+// proxyState is the state of a session with a PROXY header.
 type proxyState struct {
-	base uint32 // the client's first byte
-	sent bool   // the header has gone to the backend
-	lost bool   // the backend still waits for it
+	base uint32 // sequence number of the client's first byte
+	sent bool   // the backend was sent the header
+	lost bool   // the backend did not acknowledge the header
 }
 
-// edits adds to a plan of the session what the service tells its backends.
+// edits adds the editing function for the client's address or the SYN cookie to a plan.
 func (h *half) edits(p *plan, v *view) {
 	s := h.service
 	switch {
@@ -52,7 +52,7 @@ func (h *half) edits(p *plan, v *view) {
 		p.edit = func(b []byte, _ int) ([]byte, Reason) { return h.proxyAnswer(b, uint32(size)), "" }
 	case original && v.flags&(packet.SYN|packet.RST|packet.ACK) == packet.ACK && !h.flagsSeen[1].ack:
 		p.edit = func(b []byte, mtu int) ([]byte, Reason) {
-			if len(b)+size > mtu || v.first { // a fragment that grows would reach into the next one
+			if len(b)+size > mtu || v.first { // a longer fragment would overlap the next one
 				return b, ""
 			}
 			return withTOA(b, toaOption(client.Source)), ""
@@ -65,7 +65,7 @@ func toaOption(a netip.AddrPort) []byte {
 	return append(b, a.Addr().AsSlice()...)
 }
 
-// proxyHeader is the header of section 2.2 of the PROXY protocol's specification.
+// proxyHeader builds the header in section 2.2 of the PROXY protocol specification.
 func proxyHeader(t flow.Tuple) []byte {
 	family := byte(0x11)
 	if t.Source.Addr().Is6() {
@@ -78,7 +78,7 @@ func proxyHeader(t flow.Tuple) []byte {
 	return append(binary.BigEndian.AppendUint16(b, uint16(len(ends))), ends...)
 }
 
-// withTOA puts the option in front of the other options, when they leave room.
+// withTOA inserts the option in front of the other options, if the header has room.
 func withTOA(b, option []byte) []byte {
 	v, _ := readIP(b)
 	doff := int(v.payload()[12] >> 4)
@@ -91,8 +91,8 @@ func withTOA(b, option []byte) []byte {
 	return b
 }
 
-// insert puts bytes into the TCP segment at a place behind its header's first 20
-// bytes, and corrects lengths and checksums.
+// insert inserts bytes into the TCP segment at offset at, and updates lengths and checksums. The
+// offset is at least 20, the end of the fixed header.
 func insert(b []byte, v *view, at int, what []byte) []byte {
 	b = slices.Insert(slices.Clone(b), v.header+at, what...)
 	resized(b, v.v6)
@@ -104,8 +104,8 @@ func insert(b []byte, v *view, at int, what []byte) []byte {
 	return b
 }
 
-// cutData truncates the TCP segment after at bytes (the rest is data of TCP Fast Open, RFC 7413), and corrects
-// lengths and checksums.
+// cutData truncates the TCP segment after at bytes, and updates lengths and checksums. The removed
+// bytes are data of TCP Fast Open (RFC 7413).
 func cutData(b []byte, v *view, at int) []byte {
 	b = slices.Clone(b)
 	p := b[v.header:]
@@ -130,8 +130,9 @@ func resized(b []byte, v6 bool) {
 	binary.BigEndian.PutUint16(b[10:], packet.UpdateChecksum(binary.BigEndian.Uint16(b[10:]), was, b[2:4]))
 }
 
-// proxyForward inserts the header before the client's first byte until the backend
-// has it, and counts it into the sequence numbers behind. arrived is the packet before the rewrite to b.
+// proxyForward inserts the header before the client's first byte until the backend acknowledges it.
+// It adds the header's length to later sequence numbers. Packet arrived is the packet before its
+// translation to b.
 func (h *half) proxyForward(arrived *view, b, header []byte) ([]byte, Reason) {
 	v, _ := readIP(b)
 	t := v.payload()
@@ -169,7 +170,7 @@ func (h *half) proxyForward(arrived *view, b, header []byte) ([]byte, Reason) {
 	return b, ""
 }
 
-// proxyAnswer takes the header out of what the backend acknowledges.
+// proxyAnswer subtracts the header's length from the acknowledgement numbers of the backend.
 func (h *half) proxyAnswer(b []byte, size uint32) []byte {
 	v, _ := readIP(b)
 	t, s := v.payload(), h.proxyState
@@ -201,7 +202,7 @@ func (h *half) proxyAnswer(b []byte, size uint32) []byte {
 	return b
 }
 
-// eachOption calls f for the TCP options with a value: where it begins and ends.
+// eachOption calls f for each TCP option with a value, with the offsets of its start and its end.
 func eachOption(t []byte, f func(kind byte, at, end int)) {
 	end := min(int(t[12]>>4)*4, len(t))
 	for i := 20; i+1 < end && t[i] != 0; {
@@ -218,8 +219,7 @@ func eachOption(t []byte, f func(kind byte, at, end int)) {
 	}
 }
 
-// setNumber replaces the 32-bit number at i of a TCP segment and updates the
-// checksum.
+// setNumber replaces the 32-bit number at offset i of a TCP segment and updates the checksum.
 func setNumber(t []byte, i int, value uint32) {
 	setWord(t, i, uint16(value>>16))
 	setWord(t, i+2, uint16(value))

@@ -12,23 +12,23 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// SYN cookies (RFC 4987 §3.6): while handshakes fill half of their quota or more, a
-// service that has them keeps nothing for a SYN. A datapath computes its cookies
-// from a secret; the model remembers which ones were given.
+// SYN cookies (RFC 4987 §3.6): a service with SYN cookies stores no state for a SYN while half-open
+// connections use half of their quota or more. A datapath computes its cookies from a secret. The
+// model stores the issued cookies.
 
-// cookie is one that was given to a client.
+// cookie is an issued SYN cookie.
 type cookie struct {
-	number uint32 // initial sequence number of the service's side
-	first  uint32 // number of the client's first byte
-	class  int    // what the cookie says of the client's MSS
+	number uint32 // initial sequence number of the service
+	first  uint32 // sequence number of the client's first byte
+	class  int    // index of the client's MSS in cookieMSS
 	at     time.Duration
 }
 
-// cookieLife is how long the kernel may take a cookie (MAX_SYNCOOKIE_AGE periods of
-// a minute).
+// cookieLife is the maximum age of a cookie in the kernel (MAX_SYNCOOKIE_AGE periods of one
+// minute).
 const cookieLife = 2 * time.Minute
 
-// cookieMSS are the classes of MSS of IPv4 and IPv6 (msstab of Linux).
+// cookieMSS lists the MSS classes of IPv4 and IPv6 (msstab in Linux), in bytes.
 var cookieMSS = [2][4]int{{536, 1300, 1440, 1460}, {1220, 1420, 1440, 8940}}
 
 func cookieClasses(v6 bool) [4]int {
@@ -38,8 +38,8 @@ func cookieClasses(v6 bool) [4]int {
 	return cookieMSS[0]
 }
 
-// crowded reports whether handshakes in progress fill half of their quota. Without
-// one in the configuration the model knows none.
+// underPressure reports whether half-open connections use half of their quota. Without a configured
+// quota the result is false.
 func (m *Model) underPressure() bool {
 	quota, n := m.config.Tables.HalfOpen, 0
 	if quota == 0 {
@@ -53,8 +53,8 @@ func (m *Model) underPressure() bool {
 	return n >= quota-quota/2
 }
 
-// cookies handles what opens a connection to a service with SYN cookies. False: it
-// goes on as every other, as does the proof of a cookie, which is the SYN then.
+// cookies handles a SYN or the proof of a cookie for a service with SYN cookies. The result false
+// continues with the full path, where a valid proof acts as the SYN.
 func (m *Model) cookies(in Arrival, v *view, s *service) (plan, bool) {
 	open := v.flags & tcpOpening
 	if !s.SYNCookies || v.protocol != flow.TCP || v.first || v.later || len(s.table) == 0 || s.excludes(m, v) != "" {
@@ -73,7 +73,7 @@ func (m *Model) cookies(in Arrival, v *view, s *service) (plan, bool) {
 	return plan{}, false
 }
 
-// sendCookie answers a SYN.
+// sendCookie answers a SYN with a cookie.
 func (m *Model) sendCookie(in Arrival, v *view, s *service) plan {
 	classes, mss := cookieClasses(v.v6), 536
 	if v.v6 {
@@ -106,10 +106,9 @@ func (m *Model) sendCookie(in Arrival, v *view, s *service) plan {
 	return p
 }
 
-// verifyCookie returns what a session must know of the cookie that v proves, which may be
-// a probe of the window: the byte before the client's first one. A cookie is what is
-// secret plus the class: what differs from it by so little that another class comes
-// out is valid too.
+// verifyCookie returns the session state for a cookie that v proves, or nil. The proof may be a
+// window probe with the byte before the client's first one. A datapath adds the class to a secret
+// number. A nearby number with another class is therefore valid too.
 func (m *Model) verifyCookie(v *view) *splice {
 	t := v.payload()
 	first, number := binary.BigEndian.Uint32(t[4:]), binary.BigEndian.Uint32(t[8:])-1
@@ -123,19 +122,18 @@ func (m *Model) verifyCookie(v *view) *splice {
 	return nil
 }
 
-// splice is what a session that a cookie opened remembers: the client knows the
-// backend's side by the cookie's number.
+// splice is the state of a session that a cookie opened. The client acknowledges the cookie's
+// number, and the backend has its own initial sequence number.
 type splice struct {
-	first    uint32 // number of the client's first byte
-	number   uint32 // the cookie
-	ahead    uint32 // of the backend's own number by so much, once it was flagsSeen
+	first    uint32 // sequence number of the client's first byte
+	number   uint32 // initial sequence number in the cookie
+	ahead    uint32 // cookie number minus the backend's number, after its SYN-ACK
 	answered bool   // the backend has answered the SYN
 	mss      int
 	window   uint16
 }
 
-// forward changes a packet of the client: it is the SYN until the backend has
-// answered.
+// forward edits a packet of the client. The packet becomes the SYN until the backend has answered.
 func (s *splice) forward(b []byte, mtu int) ([]byte, Reason) {
 	v, _ := readIP(b)
 	t := v.payload()
@@ -154,8 +152,7 @@ func (s *splice) forward(b []byte, mtu int) ([]byte, Reason) {
 		Window: s.window, Options: mssOption(min(s.mss, mtu-headers))})
 }
 
-// answer changes a packet of the backend; not one that belongs to an older
-// connection.
+// answer edits a packet of the backend. It drops packets of an older connection.
 func (s *splice) answer(b []byte, _ int) ([]byte, Reason) {
 	v, _ := readIP(b)
 	t := v.payload()
@@ -178,8 +175,8 @@ func (s *splice) answer(b []byte, _ int) ([]byte, Reason) {
 
 func mssOption(mss int) []byte { return binary.BigEndian.AppendUint16([]byte{2, 4}, uint16(mss)) }
 
-// replaceSegment puts a TCP segment in the place of a packet's, and corrects lengths
-// and checksums: those of a fragment cannot be known.
+// replaceSegment replaces the TCP segment of a packet and updates lengths and checksums. It refuses
+// a fragment, because the checksum covers unknown data.
 func replaceSegment(b []byte, v *view, is ...packet.Layer) ([]byte, Reason) {
 	if v.first {
 		return nil, ReasonUntranslatable

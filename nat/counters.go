@@ -7,8 +7,8 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// Retransmissions returns how many SYNs to refused connections of a service were sent again. A datapath
-// may forget the first one, and count a few of them as connections.
+// Retransmissions returns the number of SYN retransmissions to refused connections of a service. A
+// datapath may lose its record of the first SYN and count some retransmissions as connections.
 func (m *Model) Retransmissions(service string) uint64 {
 	for _, s := range m.services {
 		if s.Name == service {
@@ -18,9 +18,9 @@ func (m *Model) Retransmissions(service string) uint64 {
 	return 0
 }
 
-// Counters returns what was counted since New: packets by the service, backend and
-// rule that they belong to, with their bytes from the network header on as they came
-// in. ICMP errors belong to none; what goes no further (TTL, MTU) has been counted.
+// Counters returns the packet counts since New by service, backend and rule. The byte counts begin
+// at the network header of the received packet. ICMP errors are not counted. Packets that the hop
+// limit or the MTU stops are counted.
 func (m *Model) Counters() *datapath.Counters {
 	c := &datapath.Counters{}
 	for _, s := range m.services {
@@ -37,7 +37,7 @@ func (m *Model) Counters() *datapath.Counters {
 	}
 	for _, r := range m.rules {
 		rc := datapath.RuleCounters{Name: r.Name, Packets: r.packets, Bytes: r.bytes}
-		if r.Type == config.NATPortForward { // counted as the service that it is made of
+		if r.Type == config.NATPortForward { // its service holds the counts
 			for _, s := range m.services {
 				if s.rule == r {
 					rc.Packets, rc.Bytes = s.packets, s.bytes

@@ -9,15 +9,15 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// asService makes a service of a port-forward rule: one backend, always up.
+// asService returns a service with one backend, always up, for a port-forward rule.
 func (r *rule) asService() *config.Service {
 	return &config.Service{Name: r.Name, Listen: []config.Listen{*r.Listen}, Protocol: r.Protocol, Mode: config.ModeDNAT,
 		Scheduler: config.SchedulerRR, MSSClamp: r.MSSClamp, Hairpin: r.Hairpin,
 		Backends: []config.Backend{{Name: r.Name, Address: r.To.Address, Port: r.To.Port, Weight: 1, Priority: 1}}}
 }
 
-// forwardHairpin gives an inside client of a port-forward an outside source when
-// the inside server would otherwise answer it directly.
+// forwardHairpin allocates an outside source for an inside client of a port-forward rule, if the
+// inside server would otherwise answer the client directly.
 func (m *Model) forwardHairpin(in Arrival, v *view, forward *rule, to netip.AddrPort) (*binding, plan, bool) {
 	next, ok := m.host.route(to.Addr())
 	if !ok || next.Name != in.Interface || forward.Hairpin == config.SwitchOff {
@@ -34,8 +34,8 @@ func (m *Model) forwardHairpin(in Arrival, v *view, forward *rule, to netip.Addr
 	return b, refusal, true
 }
 
-// crossed returns the answers of an IPv6 host to an IPv4 client of a port-forward, which it
-// knows behind the prefix of its nat64 rule.
+// replyTuple64 returns the reply direction of an IPv6 host to an IPv4 client of a port-forward
+// rule. The host sees the client's address in the prefix of its nat64 rule.
 func (m *Model) replyTuple64(forward *rule, v *view, to netip.AddrPort) flow.Tuple {
 	t := flow.Tuple{Protocol: v.protocol, Source: to, Dest: netip.AddrPortFrom(Embed(m.translator(forward).Prefix, v.src.Addr()), v.src.Port())}
 	if t.Protocol == flow.ICMP {
@@ -44,7 +44,7 @@ func (m *Model) replyTuple64(forward *rule, v *view, to netip.AddrPort) flow.Tup
 	return t
 }
 
-// translator is the nat64 rule of the target of such a port-forward.
+// translator returns the nat64 rule for the target of a port-forward rule that crosses families.
 func (m *Model) translator(forward *rule) *config.NATRule {
 	var rules []*config.NATRule
 	for _, r := range m.rules {
@@ -53,8 +53,8 @@ func (m *Model) translator(forward *rule) *config.NATRule {
 	return forward.Translator(rules)
 }
 
-// forward64 returns the IPv6 host that a port-forward leads to from an IPv4 endpoint, which a
-// packet of another one is for.
+// forward64 returns the IPv6 target of the port-forward rule for IPv4 endpoint to, the destination
+// of a packet from another IPv6 host.
 func (m *Model) forward64(in Arrival, v *view, to netip.AddrPort) (netip.AddrPort, bool) {
 	about := *v
 	if about.dst = to; v.protocol == flow.ICMPv6 {

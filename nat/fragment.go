@@ -11,47 +11,48 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// fragmentKey names the fragments of one packet (RFC 791, RFC 8200 §4.5).
+// fragmentKey identifies the fragments of one packet (RFC 791, RFC 8200 §4.5).
 type fragmentKey struct {
 	src, dst netip.Addr
 	id       uint32
 	protocol flow.Protocol
 }
 
-// fragment is what later fragments need of the first one.
+// fragment is the state of a first fragment for the later fragments.
 type fragment struct {
 	plan plan
 	seen time.Duration
-	half *half // of the session that it belongs to, nil for none
+	half *half // half of the packet's session, nil for none
 	of   flow.Tuple
 }
 
-// laterFragment follows the first one (RFC 4787 REQ-14, RFC 6146 §3.4).
+// laterFragment applies the plan of the first fragment to a later fragment (RFC 4787 REQ-14, RFC
+// 6146 §3.4).
 func (m *Model) laterFragment(in Arrival, v *view) plan {
 	f := m.fragments[v.fragmentKey()]
-	if f != nil && f.plan.action == Forward && v.withPorts(f.of).firewalled(m, in.Interface) { // rates count every packet
+	if f != nil && f.plan.action == Forward && v.withPorts(f.of).firewalled(m, in.Interface) { // firewall rates count every packet
 		return drop(ReasonDenied)
 	}
 	if f != nil {
 		p := f.plan
-		p.clamp, p.room, p.grow, p.edit, p.answer = false, 0, 0, nil, noAnswer // it has no TCP header
+		p.clamp, p.room, p.grow, p.edit, p.answer = false, 0, 0, nil, noAnswer // a later fragment has no TCP header
 		if p.action == Forward {
 			p.reason = ReasonFragment
 			if f.half != nil {
 				f.half.seen[f.half.direction] = m.now
 			}
 		} else {
-			p.count = nil // the first one alone is counted
+			p.count = nil // only the first fragment is counted
 		}
 		return p
 	}
-	if v.firewalled(m, in.Interface) { // by a rule that names no ports
+	if v.firewalled(m, in.Interface) { // a firewall rule without ports
 		return drop(ReasonDenied)
 	}
 	if v.neverRouted() {
 		return pass(ReasonNotRouted)
 	}
-	if p, ok := m.stateless(in, v); ok { // ports do not matter there
+	if p, ok := m.stateless(in, v); ok { // stateless translation ignores ports
 		p.neutral = true
 		if p.action == Forward {
 			p.reason = ReasonFragment
@@ -64,13 +65,12 @@ func (m *Model) laterFragment(in Arrival, v *view) plan {
 	return drop(ReasonHeldFragment)
 }
 
-// like is a later fragment with the ports of its first one.
+// withPorts returns a later fragment with the ports of its first fragment.
 func (v *view) withPorts(t flow.Tuple) *view {
 	return &view{v6: v.v6, protocol: t.Protocol, src: t.Source, dst: t.Dest}
 }
 
-// mayMatch tells whether a fragment without ports could be for a service, a pool or
-// a rule.
+// mayMatch reports whether a fragment without ports could match a service, a pool or a rule.
 func (m *Model) mayMatch(in Arrival, v *view) bool {
 	for _, s := range m.services {
 		for _, l := range s.Listen {
@@ -87,7 +87,7 @@ func (m *Model) mayMatch(in Arrival, v *view) bool {
 	return m.pooled(v.dst.Addr()) || m.masquerades(v.dst.Addr()) || m.translates(in, v)
 }
 
-// masquerades tells whether the address is the host's own one that inside hosts are seen by.
+// masquerades reports whether a masquerade rule uses an address of the host as outside address.
 func (m *Model) masquerades(a netip.Addr) bool {
 	for _, r := range m.rules {
 		out, ok := m.host.Interface(string(r.Out))
@@ -100,7 +100,7 @@ func (m *Model) masquerades(a netip.Addr) bool {
 
 func (v *view) fragmentKey() fragmentKey {
 	k := fragmentKey{v.src.Addr(), v.dst.Addr(), v.id, v.protocol}
-	if v.v6 { // RFC 8200 §4.5: the protocol does not tell packets apart
+	if v.v6 { // RFC 8200 §4.5: the protocol does not distinguish packets
 		k.protocol = 0
 	}
 	return k

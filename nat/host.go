@@ -11,8 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// Host is what the model knows of the machine it forwards on: what netlink tells
-// a real datapath.
+// Host is the network state of the machine. A real datapath reads this state by netlink.
 type Host struct {
 	Interfaces []Interface
 	Neighbours []Neighbour
@@ -24,17 +23,18 @@ type Interface struct {
 	Name      string
 	MAC       packet.MAC
 	MTU       int            // bytes of the largest IP packet
-	Addresses []netip.Prefix // the host's own, with the length of their network
-	// RPFilter is rp_filter: 1 refuses IPv4 sources that are routed by another interface, 2 those that are not routed.
+	Addresses []netip.Prefix // addresses of the host with their prefix lengths
+	// RPFilter is rp_filter. Mode 1 (strict) refuses IPv4 sources with a route through another
+	// interface. Mode 2 (loose) refuses IPv4 sources without a route.
 	RPFilter int
-	// AcceptLocal takes IPv4 packets with a source address of this host.
+	// AcceptLocal accepts IPv4 packets with a source address of this host.
 	AcceptLocal bool
-	// Stations are hardware addresses besides MAC at which frames are for this host: of links
-	// that stand on the interface (macvlan, VRRP).
+	// Stations are further MAC addresses of this host on the interface: of upper links (macvlan,
+	// VRRP).
 	Stations []packet.MAC
 }
 
-// takes reports whether a frame with that destination is for this host alone.
+// takes reports whether a frame with that destination address is unicast to this host.
 func (i Interface) takes(to packet.MAC) bool { return to == i.MAC || slices.Contains(i.Stations, to) }
 
 // Neighbour is a resolved neighbour.
@@ -44,13 +44,12 @@ type Neighbour struct {
 	MAC       packet.MAC
 }
 
-// Route leads to a prefix by a next hop, or to an on-link network when Via is
-// the zero Addr.
+// Route is a route to a prefix through a next hop. A zero Via means an on-link network.
 type Route struct {
 	To        netip.Prefix
 	Via       netip.Addr
 	Interface string
-	MTU       int // bytes, 0 for the interface's
+	MTU       int // bytes, 0 for the MTU of the interface
 }
 
 // Interface returns the interface of that name.
@@ -63,8 +62,8 @@ func (h *Host) Interface(name string) (Interface, bool) {
 	return Interface{}, false
 }
 
-// Owns reports whether a is an address of the host itself; of IPv6 also the subnet-router
-// anycast address of one of its networks (RFC 4291 §2.6.1), which one of /127 has not (RFC 6164).
+// Owns reports whether a is an address of the host. For IPv6 it includes the subnet-router anycast
+// address of each network (RFC 4291 §2.6.1), except networks of length /127 (RFC 6164).
 func (h *Host) Owns(a netip.Addr) bool {
 	for _, i := range h.Interfaces {
 		for _, p := range i.Addresses {
@@ -76,7 +75,7 @@ func (h *Host) Owns(a netip.Addr) bool {
 	return false
 }
 
-// hop is where a packet goes next.
+// hop is a next hop with its egress interface.
 type hop struct {
 	Interface
 	gateway netip.Addr
@@ -84,8 +83,8 @@ type hop struct {
 	known   bool // the neighbour's MAC is known
 }
 
-// route returns the next hop routeTo dst: the longest matching prefix among the
-// routes and the on-link networks. False when there is none.
+// route returns the next hop to dst: the longest matching prefix among the routes and the on-link
+// networks. It returns false if no prefix matches.
 func (h *Host) route(dst netip.Addr) (hop, bool) {
 	best, found := -1, Route{}
 	consider := func(r Route) {
@@ -123,14 +122,14 @@ func (h *Host) route(dst netip.Addr) (hop, bool) {
 	return next, true
 }
 
-// Routed reports whether packets to dst leave the host, or are for it.
+// Routed reports whether the host has a route to dst or owns dst.
 func (h *Host) Routed(dst netip.Addr) bool {
 	_, ok := h.route(dst)
 	return ok || h.Owns(dst)
 }
 
-// refuses reports whether the kernel forwards no packet from src that arrives on an interface
-// (fib_validate_source). It has no such check for IPv6.
+// refuses reports whether the kernel drops packets from src on an ingress interface
+// (fib_validate_source). The kernel has no such check for IPv6.
 func (h *Host) refuses(iface string, src netip.Addr) bool {
 	in, ok := h.Interface(iface)
 	if !ok || !src.Is4() {
@@ -153,7 +152,7 @@ func (h *Host) refuses(iface string, src netip.Addr) bool {
 	return !ok || in.RPFilter == 1 && back.Name != iface
 }
 
-// networks are those that the host is connected to.
+// networks returns the on-link networks of the host.
 func (h *Host) networks() (list []netip.Prefix) {
 	for _, i := range h.Interfaces {
 		for _, p := range i.Addresses {
@@ -163,7 +162,7 @@ func (h *Host) networks() (list []netip.Prefix) {
 	return list
 }
 
-// specific returns the length of the most specific route to dst, -1 when there is none.
+// specific returns the prefix length of the most specific route to dst, -1 for none.
 func (h *Host) routeLength(dst netip.Addr) int {
 	if h.Owns(dst) {
 		return dst.BitLen()
@@ -184,15 +183,15 @@ func (h *Host) routeLength(dst netip.Addr) int {
 	return best
 }
 
-// NextHop returns the interface and MAC address that a packet to dst leaves by;
-// false when there is no route or the neighbour is not known.
+// NextHop returns the egress interface and the MAC address for packets to dst. It returns false if
+// no route exists or the neighbour is unresolved.
 func (h *Host) NextHop(dst netip.Addr) (iface Interface, mac packet.MAC, ok bool) {
 	n, found := h.route(dst)
 	return n.Interface, n.mac, found && n.known
 }
 
-// address returns the host's own address of dst's family on the interface: the
-// source of what the host itself sends there.
+// address returns the first address of a family on the interface, the source of the host's own
+// packets.
 func (i Interface) address(v6 bool) (netip.Addr, bool) {
 	for _, p := range i.Addresses {
 		if p.Addr().Is6() == v6 {
@@ -202,8 +201,9 @@ func (i Interface) address(v6 bool) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// source returns the address that a packet of the host's own has by the next hop: of IPv4 the first one of the
-// next hop's network (inet_select_addr), of IPv6 addresses in its network the latest (RFC 6724 leaves it open).
+// source returns the source address of the host's own packets through the next hop. For IPv4 it is
+// the first address in the next hop's network (inet_select_addr). For IPv6 it is the last one there
+// (RFC 6724 leaves this choice open).
 func (h hop) source() (netip.Addr, bool) {
 	if a, ok := h.connectedAddress(); ok {
 		return a, true
@@ -211,7 +211,8 @@ func (h hop) source() (netip.Addr, bool) {
 	return h.address(h.gateway.Is6())
 }
 
-// near returns the address of the interface in the next hop's network, which is not link-local.
+// near returns the address of the interface in the next hop's network, without link-local
+// addresses.
 func (h hop) connectedAddress() (found netip.Addr, ok bool) {
 	for _, p := range h.Addresses {
 		if p.Contains(h.gateway) && !p.Addr().IsLinkLocalUnicast() && (h.gateway.Is6() || !ok) {
@@ -221,9 +222,10 @@ func (h hop) connectedAddress() (found netip.Addr, ok bool) {
 	return found, ok
 }
 
-// address returns the source of what the host itself sends by an interface; by one without an
-// address of the family it has that of another (RFC 1812 §4.3.2.4, RFC 4443 §2.2). A
-// host without any of IPv4 has the first of siit's pool, or the reserved one (RFC 7600 §4.8).
+// address returns the source of the host's own packets on an interface. An interface without an
+// address of the family uses an address of another interface (RFC 1812 §4.3.2.4, RFC 4443 §2.2). A
+// host without IPv4 addresses uses the first address of the siit pool, or the reserved address (RFC
+// 7600 §4.8).
 func (m *Model) address(i Interface, v6 bool) (netip.Addr, bool) {
 	for _, i := range append([]Interface{i}, m.host.Interfaces...) {
 		if a, ok := i.address(v6); ok {
@@ -240,13 +242,14 @@ func (m *Model) address(i Interface, v6 bool) (netip.Addr, bool) {
 	return netip.AddrFrom4([4]byte{192, 0, 0, 8}), crosses && !v6
 }
 
-// listenAddress returns the global address of a family by which others know an interface.
+// listenAddress returns the global address of an interface for a listener of that family.
 func (h *Host) listenAddress(iface string, v6 bool) (netip.Addr, bool) {
 	i, _ := h.Interface(iface)
 	return i.globalAddress(v6)
 }
 
-// known returns the first global address of a family, of IPv6 the latest, as the kernel lists them.
+// known returns the global address of a family: for IPv4 the first one, for IPv6 the last one, in
+// the kernel's order.
 func (i Interface) globalAddress(v6 bool) (found netip.Addr, ok bool) {
 	for _, p := range i.Addresses {
 		if a := p.Addr(); a.Is6() == v6 && !a.IsLinkLocalUnicast() && (v6 || !ok) {
@@ -256,7 +259,8 @@ func (i Interface) globalAddress(v6 bool) (found netip.Addr, ok bool) {
 	return found, ok
 }
 
-// chosen lists the addresses that packets may leave with: of IPv4 the first one of each network.
+// chosen returns the source addresses that the interface uses. For IPv4 each network contributes
+// its first address.
 func (i Interface) sourceAddresses() (list []netip.Addr) {
 	for at, p := range i.Addresses {
 		if (p.Addr().Is6() || i.primary(at)) && !p.Addr().IsLinkLocalUnicast() {
@@ -266,14 +270,15 @@ func (i Interface) sourceAddresses() (list []netip.Addr) {
 	return list
 }
 
-// primary reports whether an IPv4 address is the first one of its network: the kernel sends with no other one.
+// primary reports whether an IPv4 address is the first one in its network. The kernel sends with
+// primary addresses only.
 func (i Interface) primary(at int) bool {
 	p := i.Addresses[at]
 	return p.Addr().Is4() && slices.IndexFunc(i.Addresses, func(o netip.Prefix) bool { return o.Masked() == p.Masked() }) == at
 }
 
-// AddAddress puts an address where the kernel does: of IPv4 the first one of a network behind the first ones of
-// the other networks, all others behind these (__inet_insert_ifa).
+// AddAddress inserts an address at the kernel's position (__inet_insert_ifa). A primary IPv4
+// address follows the other primary addresses. All other addresses follow at the end.
 func (i *Interface) AddAddress(p netip.Prefix) {
 	at := len(i.Addresses)
 	if p.Addr().Is4() && !slices.ContainsFunc(i.Addresses, func(o netip.Prefix) bool { return o.Masked() == p.Masked() }) {
@@ -287,9 +292,9 @@ func (i *Interface) AddAddress(p netip.Prefix) {
 	i.Addresses = slices.Insert(i.Addresses, at, p)
 }
 
-// RemoveAddress takes an address away that is there, as the kernel does: the next one of its network takes its
-// part, behind the last first one of another network that followed it, or else behind the first address of all
-// (__inet_del_ifa, with promote_secondaries).
+// RemoveAddress removes an existing address as the kernel does (__inet_del_ifa with
+// promote_secondaries). The next address in the same network becomes primary. It moves behind the
+// last primary address between the two, or else behind the first IPv4 address.
 func (i *Interface) RemoveAddress(p netip.Prefix) {
 	at := slices.Index(i.Addresses, p)
 	next := -1
@@ -316,44 +321,43 @@ func (i *Interface) RemoveAddress(p netip.Prefix) {
 	i.Addresses = slices.Delete(i.Addresses, at, at+1)
 }
 
-// Arrival is a frame that comes in.
+// Arrival is a received frame.
 type Arrival struct {
 	Interface string
 	Frame     []byte
 }
 
-// Departure is a frame that goes out of an interface, or up to the kernel when
-// the action is Pass.
+// Departure is a sent frame, or a frame for the kernel if the action is Pass.
 type Departure struct {
 	Interface string
 	Frame     []byte
 }
 
-// Outcome is what became of a frame.
+// Outcome is the result for one frame.
 type Outcome struct {
 	Action Action
 	Reason Reason
-	// Out holds the frames that left. With Pass it is empty when the frame was
-	// handed up unchanged, otherwise it holds the frame as it was handed up.
+	// Out contains the sent frames. With Pass it is empty if the kernel gets the received frame
+	// unchanged. Otherwise it contains the changed frame.
 	Out []Departure
 }
 
-// Action is what a datapath does with a frame.
+// Action is the decision of a datapath about a frame.
 type Action string
 
 // Actions.
 const (
-	Forward Action = "forward" // sent on, translated or not
-	Drop    Action = "drop"    // gone; what was sent in answer is in Outcome.Out
-	Pass    Action = "pass"    // handed to the kernel
+	Forward Action = "forward" // sent to the next hop, translated or not
+	Drop    Action = "drop"    // dropped; Outcome.Out contains the answer
+	Pass    Action = "pass"    // passed to the kernel
 )
 
 // Timing of the model that is not configurable.
 const (
-	// FragmentLife is how long the ports of a first fragment are remembered (RFC
-	// 6146 §3.4: at least 2 s; hosts wait up to 60 s, RFC 791 and RFC 8200).
+	// FragmentLife is the lifetime of the ports of a first fragment. RFC 6146 §3.4 requires at
+	// least 2 s. Hosts wait up to 60 s (RFC 791 and RFC 8200).
 	FragmentLife = 30 * time.Second
-	// PortHold is how long a freed port is not given to another inside endpoint
-	// (RFC 6888 REQ-8).
+	// PortHold is the hold-down of a freed port before another inside endpoint may use it (RFC 6888
+	// REQ-8).
 	PortHold = 120 * time.Second
 )

@@ -10,32 +10,31 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// message is type and code of an ICMP message.
+// message is the type and the code of an ICMP message.
 type message struct{ kind, code uint8 }
 
-// to6 translates the codes of IPv4 "destination unreachable" (RFC 7915 §4.2).
-// Code 2 becomes a parameter problem that points at the next header field; code 4
-// a "packet too big".
+// to6 maps the codes of IPv4 "destination unreachable" to IPv6 messages (RFC 7915 §4.2). Code 2
+// becomes a parameter problem with a pointer to the next header field. Code 4 becomes "packet too
+// big".
 var to6 = map[uint8]message{
 	0: {1, 0}, 1: {1, 0}, 2: {4, 1}, 3: {1, 4}, 4: {2, 0}, 5: {1, 0}, 6: {1, 0}, 7: {1, 0}, 8: {1, 0}, 9: {1, 1}, 10: {1, 1},
 	11: {1, 0}, 12: {1, 0}, 13: {1, 1}, 15: {1, 1},
 }
 
-// to4 translates the codes of IPv6 "destination unreachable" (RFC 7915 §5.2).
+// to4 maps the codes of IPv6 "destination unreachable" to IPv4 messages (RFC 7915 §5.2).
 var to4 = map[uint8]message{0: {3, 1}, 1: {3, 10}, 2: {3, 1}, 3: {3, 1}, 4: {3, 3}}
 
-// pointers6 and pointers4 translate the pointer of a parameter problem (RFC 7915
-// figures 3 and 6): where the field of the one header is in the other. Pointers
-// that are not listed have no counterpart.
+// pointers6 and pointers4 map the pointer of a parameter problem (RFC 7915 figures 3 and 6): the
+// offset of a field in one header to the offset in the other. A missing pointer has no counterpart.
 var (
 	pointers6 = map[uint8]uint32{0: 0, 1: 1, 2: 4, 3: 4, 8: 7, 9: 6, 12: 8, 13: 8, 14: 8, 15: 8, 16: 24, 17: 24, 18: 24, 19: 24}
 	pointers4 = map[uint32]uint8{0: 0, 1: 1, 4: 2, 5: 2, 6: 9, 7: 8}
 )
 
-// plateaus are the MTUs to try when a router did not tell its own (RFC 1191 §7).
+// plateaus lists the MTUs to try if a router reports none (RFC 1191 §7).
 var plateaus = []uint32{65535, 32000, 17914, 8166, 4352, 2002, 1492, 1006, 508, 296, 68}
 
-// translateICMP translates an ICMP message with the packet that it quotes.
+// translateICMP translates an ICMP message and its quoted packet.
 func translateICMP(v *view, r rendering, p []byte) ([]byte, flow.Protocol, Reason) {
 	if v.kind == icmpError && (v.quoted == nil || r.quote == nil) {
 		return nil, 0, ReasonUntranslatable // an error about an error
@@ -81,11 +80,11 @@ func translateICMP(v *view, r rendering, p []byte) ([]byte, flow.Protocol, Reaso
 
 // Extensions of ICMP errors (RFC 4884 §3, §4).
 const (
-	fieldMin = 128 // bytes before an extension, at least
+	fieldMin = 128 // minimum length of the quoted packet before an extension, in bytes
 )
 
-// lengthByte returns where an ICMP error says how much stands before its extension,
-// and in what unit of bytes; 0 for messages without.
+// lengthByte returns the offset of the length field of an ICMP error, and its unit in bytes. Other
+// messages return 0.
 func lengthByte(v6 bool, kind uint8) (at, unit int) {
 	switch {
 	case v6 && (kind == 1 || kind == 3):
@@ -96,8 +95,8 @@ func lengthByte(v6 bool, kind uint8) (at, unit int) {
 	return 0, 0
 }
 
-// quotedField returns how many bytes of an ICMP error stand for the quoted packet,
-// when an extension follows; else 0.
+// quotedField returns the number of bytes for the quoted packet before an extension, 0 without an
+// extension.
 func quotedField(v *view, p []byte) int {
 	at, unit := lengthByte(v.v6, p[0])
 	field := int(p[at]) * unit
@@ -107,9 +106,9 @@ func quotedField(v *view, p []byte) int {
 	return field
 }
 
-// extend returns the error with header b and the translated quotation, followed by the
-// extension of the original p, and says in the header where it begins (RFC 7915 §4.2,
-// §5.2). Nil when there is none, the message can have none, or it does not fit.
+// extend returns the error with header b, the translated quotation, and the extension of the
+// original p. It writes the offset of the extension into the header (RFC 7915 §4.2, §5.2). It
+// returns nil if no extension exists, the message allows none, or the extension does not fit.
 func extend(v *view, b, inner, p []byte, limit int) []byte {
 	at, unit := lengthByte(!v.v6, b[0])
 	if v.field == 0 || unit == 0 {
@@ -137,8 +136,8 @@ func setICMPChecksum(b []byte, r rendering, protocol flow.Protocol) {
 	binary.BigEndian.PutUint16(b[2:], sum)
 }
 
-// echo rewrites a query: type, identifier, and a checksum that covers a pseudo
-// header in IPv6 and none in IPv4.
+// echo translates a query: type, identifier and checksum. Only the IPv6 checksum covers a pseudo
+// header.
 func echo(v *view, r rendering, p []byte, m message) []byte {
 	before := append(slices.Clone(p[:2]), p[4:6]...)
 	p[0], p[1] = m.kind, m.code
@@ -161,7 +160,7 @@ func echo(v *view, r rendering, p []byte, m message) []byte {
 	return p
 }
 
-// message6 translates type, code and the second word from IPv4 to IPv6.
+// message6 translates type, code and second word from IPv4 to IPv6.
 func message6(v *view, r rendering, rest uint32) (m message, word uint32, ok bool) {
 	switch v.icmpType {
 	case 8, 0:
@@ -195,7 +194,7 @@ func message6(v *view, r rendering, rest uint32) (m message, word uint32, ok boo
 	return message{}, 0, false
 }
 
-// message4 translates type, code and the second word from IPv6 to IPv4.
+// message4 translates type, code and second word from IPv6 to IPv4.
 func message4(v *view, r rendering, rest uint32) (m message, word uint32, ok bool) {
 	switch v.icmpType {
 	case 128, 129:
@@ -234,8 +233,7 @@ func pointer4(p uint32) (uint8, bool) {
 	return v, ok
 }
 
-// plateau returns the greatest plateau below the length of the packet that was too
-// big.
+// plateau returns the greatest plateau below the length of the oversized packet.
 func plateau(q *view) uint32 {
 	if q == nil {
 		return plateaus[len(plateaus)-1]

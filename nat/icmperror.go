@@ -12,9 +12,8 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// icmpError handles an ICMP error: by the flow of the packet that it quotes, which
-// it never makes, refreshes or ends (RFC 4787 REQ-12, RFC 5382 REQ-10, RFC 5508
-// REQ-4 to REQ-6).
+// icmpError handles an ICMP error by the session of the quoted packet. The error never creates,
+// refreshes or ends a session (RFC 4787 REQ-12, RFC 5382 REQ-10, RFC 5508 REQ-4 to REQ-6).
 func (m *Model) icmpError(in Arrival, v *view) plan {
 	q := v.quoted
 	if q == nil {
@@ -30,8 +29,8 @@ func (m *Model) icmpError(in Arrival, v *view) plan {
 	return p
 }
 
-// errorOf finds what becomes of an error by the packet that it quotes: it travels the way of
-// those that answer it.
+// errorOf returns the plan for an error by its quoted packet. The error takes the path of an answer
+// to the quoted packet.
 func (m *Model) errorOf(in Arrival, v *view) (plan, bool) {
 	answering := v.quoted.tuple().Reverse()
 	p, ok := m.errorOfSession(v, answering)
@@ -44,9 +43,9 @@ func (m *Model) errorOf(in Arrival, v *view) (plan, bool) {
 	return p, ok
 }
 
-// errorWithoutFlow drops an error about a flow of ours that is not there (RFC 5508 REQ-4,
-// REQ-5): one to a pool address, and one whose sender a rule would translate,
-// because it would show an inside address outside. What mayMatch others passes.
+// errorWithoutFlow drops an error about a missing session of the gateway (RFC 5508 REQ-4, REQ-5):
+// an error to a pool address, and an error with a source that a rule translates. The latter would
+// show an inside address outside. All other errors pass.
 func (m *Model) errorWithoutFlow(in Arrival, v *view) plan {
 	if m.pooled(v.dst.Addr()) && !m.host.Owns(v.dst.Addr()) {
 		return drop(ReasonErrorWithoutFlow)
@@ -57,10 +56,10 @@ func (m *Model) errorWithoutFlow(in Arrival, v *view) plan {
 	return pass(ReasonNotOurs)
 }
 
-// validError checks the error's own checksum and that of the quoted IP header (RFC
-// 5508 REQ-3 and 3a); the quoted transport checksum is not looked at (3c). Of an
-// error in fragments nobody can check it; hosts keep errors smaller than that (RFC
-// 1812 §4.3.2.3, RFC 4443 §2.4 (c)).
+// validError reports whether the checksums of the error and of the quoted IP header are correct
+// (RFC 5508 REQ-3 and 3a). It ignores the quoted transport checksum (3c). It refuses a fragmented
+// error, because the checksum covers the other fragments. Hosts send smaller errors (RFC 1812
+// §4.3.2.3, RFC 4443 §2.4 (c)).
 func validError(v *view) bool {
 	if v.first || v.v6 && packet.TransportChecksum(v.src.Addr(), v.dst.Addr(), uint8(flow.ICMPv6), v.payload()) != 0 ||
 		!v.v6 && packet.Checksum(v.payload()) != 0 {
@@ -100,7 +99,7 @@ func (m *Model) errorOfSession(v *view, answering flow.Tuple) (plan, bool) {
 	return p, true
 }
 
-// unsplice returns the error with the quoted number as the backend has sent it.
+// unsplice returns the error with the backend's sequence number in the quoted packet.
 func (v *view) unsplice(ahead uint32) *view {
 	b := slices.Clone(v.ip)
 	t := b[v.header+8+v.quoted.header:]
@@ -117,9 +116,9 @@ func (v *view) unsplice(ahead uint32) *view {
 	return is
 }
 
-// errorSource is who the error comes from when it goes on. A router on a side that
-// is translated must not show: the flow's translated address stands for it (RFC
-// 5508 REQ-5c). From the IPv4 side of nat64 it is the router itself, embedded.
+// errorSource returns the source address of the translated error. A router on a translated side
+// must stay hidden: the error gets the translated address of the session (RFC 5508 REQ-5c). A
+// router on the IPv4 side of nat64 keeps its address, embedded in the prefix.
 func (m *Model) errorSource(v *view, h *half, out flow.Tuple) netip.Addr {
 	switch {
 	case h.rule != nil && h.rule.Type == config.NATNAT64 && !v.v6:
@@ -132,8 +131,7 @@ func (m *Model) errorSource(v *view, h *half, out flow.Tuple) netip.Addr {
 	return v.src.Addr()
 }
 
-// errorOfService handles errors about packets of services that keep no session for
-// them.
+// errorOfService handles errors about packets of services without a session.
 func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan, bool) {
 	about := &view{v6: v.v6, protocol: answering.Protocol, src: answering.Source, dst: answering.Dest}
 	if s, _ := m.serviceOf(about, in.Interface); s != nil && len(s.table) > 0 && s.Scheduler.Hashes() && s.Mode != config.ModeFullNAT {
@@ -158,26 +156,25 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 		}
 		from, _, ok := s.virtual(about.protocol, about.src)
 		if !ok || s.Mode != config.ModeStateless && !m.answersSYN(answering) {
-			continue // about a connection of the backend's own
+			continue // about a connection that the backend opened
 		}
 		quote := flow.Tuple{Protocol: about.protocol, Source: about.dst, Dest: from}
 		p := plan{action: Forward, reason: ReasonICMPError, to: v.tuple(), quote: &quote}
 		p.to.Source = netip.AddrPortFrom(from.Addr(), 0)
-		p.to.Dest = netip.AddrPortFrom(about.dst.Addr(), 0) // whoever the error itself names
+		p.to.Dest = netip.AddrPortFrom(about.dst.Addr(), 0) // independent of the destination of the error
 		p.here = m.host.Owns(about.dst.Addr())
 		return p, true
 	}
 	return plan{}, false
 }
 
-// errorOfPrefix handles errors of stateless prefixes: the quoted packet is
-// translated like one that goes the other way. Between the families a router keeps
-// its own translated address, if it has one (RFC 7915 §4.1, §5.1); for an IPv6
-// router without one stands the gateway's own (RFC 6791 §3). Within a family the
-// address of the host hides an inside router (RFC 5508 REQ-5c).
+// errorOfPrefix handles errors about packets of stateless rules. It translates the quoted packet in
+// the opposite direction. Between the families a router keeps its own translated address, if one
+// exists (RFC 7915 §4.1, §5.1). Other IPv6 routers get the gateway's own address (RFC 6791 §3).
+// Within a family the host's address hides an inside router (RFC 5508 REQ-5c).
 func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
 	q := v.quoted
-	about := *q // the packet that would answer the quoted one
+	about := *q // an answer to the quoted packet
 	about.src, about.dst, about.ttl, about.quotedAnswer = q.dst, q.src, v.ttl, true
 	p, ok := m.stateless(in, &about)
 	if ok && p.reason == ReasonUntranslatable {
@@ -199,7 +196,7 @@ func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
 				src = own
 			}
 		}
-	case src == q.dst.Addr(): // not translated: nothing to hide
+	case src == q.dst.Addr(): // without translation the router needs no hiding
 		src = v.src.Addr()
 	}
 	p.to = flow.Tuple{Protocol: v.protocol, Source: netip.AddrPortFrom(src, 0), Dest: netip.AddrPortFrom(p.to.Dest.Addr(), 0)}

@@ -9,8 +9,9 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// Map binds an inside endpoint at its host's request (PCP, RFC 6887) to just the outside
-// one that is given: the binding lives without sessions and lets allClients in.
+// Map creates the mapping that a host requests by PCP (RFC 6887), with exactly the requested
+// outside endpoint. The binding exists without sessions, and its filter admits every remote
+// endpoint.
 func (m *Model) Map(w datapath.Mapping) error {
 	for _, r := range m.rules {
 		if r.Name != w.Rule || !r.PCP {
@@ -47,12 +48,12 @@ func (m *Model) Map(w datapath.Mapping) error {
 	return datapath.ErrNoPort
 }
 
-// MayAsk reports whether the rule of a mapping lets its host ask for some.
+// MayAsk reports whether the rule of a mapping permits PCP requests from the mapping's host.
 func (m *Model) MayAsk(w datapath.Mapping) bool {
 	return slices.ContainsFunc(m.rules, func(r *rule) bool { return r.Name == w.Rule && r.PCP && contains(r.Source, w.Inside.Addr()) })
 }
 
-// Unmap takes the request back. The binding's sessions live on.
+// Unmap ends the request. The sessions of the binding continue.
 func (m *Model) Unmap(w datapath.Mapping) {
 	if b := m.outside[outsideKey{portClass(w.Protocol), w.Outside}]; b != nil && b.mapped {
 		m.unmap(b)

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nat is the readable reference model of Sluice's datapaths: what
-// becomes of a frame under a configuration, written to be read next to RFC 4787
-// (UDP), 5382 (TCP), 5508 (ICMP), 6146 (NAT64), 7915 (header translation), 6052
-// (addresses), 6296 (NPTv6), 6888 (CGN) and 7422 (deterministic blocks).
+// Package nat is the readable reference model of Sluice's datapaths. It computes the outcome of a
+// frame under a configuration. Read it with RFC 4787 (UDP), 5382 (TCP), 5508 (ICMP), 6146 (NAT64),
+// 7915 (header translation), 6052 (addresses), 6296 (NPTv6), 6888 (CGN) and 7422 (deterministic
+// blocks).
 //
-// It is slow, sequential and pure: the clock is advanced by the caller, chance is
-// a seed. The eBPF datapath must give the same bytes, actions, reasons and flows.
-// The order of decisions for one packet is written down in [Model.decide].
+// The model is slow, sequential and pure. The caller advances the clock and provides a random seed.
+// The eBPF datapath must produce the same bytes, actions, reasons and flows. [Model.decide] lists
+// the decisions for one packet in order.
 //
-// What the specification leaves free (which free port, which backend, which
-// identification) the model asks [Choices] for: in [Model.Receive] its own, by
-// chance, in [Model.Follow] those of another, which it takes as far as they are
-// legal. What package judge learns from the frames that a datapath has sent is
-// such an implementation. A reader of the RFCs may leave out provisional.go: it
-// serves a datapath whose choices become known later than they are made.
+// The RFCs leave some choices free: the port, the backend, the identification. The model gets them
+// from [Choices]. [Model.Receive] uses random choices. [Model.Follow] uses the choices of the
+// caller if they are legal. Package judge implements Choices from the frames that a datapath sent.
+// File provisional.go is not part of the RFCs: it serves a datapath with choices that become
+// visible late.
 package nat
 
 import (
@@ -28,37 +27,36 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// Model is one gateway. It is not safe for use by several goroutines.
+// Model is one gateway. It is not safe for concurrent use.
 type Model struct {
 	host    Host
 	config  *config.Config
-	now     time.Duration // since New
+	now     time.Duration // time since New
 	choices Choices
-	chance  Chance // its own choices
+	chance  Chance // random choices
 
-	services            []*service // in force
-	rules               []*rule    // in force
+	services            []*service // in the current configuration
+	rules               []*rule    // in the current configuration
 	prefixes            []*prefix
-	allServices         map[string]*service // by name, also those that were in force before
+	allServices         map[string]*service // by name, with the services of former configurations
 	allRules            map[string]*rule
 	sessions            map[flow.Tuple]*half
-	replaced            *session                // that the SYN at hand has ended, as it opens another connection in its tuple; or nil
-	ended               map[flow.Tuple]*session // by what either side still sends: cut off when their backend went down
-	syns                int                     // that left without a session
-	synsSent            map[flow.Tuple]int      // as they left, and in which place of these
-	synsCame            map[flow.Tuple]syn      // the same, as they came
+	replaced            *session                // session that the current SYN replaced with a new connection in its tuple, or nil
+	ended               map[flow.Tuple]*session // cut-off sessions by both tuples: their backend became down
+	syns                int                     // number of SYNs without a session
+	synsSent            map[flow.Tuple]int      // by translated tuple, with their ordinal number
+	synsCame            map[flow.Tuple]syn      // by received tuple
 	cookiesSent         map[flow.Tuple][]*cookie
 	bindings            map[bindingKey]*binding
 	outside             map[outsideKey]*binding
-	ports               map[outsideKey]time.Duration // until when a freed port is held
+	ports               map[outsideKey]time.Duration // end of the hold-down of each freed port
 	clients             map[clientKey]*client
 	fragments           map[fragmentKey]*fragment
-	rates               []rated // of firewall rules, by their place among the port ranges of all
+	rates               []rated // rates of firewall rules, one entry for each port range
 	releasedProvisional []releasedPort
 }
 
-// New returns a model of the configuration on the host. The seed decides what
-// chance decides.
+// New returns a model of the configuration on the host. The seed determines all random choices.
 func New(c *config.Config, host Host, seed uint64) (*Model, error) {
 	m := &Model{
 		host: host, chance: NewChance(seed), allServices: map[string]*service{}, allRules: map[string]*rule{},
@@ -70,7 +68,7 @@ func New(c *config.Config, host Host, seed uint64) (*Model, error) {
 	return m, nil
 }
 
-// Advance lets time pass: what is idle for too long is forgotten.
+// Advance adds d to the clock and expires idle state.
 func (m *Model) Advance(d time.Duration) {
 	m.now += d
 	m.expire()
@@ -90,29 +88,29 @@ func (m *Model) SetState(service, backend string, state datapath.State) error {
 	return fmt.Errorf("service %s: no backend %s", service, backend)
 }
 
-// plan is a decision that is not carried out yet.
+// plan is the decision for one packet, before apply.
 type plan struct {
 	action Action
 	reason Reason
-	to     flow.Tuple  // what the packet becomes; not valid: unchanged
-	via    netip.Addr  // where it is routed to, when that is not to.Dest
-	mac    packet.MAC  // dsr: of the backend, when configured
-	answer answer      // sent in place of the packet
-	quote  *flow.Tuple // ICMP errors: what the quoted packet becomes
+	to     flow.Tuple  // tuple after translation; invalid: unchanged
+	via    netip.Addr  // routing destination, if it differs from to.Dest
+	mac    packet.MAC  // dsr: configured MAC address of the backend
+	answer answer      // reply to the sender of a dropped packet
+	quote  *flow.Tuple // ICMP errors: tuple of the quoted packet after translation
 	encap  *encapsulation
-	of     *half    // session that the packet is of, nil for none
-	count  []*tally // what counts the packet when it is forwarded
+	of     *half    // session of the packet, nil for none
+	count  []*tally // counters to increase when the packet is forwarded
 	clamp  bool     // lower the MSS option of a SYN
-	room   int      // leave so much less in the MSS option of a SYN than the link it came by carries
-	grow   int      // bytes that edit may add
-	here   bool     // for this host, which has asked a backend (a health check): left as it is
-	// edit changes the packet that is otherwise ready to leave by a link of that MTU, or
-	// tells why it cannot go.
+	room   int      // reserved bytes below the ingress link's limit for the MSS option of a SYN
+	grow   int      // maximum growth by edit, in bytes
+	here   bool     // reply to a health check of this host: left unchanged
+	// edit changes the packet after translation, for a link with that MTU. It may return a drop
+	// reason.
 	edit    func(b []byte, mtu int) ([]byte, Reason)
-	instead *view               // of the packet, when not nil
-	class   config.TrafficClass // siit: of a packet that changes its family
-	summed  bool                // siit: UDP without a checksum is dropped
-	// neutral leaves the transport checksum alone (RFC 6296).
+	instead *view               // replacement for the packet, if not nil
+	class   config.TrafficClass // siit: traffic class after a change of family
+	summed  bool                // siit: drop UDP without a checksum
+	// neutral keeps the transport checksum unchanged (RFC 6296).
 	neutral bool
 }
 
@@ -122,7 +120,7 @@ func pass(r Reason) plan { return plan{action: Pass, reason: r} }
 // tally counts packets of a service, backend or rule.
 type tally struct{ packets, bytes uint64 }
 
-// Receive tells what becomes of a frame, and takes it into account.
+// Receive processes a frame and returns the outcome.
 func (m *Model) Receive(in Arrival) Outcome {
 	group := len(in.Frame) > 0 && in.Frame[0]&1 == 1
 	i, known := m.host.Interface(in.Interface)
@@ -143,19 +141,19 @@ func (m *Model) Receive(in Arrival) Outcome {
 	return m.apply(in, v, m.decide(in, v))
 }
 
-// Follow does what Receive does, with the choices of another as far as they are legal: the outcome
-// of a datapath that has made them equals the one that is returned, when it did right.
+// Follow processes a frame with the caller's choices, as far as they are legal. A correct datapath
+// with the same choices has the same outcome.
 func (m *Model) Follow(in Arrival, by Choices) Outcome {
 	m.choices = by
 	defer func() { m.choices = m.chance }()
 	return m.Receive(in)
 }
 
-// Chance returns the model's own choices.
+// Chance returns the random choices of the model.
 func (m *Model) Chance() Chance { return m.chance }
 
-// toGroup decides about a broadcast or multicast frame, which the host may want and nobody
-// forwards (RFC 1812 §5.3.4).
+// toGroup handles a broadcast or multicast frame. The host may accept such a frame, but a router
+// must not forward it (RFC 1812 §5.3.4).
 func (m *Model) toGroup(in Arrival, v *view) Outcome {
 	switch {
 	case v.kind == icmpLink:
@@ -170,18 +168,18 @@ func (m *Model) toGroup(in Arrival, v *view) Outcome {
 
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
-// unroutable reports whether a has no meaning in the other IP version.
+// unroutable reports whether a is invalid in the other address family.
 func unroutable(a netip.Addr) bool { return martian(a) || a.IsLinkLocalUnicast() }
 
-// martian reports whether Linux routes nothing that comes from a.
+// martian reports whether Linux drops packets with source a.
 func martian(a netip.Addr) bool {
 	return a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a == broadcast || a.Is4In6()
 }
 
-// decide finds what is to be done with a packet. The order matters: what is known
-// goes before what is new, the published before the private.
+// decide returns the plan for a packet. The order matters: an existing session has priority over a
+// new one, and a service has priority over a NAT rule.
 func (m *Model) decide(in Arrival, v *view) plan {
-	if v.kind == icmpLink { // also past the firewall, which would leave the host without neighbours
+	if v.kind == icmpLink { // the firewall does not apply: it would block neighbour discovery of the host
 		return pass(ReasonNotRouted)
 	}
 	if v.later {
@@ -206,8 +204,8 @@ func (m *Model) decide(in Arrival, v *view) plan {
 	return p
 }
 
-// martianError handles what is never routed: an IPv4 error that nothing but its source keeps from
-// it is translated between the families, for those who look for faults (RFC 7915 §4.1).
+// martianError handles packets that Linux never routes. An IPv4 error with a martian source still
+// crosses to IPv6 for path diagnosis (RFC 7915 §4.1).
 func (m *Model) martianError(in Arrival, v *view) plan {
 	to := v.dst.Addr()
 	if v.v6 || v.kind != icmpError || v.quoted == nil || to.IsMulticast() || to == broadcast {
@@ -223,7 +221,8 @@ func (m *Model) martianError(in Arrival, v *view) plan {
 	return p
 }
 
-// neverRouted reports whether Linux forwards no packet between these addresses. It forwards link-local ones of IPv4.
+// neverRouted reports whether Linux forwards no packet between these addresses. Linux forwards IPv4
+// link-local addresses.
 func (v *view) neverRouted() bool {
 	from, to := v.src.Addr(), v.dst.Addr()
 	return to.IsMulticast() || to == broadcast || martian(from) || v.v6 && (to.IsLinkLocalUnicast() || from.IsLinkLocalUnicast())
@@ -263,7 +262,8 @@ func (m *Model) decidePacket(in Arrival, v *view) plan {
 	return pass(ReasonNotOurs)
 }
 
-// firewalled applies the rules of the first hook in their order.
+// firewalled applies the rules of the ingress hook in order, and reports whether one drops the
+// packet.
 func (v *view) firewalled(m *Model, iface string) bool {
 	place := 0
 	for i := range m.config.Firewall.Rules {
@@ -287,14 +287,14 @@ func (v *view) firewalled(m *Model, iface string) bool {
 	return false
 }
 
-// rated is a firewall rule with when the next packet conforms to its rate.
+// rated is a firewall rule with the time of the next conforming packet.
 type rated struct {
 	rule config.FirewallRule
 	next time.Duration
 }
 
-// conforms reports whether a packet is within the rate above which the rule drops:
-// burst packets at once.
+// conforms reports whether a packet is within the rate of the rule. It admits bursts of the
+// configured size.
 func (r *rated) conforms(now time.Duration) bool {
 	each := r.rule.Rate.Per / time.Duration(r.rule.Rate.Count)
 	next := max(r.next, now)

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// TestEmbed is the table of RFC 6052 §2.4.
+// TestEmbed uses the table of RFC 6052 §2.4.
 func TestEmbed(t *testing.T) {
 	v4 := netip.MustParseAddr("192.0.2.33")
 	for prefix, want := range map[string]string{
@@ -37,8 +37,8 @@ func TestEmbed(t *testing.T) {
 	}
 }
 
-// TestNPT66 is the example of RFC 6296 §3.3, and that every translation is
-// undone and neutral to the checksum.
+// TestNPT66 uses the example of RFC 6296 §3.3. It also checks that each translation is reversible
+// and checksum-neutral.
 func TestNPT66(t *testing.T) {
 	inside, outside := netip.MustParsePrefix("fd01:203:405::/48"), netip.MustParsePrefix("2001:db8:1::/48")
 	got, ok := npt66(inside, outside, netip.MustParseAddr("fd01:203:405:1::1234"))
@@ -69,8 +69,8 @@ func TestNPT66(t *testing.T) {
 	}
 }
 
-// TestDeterministicBlock counts that no two inside addresses share a port, and
-// that all of the pool is used (RFC 7422 §2).
+// TestDeterministicBlock checks that no two inside addresses share a port and that the blocks use
+// the whole pool (RFC 7422 §2).
 func TestDeterministicBlock(t *testing.T) {
 	sources := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/26"), netip.MustParsePrefix("10.9.0.0/26")}
 	pool := addressRange("203.0.113.0", 4)
@@ -145,8 +145,8 @@ func snatRule(ports flow.Ports, pool string, n int) config.NATRule {
 		To: config.Target{Addresses: []config.AddressRange{{First: first, Last: last}}}}
 }
 
-// TestEveryPortIsUsed opens flows until the pool is empty: no port is left over,
-// none is given twice, and nobody loses one.
+// TestEveryPortIsUsed opens flows until the pool is empty. The model allocates each port exactly
+// once, and no flow loses its port.
 func TestEveryPortIsUsed(t *testing.T) {
 	m := model(t, snatRule(flow.Ports{First: 1000, Last: 1299}, "203.0.113.1", 2))
 	given := map[netip.AddrPort]bool{}
@@ -166,8 +166,8 @@ func TestEveryPortIsUsed(t *testing.T) {
 	}
 }
 
-// TestPairedUnderExhaustion: a client that has an address gets no port of another
-// one (RFC 6888 REQ-2).
+// TestPairedUnderExhaustion checks that a client with an address gets no port of another address
+// (RFC 6888 REQ-2).
 func TestPairedUnderExhaustion(t *testing.T) {
 	m := model(t, snatRule(flow.Ports{First: 2000, Last: 2009}, "203.0.113.1", 2))
 	seen := map[netip.Addr]int{}
@@ -185,7 +185,7 @@ func TestPairedUnderExhaustion(t *testing.T) {
 	}
 }
 
-// TestTCPStates drives the edges of RFC 6146 §3.5.2.
+// TestTCPStates checks the state transitions of RFC 6146 §3.5.2.
 func TestTCPStates(t *testing.T) {
 	const S, A, F, R = packet.SYN, packet.ACK, packet.FIN, packet.RST
 	type packetOf struct {
@@ -223,8 +223,8 @@ func TestTCPStates(t *testing.T) {
 	}
 }
 
-// TestResetIgnored: packets of the other side a second after a reset bring the
-// session back; those on their way do not.
+// TestResetIgnored checks that packets of the other side restore a session one second after a
+// reset. Packets in flight at the time of the reset do not.
 func TestResetIgnored(t *testing.T) {
 	s := &session{}
 	s.tuple[0].Protocol = flow.TCP
@@ -243,8 +243,8 @@ func TestResetIgnored(t *testing.T) {
 	}
 }
 
-// TestMessagesBetweenFamilies is the table of RFC 7915 §4.2 and §5.2 with the
-// second word where it has a meaning.
+// TestMessagesBetweenFamilies uses the table of RFC 7915 §4.2 and §5.2, with the second word if it
+// has a meaning.
 func TestMessagesBetweenFamilies(t *testing.T) {
 	mtu := func(m uint32) uint32 { return m + 20 }
 	quoted := &view{ip: []byte{0x45, 0, 5, 0xdc}} // 1500 bytes
@@ -290,7 +290,7 @@ func TestMessagesBetweenFamilies(t *testing.T) {
 	}
 }
 
-// TestSwap moves suffixes between prefixes of both families (RFC 7757 §3.2).
+// TestSwap maps suffixes between prefixes of both families (RFC 7757 §3.2).
 func TestSwap(t *testing.T) {
 	for _, tc := range [][4]string{
 		{"203.0.113.16/28", "fd00:2::10/124", "203.0.113.18", "fd00:2::12"},
@@ -305,12 +305,12 @@ func TestSwap(t *testing.T) {
 	}
 }
 
-// forgetful forgets every SYN that may be forgotten.
+// forgetful evicts every SYN that the model permits to evict.
 type forgetful struct{ Chance }
 
 func (forgetful) ForgetsSYN(int) bool { return true }
 
-// TestForgottenSYNs: a SYN may be forgotten for a later one, and is then forgotten for good.
+// TestForgottenSYNs checks that a later SYN may evict a SYN permanently.
 func TestForgottenSYNs(t *testing.T) {
 	m := &Model{synsSent: map[flow.Tuple]int{}}
 	answer := func(i int) flow.Tuple {
@@ -338,7 +338,8 @@ func TestForgottenSYNs(t *testing.T) {
 	}
 }
 
-// TestAddressOrder: addresses come and go as in the kernel's list, whose first one of a network others are hidden by.
+// TestAddressOrder checks the order of the kernel's address list, with primary and secondary
+// addresses.
 func TestAddressOrder(t *testing.T) {
 	i := Interface{}
 	for _, step := range []struct{ change, want string }{

@@ -8,10 +8,10 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// unserved is what becomes of a packet that nothing matchSource. The gateway owns the addresses
-// that its services listen on: what it would route on would come back by the router that
-// led it here; without a route they are refused all the same. Its own addresses are its stack's
-// affair, and those of its networks may be another host's.
+// unserved returns the plan for a packet that no service, rule or session matches. The gateway owns
+// the listen addresses of its services. Forwarded packets to these addresses would loop back from
+// the next router. Without a route the gateway rejects them too. The host's stack handles the
+// host's own addresses, and an address in a connected network may belong to another host.
 func (m *Model) unserved(in Arrival, v *view) plan {
 	to := v.dst.Addr()
 	answer, bound, owned := m.owner(to)
@@ -26,8 +26,8 @@ func (m *Model) unserved(in Arrival, v *view) plan {
 	return p
 }
 
-// owner finds the most telling answer of those who listen on an address, and whether all of
-// them are bound to interfaces.
+// owner returns the strongest answer of the listeners on an address. It also reports whether all
+// listeners are bound to interfaces.
 func (m *Model) owner(a netip.Addr) (strongest answer, bound, owned bool) {
 	bound = true
 	listener := func(l config.Listen, own answer, tied bool) {
@@ -59,7 +59,7 @@ func (m *Model) owner(a netip.Addr) (strongest answer, bound, owned bool) {
 	return strongest, bound, owned
 }
 
-// near reports whether a is within a network that the host is connected to.
+// onLink reports whether a is in a connected network of the host.
 func (h *Host) onLink(a netip.Addr) bool {
 	for _, i := range h.Interfaces {
 		for _, p := range i.Addresses {

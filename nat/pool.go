@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// outsideKey is an endpoint of a pool. Each protocol has ports of its own; the
-// identifiers of ICMP queries are those of its two versions together.
+// outsideKey is an endpoint of a pool. Each protocol has its own ports. ICMP and ICMPv6 share one
+// set of query identifiers.
 type outsideKey struct {
 	protocol flow.Protocol
 	endpoint netip.AddrPort
@@ -25,7 +25,7 @@ func portClass(p flow.Protocol) flow.Protocol {
 	return p
 }
 
-// expand lists the addresses of ranges, of one family, in order.
+// expand returns the addresses of the ranges in one family, in order.
 func expand(ranges []config.AddressRange, v6 bool) []netip.Addr {
 	var out []netip.Addr
 	for _, r := range ranges {
@@ -36,20 +36,20 @@ func expand(ranges []config.AddressRange, v6 bool) []netip.Addr {
 	return out
 }
 
-// request asks a pool for a port.
+// request is a request for a port of a pool.
 type request struct {
 	addresses []netip.Addr
 	protocol  flow.Protocol
-	wanted    uint16  // the inside port: its parity and range are kept if possible
+	wanted    uint16  // inside port; the result has its parity and range if possible
 	client    *client // nil without paired pooling
-	paired    bool    // the client keeps the address
+	paired    bool    // paired pooling: the client keeps its address
 	ports     config.PortSet
 	block     int
-	blocks    *[]portBlock // of the client, when ports are given out in blocks
+	blocks    *[]portBlock // blocks of the client, for allocation in blocks
 	fixed     *portBlock   // deterministic: the only block
 }
 
-// portBlock is a run of ports on one address.
+// portBlock is a range of consecutive ports on one address.
 type portBlock struct {
 	address     netip.Addr
 	ports       flow.Ports
@@ -60,8 +60,8 @@ func (b portBlock) has(a netip.AddrPort) bool {
 	return b.address == a.Addr() && b.ports.Contains(a.Port())
 }
 
-// allocate gives out an endpoint. RFC 6888 REQ-2: a client that has an address
-// keeps it, even when its ports run out.
+// allocate returns a free outside endpoint. RFC 6888 REQ-2: a client keeps its address, even
+// without a free port there.
 func (m *Model) allocate(r request) (outsideKey, bool) {
 	for _, address := range m.addressOrder(r) {
 		if key, ok := m.allocateOn(r, address); ok {
@@ -78,7 +78,7 @@ func (m *Model) allocate(r request) (outsideKey, bool) {
 	return outsideKey{}, false
 }
 
-// addressOrder lists the addresses to try.
+// addressOrder returns the addresses in allocation order.
 func (m *Model) addressOrder(r request) []netip.Addr {
 	switch {
 	case r.fixed != nil:
@@ -90,8 +90,8 @@ func (m *Model) addressOrder(r request) []netip.Addr {
 	return m.choices.Addresses(r.addresses)
 }
 
-// allocateOn gives out a port of one address: with the parity and the range of
-// the wanted one if there is any (RFC 4787 REQ-3a, REQ-4), else any.
+// allocateOn allocates a port on one address. It prefers the parity and the range of the wanted
+// port (RFC 4787 REQ-3a, REQ-4).
 func (m *Model) allocateOn(r request, address netip.Addr) (outsideKey, bool) {
 	spans := []flow.Ports(r.ports)
 	switch {
@@ -116,12 +116,11 @@ func (m *Model) allocateOn(r request, address netip.Addr) (outsideKey, bool) {
 	return m.search(r, address, []flow.Ports{block.ports})
 }
 
-// firstLocalPort is the first port that sockets of the host get (ip_local_port_range by default). On its own
-// addresses these are given out last.
+// firstLocalPort is the first port for local sockets (default ip_local_port_range). On the host's
+// own addresses the model allocates these ports last.
 const firstLocalPort = 32768
 
-// search looks for a free port in the spans, in three rounds: range and parity,
-// range, any.
+// search returns a free port in the spans. It tries three rounds: range and parity, range, any.
 func (m *Model) search(r request, address netip.Addr, spans []flow.Ports) (outsideKey, bool) {
 	any := func(uint16) bool { return true }
 	rounds := []func(port uint16) bool{
@@ -129,9 +128,9 @@ func (m *Model) search(r request, address netip.Addr, spans []flow.Ports) (outsi
 		func(p uint16) bool { return (p < 1024) == (r.wanted < 1024) },
 		any,
 	}
-	if portClass(r.protocol) == flow.ICMP { // identifiers have neither parity nor range
+	if portClass(r.protocol) == flow.ICMP { // identifiers have no parity and no range
 		rounds = []func(uint16) bool{any}
-	} else if !m.sameClassPossible(r, spans) { // a class that the rule does not have: parity still counts
+	} else if !m.sameClassPossible(r, spans) { // the rule has no port in that range: only parity counts
 		rounds[0] = func(p uint16) bool { return p&1 == r.wanted&1 }
 	}
 	if m.host.Owns(address) && portClass(r.protocol) != flow.ICMP {
@@ -165,9 +164,8 @@ func (m *Model) sameClassPossible(r request, spans []flow.Ports) bool {
 	return false
 }
 
-// free reports whether nobody has the endpoint: no binding, no session, no
-// listener, and it is not held for who had it before (RFC 6888 REQ-8). A datapath that
-// is followed may be seen to give out the port of a listener (docs/reference/limits.md).
+// free reports whether an endpoint is free: no binding, session, listener or hold-down uses it (RFC
+// 6888 REQ-8). A followed datapath may allocate the port of a listener (docs/reference/limits.md).
 func (m *Model) free(key outsideKey) bool {
 	if b := m.outside[key]; b != nil && !m.mustYield(b) {
 		return false
@@ -186,12 +184,12 @@ func (m *Model) free(key outsideKey) bool {
 	return true
 }
 
-// gives reports whether a port may be one of the rule's; identifiers have no privileged range.
+// gives reports whether the rule may allocate a port. Identifiers have no privileged range.
 func (r *rule) gives(p flow.Protocol, port uint16) bool {
 	return r.Ports.Contains(port) || portClass(p) == flow.ICMP && r.PortBlock == 0 && len(r.Ports) <= 1
 }
 
-// freeBlock finds a block of ports in which nobody has any.
+// freeBlock returns a port block without an owner.
 func (m *Model) freeBlock(r request, address netip.Addr) (portBlock, bool) {
 	ports := r.ports.Span()
 	n := ports.Len() / r.block
@@ -199,7 +197,7 @@ func (m *Model) freeBlock(r request, address netip.Addr) (portBlock, bool) {
 		return portBlock{}, false
 	}
 	start := 0
-	for port := range m.choices.Ports(address, []flow.Ports{ports}) { // the block of one that may be chosen
+	for port := range m.choices.Ports(address, []flow.Ports{ports}) { // start at the block of the first offered port
 		start = int(port-ports.First) / r.block
 		break
 	}
@@ -222,8 +220,8 @@ func (m *Model) freeBlock(r request, address netip.Addr) (portBlock, bool) {
 	return portBlock{}, false
 }
 
-// blocksOf returns the blocks of a client. They rest as long as the last of its
-// ports does, and are then anybody's.
+// blocksOf returns the blocks of a client. The blocks become free at the end of the last port's
+// hold-down.
 func (m *Model) blocksOf(c *client) []portBlock {
 	if c.ports == 0 && m.now > c.rest {
 		c.blocks = nil
@@ -231,9 +229,8 @@ func (m *Model) blocksOf(c *client) []portBlock {
 	return c.blocks
 }
 
-// deterministicBlock computes the block of an inside address (RFC 7422 §2): inside
-// addresses in order fill the blocks of the first outside address, then those of
-// the next.
+// deterministicBlock computes the port block of an inside address (RFC 7422 §2). Inside addresses
+// in order fill the blocks of the first outside address, and then the blocks of the next one.
 func deterministicBlock(sources []netip.Prefix, pool []netip.Addr, ports flow.Ports, block int, inside netip.Addr) (portBlock, bool) {
 	perAddress := ports.Len() / block
 	index := 0
@@ -251,7 +248,7 @@ func deterministicBlock(sources []netip.Prefix, pool []netip.Addr, ports flow.Po
 	return portBlock{}, false
 }
 
-// distance is how far b lies above a, in their last 32 bits.
+// distance returns b minus a in the last 32 bits of both addresses.
 func distance(a, b netip.Addr) int {
 	x, y := a.AsSlice(), b.AsSlice()
 	return int(binary.BigEndian.Uint32(y[len(y)-4:]) - binary.BigEndian.Uint32(x[len(x)-4:]))

@@ -9,9 +9,9 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// portless reports whether a NAT rule translates the address of the packet alone: its protocol
-// has no ports (ESP, GRE, tunnels), or keeps them (SCTP). Of DCCP and UDP-Lite a checksum covers
-// the addresses; ICMP has a session by its identifier, or none.
+// portless reports whether a NAT rule translates only the address of the packet. Such a protocol
+// has no ports (ESP, GRE, tunnels) or keeps them (SCTP). DCCP and UDP-Lite are excluded, because
+// their checksums cover the addresses. ICMP sessions use the identifier.
 func (v *view) portless() bool {
 	switch v.protocol {
 	case flow.TCP, flow.UDP, flow.UDPLite, flow.ICMP, flow.ICMPv6, 33:
@@ -20,8 +20,8 @@ func (v *view) portless() bool {
 	return true
 }
 
-// openPortless makes a session of a protocol without ports. There is no binding: of each
-// address of the pool one inside host may talk to a peer, as with connection tracking.
+// openPortless creates a session of a protocol without ports. The session has no binding. As in
+// conntrack, one inside host for each pool address may talk to a peer.
 func (m *Model) openPortless(r *rule, v *view) plan {
 	c := m.client(clientKey{rule: r, address: v.src.Addr()})
 	s := &session{rule: r, client: c}
@@ -36,8 +36,8 @@ func (m *Model) openPortless(r *rule, v *view) plan {
 	return m.first(v, s)
 }
 
-// portlessSource gives a session an address of the rule's pool that has no other session
-// with the peer; or tells why it gets none.
+// portlessSource assigns an address of the pool without another session to the peer. If none
+// exists, it returns the reason.
 func (m *Model) portlessSource(r *rule, v *view, s *session, peer netip.AddrPort) Reason {
 	if !r.credit.conforms(m.now, v.src.Addr(), r.NewConnectionsPerClient) {
 		return ReasonLimitClientRate
@@ -61,7 +61,7 @@ func (m *Model) portlessSource(r *rule, v *view, s *session, peer netip.AddrPort
 		return t
 	}
 	source, shown := m.observedSource()
-	provisional := false // another session of the peer's
+	provisional := false // another session to the peer has a provisional address
 	free := slices.DeleteFunc(slices.Clone(addresses), func(a netip.Addr) bool {
 		h := m.sessions[with(a)]
 		provisional = provisional || h != nil && h.provisionalAddress
@@ -72,14 +72,14 @@ func (m *Model) portlessSource(r *rule, v *view, s *session, peer netip.AddrPort
 	}
 	chosen := free[0]
 	switch pinned := c.address.IsValid() && c.ports > 0 && !c.provisional && slices.Contains(free, c.address); {
-	case pinned && !provisional: // ESP goes with its key exchange (RFC 4787 REQ-2)
+	case pinned && !provisional: // ESP keeps the address of its key exchange (RFC 4787 REQ-2)
 		chosen = c.address
 	case shown && slices.Contains(free, source.Addr()):
 		chosen = source.Addr()
 	default:
 		s.provisionalAddress = m.choices.Provisional() && len(free) > 1
 	}
-	if h := m.sessions[with(chosen)]; h != nil { // it is only provisionally there
+	if h := m.sessions[with(chosen)]; h != nil { // that session has its address provisionally
 		i := slices.IndexFunc(addresses, func(a netip.Addr) bool { return m.sessions[with(a)] == nil })
 		if i < 0 {
 			return ReasonClash
@@ -90,8 +90,8 @@ func (m *Model) portlessSource(r *rule, v *view, s *session, peer netip.AddrPort
 	return ""
 }
 
-// portlessHairpin gives an inside client of a port-forward an outside source when the inside
-// server would otherwise answer it directly.
+// portlessHairpin assigns an outside source to an inside client of a port-forward rule, if the
+// inside server would otherwise answer the client directly.
 func (m *Model) portlessHairpin(in Arrival, v *view, s *session, forward *rule, to netip.AddrPort) Reason {
 	next, ok := m.host.route(to.Addr())
 	if !ok || next.Name != in.Interface || forward.Hairpin == "off" {
@@ -103,8 +103,8 @@ func (m *Model) portlessHairpin(in Arrival, v *view, s *session, forward *rule, 
 	return ""
 }
 
-// confirmPortless exchanges the provisional address of a session without ports for the one that a
-// packet shows.
+// confirmPortless replaces the provisional address of a session without ports with the observed
+// one.
 func (m *Model) confirmPortless(s *session, a netip.AddrPort) {
 	t := s.tuple[1]
 	t.Dest = a
@@ -114,7 +114,8 @@ func (m *Model) confirmPortless(s *session, a netip.AddrPort) {
 	s.provisionalAddress = false
 }
 
-// confirmPortlessInbound does so by a packet from the peer, where the model knows no session.
+// confirmPortlessInbound replaces such an address for a packet from the peer without a matching
+// session.
 func (m *Model) confirmPortlessInbound(v *view) {
 	if !m.choices.Ends(ReasonFlow) || !v.portless() || m.session(v) != nil {
 		return

@@ -10,8 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Embed writes an IPv4 address into an RFC 6052 prefix (§2.2). Bits 64 to 71 stay
-// zero.
+// Embed returns an IPv4 address embedded in an RFC 6052 prefix (§2.2). Bits 64 to 71 stay zero.
 func Embed(prefix netip.Prefix, a netip.Addr) netip.Addr {
 	b := prefix.Masked().Addr().As16()
 	at := prefix.Bits() / 8
@@ -25,8 +24,8 @@ func Embed(prefix netip.Prefix, a netip.Addr) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// Outside returns the endpoint of a pool that a sender is seen by: in a hairpin of nat64 it stands in
-// the rule's prefix.
+// Outside returns the pool endpoint of a sender. A hairpin of nat64 carries it embedded in the
+// rule's prefix.
 func (m *Model) Outside(sender netip.AddrPort) (netip.AddrPort, bool) {
 	for _, r := range m.rules {
 		if r.Type == config.NATNAT64 && r.Prefix.Contains(sender.Addr()) {
@@ -37,7 +36,7 @@ func (m *Model) Outside(sender netip.AddrPort) (netip.AddrPort, bool) {
 	return sender, true
 }
 
-// extract reads the IPv4 address from an address in an RFC 6052 prefix (§2.3).
+// extract returns the IPv4 address in an address with an RFC 6052 prefix (§2.3).
 func extract(prefix netip.Prefix, a netip.Addr) (netip.Addr, bool) {
 	if !prefix.Contains(a) {
 		return netip.Addr{}, false
@@ -55,16 +54,15 @@ func extract(prefix netip.Prefix, a netip.Addr) (netip.Addr, bool) {
 	return netip.AddrFrom4(v), true
 }
 
-// prefix is one direction of a stateless rule: addresses in from become addresses
-// in to.
+// prefix is one direction of a stateless rule: it maps addresses in from to addresses in to.
 type prefix struct {
 	rule     *rule
 	from, to netip.Prefix
-	source   bool // matches sources (leaving); otherwise destinations (entering)
+	source   bool // matches sources (outbound), otherwise destinations (inbound)
 	eam      bool
 }
 
-// addPrefixes enters a static, npt66 or siit rule.
+// addPrefixes adds a static, npt66 or siit rule to the prefix table.
 func (m *Model) addPrefixes(r *rule) {
 	if r.Type == config.NATSIIT {
 		for _, e := range r.EAM {
@@ -117,10 +115,9 @@ func (m *Model) stateless(in Arrival, v *view) (plan, bool) {
 	return p, true
 }
 
-// applies checks the interfaces of a prefix rule: out is the outside. A leaving
-// packet goes out there, unless it is turned round to another outside address; an
-// entering one comes in there. An error goes where its own destination is, whatever
-// the packet that it is about.
+// applies checks the interfaces of a prefix rule, where out is the outside. An outbound packet
+// leaves there, except for a hairpin. An inbound packet arrives there. The route of an ICMP error
+// depends on the error's own destination, not on the quoted packet.
 func (r *rule) applies(m *Model, in Arrival, v *view, other netip.Addr, leaving bool) bool {
 	switch {
 	case leaving && !r.In.Has(in.Interface):
@@ -132,7 +129,7 @@ func (r *rule) applies(m *Model, in Arrival, v *view, other netip.Addr, leaving 
 	return true
 }
 
-// translate returns the longest prefix that matches the address in its role.
+// translate returns the longest prefix that contains a source or a destination address.
 func (m *Model) translate(a netip.Addr, source bool) *prefix {
 	var best *prefix
 	for _, p := range m.prefixes {
@@ -143,7 +140,7 @@ func (m *Model) translate(a netip.Addr, source bool) *prefix {
 	return best
 }
 
-// apply rewrites one address.
+// apply translates one address.
 func (p *prefix) apply(a netip.Addr) (netip.Addr, bool) {
 	if p.rule.Type == config.NATNPT66 {
 		return npt66(p.from, p.to, a)
@@ -151,7 +148,7 @@ func (p *prefix) apply(a netip.Addr) (netip.Addr, bool) {
 	return swap(p.from, p.to, a), true
 }
 
-// swap puts the bits of a behind from's length behind to's length.
+// swap returns an address with prefix to and the suffix of a after prefix from.
 func swap(from, to netip.Prefix, a netip.Addr) netip.Addr {
 	suffix := a.AsSlice()
 	out := to.Addr().AsSlice()
@@ -165,10 +162,10 @@ func swap(from, to netip.Prefix, a netip.Addr) netip.Addr {
 	return r
 }
 
-// npt66 rewrites a prefix and balances the checksum of the address in another word
-// (RFC 6296 §3): the subnet word for prefixes of /48 and shorter (§3.4), otherwise
-// the first word of the interface identifier that is not 0xffff (§3.5). An address
-// whose every such word is 0xffff cannot be translated.
+// npt66 translates a prefix and adjusts another word of the address to keep the checksum (RFC 6296
+// §3). For prefixes of /48 and shorter it adjusts the subnet word (§3.4). Otherwise it adjusts the
+// first word of the interface identifier that differs from 0xffff (§3.5). An address without such a
+// word has no translation.
 func npt66(from, to netip.Prefix, a netip.Addr) (netip.Addr, bool) {
 	b := swap(from, to, a).As16()
 	was := a.As16()

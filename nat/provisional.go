@@ -14,30 +14,29 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// What the model does while its choices are those of a datapath that it follows.
+// Provisional choices: the model follows the choices of a datapath.
 //
-// A datapath may make a flow for a packet that goes no further, for example because its hop limit
-// is used up. Which port or backend it chose shows only with the next packet that goes on. Until
-// then the model's choice is provisional; it is then exchanged for the one that is shown, if that
-// is legal. None of this happens while the model predicts: nothing is provisional then.
+// A datapath may create a session for a packet that it drops, for example because of the hop limit.
+// Only the next forwarded packet shows the port or the backend. Until then the choice of the model
+// is provisional. The model then replaces it with the observed choice, if that is legal. In a
+// prediction no choice is provisional.
 //
-// This is here and not in package judge, because to exchange a choice is to write bindings,
-// sessions, ports and counts anew, and because what is legal depends on which of them are
-// provisional.
+// This code is not in package judge, because a replacement changes bindings, sessions, ports and
+// counts. Provisional choices also change the set of legal choices.
 
-// observedSource returns the outside endpoint that the packet is known to get.
+// observedSource returns the observed outside endpoint of the packet.
 func (m *Model) observedSource() (netip.AddrPort, bool) {
 	t, ok := m.choices.ObservedTuple()
 	return t.Source, ok
 }
 
-// endpointProvisional reports whether it is not shown that a packet gets the endpoint.
+// endpointProvisional reports whether no packet has confirmed the endpoint.
 func (m *Model) endpointProvisional(key outsideKey) bool {
 	a, ok := m.observedSource()
 	return m.choices.Provisional() && (!ok || a != key.endpoint)
 }
 
-// choiceProvisional reports whether it is not shown what a new session of a service gets.
+// choiceProvisional reports whether the choices for a new service session are unconfirmed.
 func (m *Model) choiceProvisional(s *service, n *session, v *view) bool {
 	if n.port != nil && m.endpointProvisional(*n.port) {
 		return true
@@ -49,10 +48,11 @@ func (m *Model) choiceProvisional(s *service, n *session, v *view) bool {
 	return s.chosen(m, v) == nil || alike && s.unreachable(m) > 1
 }
 
-// backendProvisional reports whether the session's backend is provisional.
+// backendProvisional reports whether the backend of the session is provisional.
 func (s *session) backendProvisional() bool { return s.provisional && !s.service.Scheduler.Hashes() }
 
-// unreachable counts the backends whose hardware addresses are not known: packets to them look alike.
+// unreachable returns the number of backends with an unresolved next hop. Packets to such backends
+// are indistinguishable.
 func (s *service) unreachable(m *Model) (n int) {
 	for _, b := range s.backends {
 		if !m.resolved(b) {
@@ -62,8 +62,8 @@ func (s *service) unreachable(m *Model) (n int) {
 	return n
 }
 
-// confirm exchanges a binding's provisional endpoint for the one that a packet of its inside host
-// shows.
+// confirm replaces the provisional endpoint of a binding with the observed one of a packet from its
+// inside host.
 func (m *Model) confirm(b *binding, v *view) {
 	a, ok := m.observedSource()
 	if !b.provisional || !ok {
@@ -71,7 +71,7 @@ func (m *Model) confirm(b *binding, v *view) {
 	}
 	was := b.outside
 	delete(m.outside, was)
-	if b.client.ports == 1 || b.client.provisional { // nothing else ties the client to the address
+	if b.client.ports == 1 || b.client.provisional { // no other state depends on the address
 		b.client.address = netip.Addr{}
 	}
 	key, ok := m.outsideFor(b.rule, b.client, v, b.alternatives())
@@ -81,7 +81,7 @@ func (m *Model) confirm(b *binding, v *view) {
 	m.fixEndpoint(b, key)
 }
 
-// fixEndpoint gives a binding its endpoint for good.
+// fixEndpoint sets the final endpoint of a binding.
 func (m *Model) fixEndpoint(b *binding, key outsideKey) {
 	was := b.outside
 	delete(m.outside, was)
@@ -92,9 +92,9 @@ func (m *Model) fixEndpoint(b *binding, key outsideKey) {
 	}
 }
 
-// confirmInbound exchanges the provisional endpoint of the binding that a packet from outside has
-// reached for the one that this packet was sent to, where the model knows nobody. What a binding refuses shows that
-// there is one, not whose.
+// confirmInbound replaces the provisional endpoint of a binding with the destination of a packet
+// from outside. It applies if no binding in the model has that endpoint. A packet that the filter
+// drops shows the existence of a binding, but not its inside host.
 func (m *Model) confirmInbound(v *view) {
 	m.confirmPortlessInbound(v)
 	key := outsideKey{portClass(v.protocol), v.dst}
@@ -120,7 +120,8 @@ func (m *Model) confirmInbound(v *view) {
 	}
 }
 
-// denyInbound gives a binding another provisional endpoint, where a packet to the one that it has finds none.
+// denyInbound assigns another provisional endpoint to a binding, if the datapath found no binding
+// at the present one.
 func (m *Model) denyInbound(key outsideKey) {
 	b := m.outside[key]
 	if b != nil && b.provisional && (m.choices.Ends(ReasonNoBinding) || m.choices.Ends(ReasonNotOurs)) && m.relocate(b) {
@@ -128,7 +129,8 @@ func (m *Model) denyInbound(key outsideKey) {
 	}
 }
 
-// confirmBlock exchanges a provisional block of a client, now that a port of its block is shown.
+// confirmBlock replaces a provisional block of a client after a packet has shown a port of its
+// block.
 func (m *Model) confirmBlock(c *client) {
 	a, ok := m.observedSource()
 	if !ok {
@@ -144,16 +146,16 @@ func (m *Model) confirmBlock(c *client) {
 	}
 }
 
-// releasedPort is a port of a binding that ended before any packet showed it: it is held as every
-// freed one is, but which one it is is not known.
+// releasedPort is a port of a binding that ended before a packet showed its port. The port is in
+// hold-down, but its number is unknown.
 type releasedPort struct {
 	protocol flow.Protocol
 	address  netip.Addr
 	until    time.Duration
 }
 
-// heldProvisionally reports whether all the ports that suit, of which key is one, may be held
-// without having been shown: another one was taken, or none was found.
+// heldProvisionally reports whether unknown released ports may hold all suitable ports, key
+// included. Evidence is that the datapath took an unsuitable port or found none.
 func (m *Model) heldProvisionally(key outsideKey, suits func(uint16) bool, spans []flow.Ports) bool {
 	m.releasedProvisional = slices.DeleteFunc(m.releasedProvisional, func(g releasedPort) bool { return g.until < m.now })
 	released := 0
@@ -182,8 +184,8 @@ func within(spans []flow.Ports, port uint16) bool {
 	return slices.ContainsFunc(spans, func(s flow.Ports) bool { return s.Contains(port) })
 }
 
-// MappingUndecidable reports whether what stands in the way of a mapping is provisional: an endpoint of
-// its outside address, or of its host, or the address at which its host's ports rest.
+// MappingUndecidable reports whether provisional state conflicts with a mapping: an endpoint with
+// its outside address or its host, or the address of the host's ports in hold-down.
 func (m *Model) MappingUndecidable(w datapath.Mapping) bool {
 	for key, c := range m.clients {
 		if key.rule != nil && key.rule.Name == w.Rule && key.address == w.Inside.Addr() && c.provisional && m.portsOf(c) > 0 {
@@ -198,13 +200,15 @@ func (m *Model) MappingUndecidable(w datapath.Mapping) bool {
 	return slices.ContainsFunc(m.releasedProvisional, func(g releasedPort) bool { return g.address == w.Outside.Addr() && g.until >= m.now })
 }
 
-// mustYield reports whether the provisional endpoint of a binding is shown to be another's.
+// mustYield reports whether another binding owns the provisional endpoint of b according to the
+// packet.
 func (m *Model) mustYield(b *binding) bool {
 	a, ok := m.observedSource()
 	return ok && b.provisional && a == b.outside.endpoint
 }
 
-// yieldingSession returns the session of a service that has an endpoint provisionally, where that is shown to be another's.
+// yieldingSession returns the service session with the provisional endpoint key, if a packet shows
+// that endpoint for another session.
 func (m *Model) yieldingSession(key outsideKey) *session {
 	if a, ok := m.observedSource(); !ok || a != key.endpoint {
 		return nil
@@ -217,10 +221,10 @@ func (m *Model) yieldingSession(key outsideKey) *session {
 	return nil
 }
 
-// reallocatePort gives such a session another one.
+// reallocatePort assigns another endpoint to a yielding session.
 func (m *Model) reallocatePort(s *session, ports config.PortSet) {
 	choices := m.choices
-	m.choices = m.chance // what is shown is not what that session has
+	m.choices = m.chance // the observed endpoint is not the session's
 	defer func() { m.choices = choices }()
 	other, ok := m.allocate(request{addresses: []netip.Addr{s.port.endpoint.Addr()}, protocol: s.tuple[0].Protocol, wanted: s.tuple[0].Source.Port(), ports: ports})
 	if !ok {
@@ -231,7 +235,8 @@ func (m *Model) reallocatePort(s *session, ports config.PortSet) {
 	s.port = &other
 }
 
-// take gives an endpoint to a binding; one that has it provisionally gets another.
+// assignEndpoint assigns an endpoint to a binding. A binding with the same provisional endpoint
+// gets another one.
 func (m *Model) assignEndpoint(key outsideKey, b *binding) {
 	was := m.outside[key]
 	m.outside[key] = b
@@ -240,10 +245,11 @@ func (m *Model) assignEndpoint(key outsideKey, b *binding) {
 	}
 }
 
-// relocate gives a binding another endpoint than the one that it has provisionally, while that is taken.
+// relocate assigns another endpoint to a binding, because its provisional endpoint has another
+// owner.
 func (m *Model) relocate(b *binding) bool {
 	choices := m.choices
-	m.choices = m.chance // what is shown is not what that binding has
+	m.choices = m.chance // the observed endpoint is not the binding's
 	defer func() { m.choices = choices }()
 	sessions := m.sessionsOf(b)
 	if len(sessions) == 0 {
@@ -271,7 +277,7 @@ func (m *Model) sessionsOf(b *binding) []*session {
 	return out
 }
 
-// rename puts another outside endpoint into a session's reply tuple.
+// rename replaces the outside endpoint in the reply tuple of a session.
 func (m *Model) rename(s *session, was, now netip.AddrPort) {
 	delete(m.sessions, s.tuple[1])
 	t := &s.tuple[1]
@@ -285,7 +291,8 @@ func (m *Model) rename(s *session, was, now netip.AddrPort) {
 	m.index(s)
 }
 
-// confirmSession exchanges what is provisional of a session for what this packet of its opener shows.
+// confirmSession replaces the provisional choices of a session with the observed ones of a packet
+// from its opener.
 func (m *Model) confirmSession(v *view, h *half) *half {
 	if b := h.binding; b != nil && b.provisional && b.inside == v.src {
 		m.confirm(b, v)
@@ -310,7 +317,7 @@ func (m *Model) confirmSession(v *view, h *half) *half {
 	return h
 }
 
-// markProvisional makes the backend of a session provisional, if it may be another.
+// markProvisional makes the backend of a session provisional if other backends are possible.
 func (s *session) markProvisional(may bool) {
 	if may && !s.provisional {
 		s.provisional = true
@@ -318,7 +325,8 @@ func (s *session) markProvisional(may bool) {
 	}
 }
 
-// confirmAnswer exchanges the provisional backend of a session for the one whose packet goes on to the client.
+// confirmAnswer replaces the provisional backend of a session with the sender of a packet to its
+// client.
 func (m *Model) confirmAnswer(v *view) {
 	if h := m.sessions[v.tuple()]; h != nil {
 		m.denyAnswer(v, h)
@@ -342,8 +350,8 @@ func (m *Model) confirmAnswer(v *view) {
 	}
 }
 
-// denyAnswer exchanges the provisional backend of a session for any other, where its packet to the client is that
-// of a stranger.
+// denyAnswer replaces the provisional backend of a session with another one, if the datapath does
+// not recognize a packet from that backend to the client.
 func (m *Model) denyAnswer(v *view, h *half) {
 	if h.direction != flow.Reply || !h.exchangeable() || !m.choices.Ends(ReasonNotOurs) {
 		return
@@ -358,27 +366,27 @@ func (m *Model) denyAnswer(v *view, h *half) {
 	}
 }
 
-// exchangeable reports whether the session's backend is provisional and nothing else of it.
+// exchangeable reports whether the backend is the only provisional choice of a session.
 func (s *session) exchangeable() bool {
 	return s.provisional && !s.service.Scheduler.Hashes() && s.port == nil
 }
 
-// opener is a packet of the tuple.
+// opener returns a packet with the tuple.
 func opener(t flow.Tuple) *view {
 	return &view{v6: t.Source.Addr().Is6(), protocol: t.Protocol, src: t.Source, dst: t.Dest}
 }
 
-// exchange gives a provisional session the backend b, nil for the one that a packet of its opener shows, and what
-// else that shows.
+// exchange replaces the provisional choices of a session. Backend b replaces the present one; nil
+// selects the backend by the observed packet.
 func (m *Model) exchange(h *half, v *view, b *backend) *half {
 	was, miscounted := h.session, h.service.miscounted
 	m.removeSession(was)
-	h.service.miscounted = miscounted // it is known now
+	h.service.miscounted = miscounted // the backend is confirmed
 	if was.port != nil {
 		delete(m.ports, *was.port)
 	}
 	if b == nil {
-		was.service.provisional++ // who had how many when it was opened is not known any more
+		was.service.provisional++ // the connection counts at opening time are unknown
 		b = was.service.chosen(m, v)
 		fits := was.service.fitting(m, v)
 		if at := slices.IndexFunc(was.service.table, fits); b == nil && !fits(was.backend) && at >= 0 {
@@ -413,8 +421,8 @@ func (m *Model) exchange(h *half, v *view, b *backend) *half {
 	return now
 }
 
-// withFormerAddress adds the address of a session that is exchanged, if any, to those that the host has for it now: the
-// route may have been another one when it was opened.
+// withFormerAddress adds the former source address of a replaced session to the host's present
+// addresses. The route may have changed since the session was opened.
 func (m *Model) withFormerAddress(was *session, now []netip.Addr, v6 bool) []netip.Addr {
 	if was == nil || was.port == nil || was.port.endpoint.Addr().Is6() != v6 {
 		return now
@@ -426,14 +434,14 @@ func (m *Model) withFormerAddress(was *session, now []netip.Addr, v6 bool) []net
 	return append(now, before)
 }
 
-// maybeFiltered reports whether the target's filter may have refused the provisional address of the
-// sender of a hairpin.
+// maybeFiltered reports whether the target's filter may have dropped a hairpin packet because of
+// the sender's provisional address.
 func (m *Model) maybeFiltered(b, target *binding) bool {
 	return b.provisional && target.rule.Filtering == config.AddressDependent && m.choices.Ends(ReasonFiltered)
 }
 
-// mayClash tells whether the answers of a session would look like packets of another with another
-// endpoint of the pool than the provisional one: the packet was dropped for it.
+// mayClash reports whether the reply tuple may be ambiguous with another possible outside endpoint
+// of the session. The datapath dropped the packet for that reason.
 func (m *Model) mayClash(s *session) bool {
 	if s.binding == nil || !s.binding.provisional || !m.choices.Ends(ReasonClash) {
 		return false
@@ -447,8 +455,8 @@ func (m *Model) mayClash(s *session) bool {
 	return false
 }
 
-// Undecidable reports whether the model cannot tell what another configuration would end, because a
-// backend or outside endpoint is provisional, or which of two bindings would be gone on with.
+// Undecidable reports whether the model cannot compute the sessions that another configuration
+// ends. A backend or outside endpoint is provisional, or either of two bindings may continue.
 func (m *Model) Undecidable(c *config.Config) bool {
 	services, rules := map[string]*config.Service{}, map[string]*config.NATRule{}
 	for i := range c.Services {
@@ -481,8 +489,8 @@ func (m *Model) Undecidable(c *config.Config) bool {
 	return false
 }
 
-// Miscounted reports whether sessions of a service may have been counted for other backends than the
-// model has: their backends are provisional, or were when they ended.
+// Miscounted reports whether the datapath may count sessions of a service for other backends. A
+// live session has a provisional backend, or a session ended with one.
 func (m *Model) Miscounted(service string) bool {
 	for _, s := range m.services {
 		if s.Name == service && (s.miscounted || s.provisional > 0) {
@@ -492,8 +500,8 @@ func (m *Model) Miscounted(service string) bool {
 	return false
 }
 
-// Uncountable reports whether even the sum over the backends of such a service may be another, because
-// some backends have left.
+// Uncountable reports whether even the sum over the backends of such a service is uncertain,
+// because the configuration has removed some backends.
 func (m *Model) Uncountable(service string) bool {
 	s := m.allServices["service "+service]
 	return m.Miscounted(service) && len(s.known) > len(s.backends)

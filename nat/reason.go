@@ -2,13 +2,12 @@
 
 package nat
 
-// Reason is why a frame met its Action. The names are those of the eBPF
-// datapath's enum reason, in lower case with hyphens; docs/reference/reasons.md explains
-// each.
+// Reason is the cause of an Action. The values equal the names in the eBPF datapath's enum reason,
+// in lower case with hyphens. File docs/reference/reasons.md explains each one.
 type Reason string
 
-// Reasons that the model gives. A datapath has further ones for what only a
-// real machine meets (a full table, a socket of the host's own).
+// Reasons of the model. A datapath has further reasons for conditions of a real machine, such as a
+// full table or a local socket.
 const (
 	ReasonFlow                Reason = "flow"
 	ReasonNewFlow             Reason = "new-flow"

@@ -11,11 +11,10 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Apply puts another configuration in the place of the one in force, while traffic flows. Services,
-// backends and rules are known by their names: what they remember goes on. Sessions that the new
-// configuration would treat otherwise end, those of TCP and SCTP by its policy ("established").
-// All backends are up again, or drained as they are configured.
-// A configuration like the one in force ends nothing.
+// Apply replaces the configuration while traffic flows. Services, backends and rules with the same
+// name keep their state. Sessions end if the new configuration would treat them differently. For
+// TCP and SCTP, the policy ("established") may keep them. All backends start up, or draining as
+// configured. An equal configuration ends no session.
 func (m *Model) Apply(c *config.Config) {
 	was, established := m.snapshot(m.config), m.config.Established
 	for i := range was.Services {
@@ -40,9 +39,9 @@ func (m *Model) Apply(c *config.Config) {
 	}
 }
 
-// SetHost has addresses, routes, neighbours or links of the host be others from now on. Flows go on
-// by what is there now, but those with an address of the host's own that is gone; the states of
-// backends stay, and flows to those that are down end, as they do before long.
+// SetHost replaces the addresses, routes, neighbours and links of the host. Sessions continue with
+// the new state. A session ends if it uses a former address of the host. Backends keep their
+// states, and sessions to a down backend end.
 func (m *Model) SetHost(h Host) {
 	m.host = h
 	states := map[*backend]datapath.State{}
@@ -52,7 +51,7 @@ func (m *Model) SetHost(h Host) {
 		}
 	}
 	m.configure(m.config)
-	for _, h := range m.sessions { // what is sent there reaches this host no more
+	for _, h := range m.sessions { // their packets no longer reach this host
 		if h.direction == flow.Original && h.lostAddress(m) {
 			m.removeSession(h.session)
 		}
@@ -66,7 +65,7 @@ func (m *Model) SetHost(h Host) {
 	m.endDown()
 }
 
-// lost reports whether a session was given an address of the host that it has no more: by masquerade, or by a
+// lostAddress reports whether a session uses a former address of the host: by masquerade, or by a
 // service without a pool.
 func (s *session) lostAddress(m *Model) bool {
 	if s.service != nil {
@@ -79,7 +78,7 @@ func (s *session) lostAddress(m *Model) bool {
 	return s.rule != nil && s.rule.Type == config.NATMasquerade && !m.host.Owns(outside.Addr())
 }
 
-// configure puts a configuration in force, and returns who listens in it.
+// configure activates a configuration and returns its listeners.
 func (m *Model) configure(c *config.Config) *datapath.Listeners {
 	m.config = c
 	s := datapath.Resolve(m.snapshot(c), m.host.listenAddress)
@@ -103,7 +102,7 @@ func (m *Model) configure(c *config.Config) *datapath.Listeners {
 	return datapath.NewListeners(s)
 }
 
-// snapshot is a configuration whose backends are up, or drained as it says.
+// snapshot returns a configuration with all backends up, or draining as configured.
 func (*Model) snapshot(c *config.Config) *datapath.Snapshot {
 	s := &datapath.Snapshot{Config: c}
 	for i := range c.Services {
@@ -121,7 +120,7 @@ func (*Model) snapshot(c *config.Config) *datapath.Snapshot {
 	return s
 }
 
-// serve puts a service in force, or a port-forward rule that is made one.
+// serve activates a service, or the service of a port-forward rule.
 func (m *Model) serve(name string, c *config.Service, r *rule) {
 	s := m.allServices[name]
 	if s == nil {
@@ -136,7 +135,7 @@ func (m *Model) serve(name string, c *config.Service, r *rule) {
 	m.services = append(m.services, s)
 }
 
-// begin has a service count from zero, whether it is new or was in force before.
+// begin resets the counters of a service at activation.
 func (s *service) begin() {
 	s.inForce = true
 	s.tally, s.connections, s.refused, s.sequence, s.cookieAt, s.reset = tally{}, 0, 0, 0, 0, 0
@@ -147,15 +146,15 @@ func (s *service) begin() {
 	}
 }
 
-// retire takes a service out of force.
+// retire deactivates a service.
 func (s *service) retire() {
 	was := s.backends
 	s.inForce, s.backends, s.table = false, nil, nil
 	s.leave(was)
 }
 
-// rate makes room for the rates of firewall rules. A rule that stays as it is, in its place, keeps
-// what it has let through.
+// rate prepares the rate state of the firewall rules. An unchanged rule at the same position keeps
+// its state.
 func (m *Model) rate(rules []config.FirewallRule) {
 	place := 0
 	for _, r := range rules {
@@ -172,8 +171,8 @@ func (m *Model) rate(rules []config.FirewallRule) {
 	}
 }
 
-// differs reports whether the configuration in force would treat a session otherwise than it is,
-// and its policy lets it be ended.
+// differs reports whether the current configuration would treat a session differently and its
+// policy permits the end of the session.
 func (m *Model) differs(s *session, listeners *datapath.Listeners) bool {
 	if s.service != nil {
 		if !s.service.inForce {
@@ -187,8 +186,8 @@ func (m *Model) differs(s *session, listeners *datapath.Listeners) bool {
 	return !m.keeps(s) && s.rule.changesTranslation(s, listeners)
 }
 
-// keeps reports whether the policy keeps a session: one that is open, so not of TCP that has closed
-// or was never answered.
+// keeps reports whether the policy keeps a session. It keeps open sessions only: not a closed or
+// unanswered TCP session.
 func (m *Model) keeps(s *session) bool {
 	if m.config.Established == config.EstablishedEnd {
 		return false
@@ -203,8 +202,8 @@ func (m *Model) keeps(s *session) bool {
 	return false
 }
 
-// changesService reports whether the service of a session has another backend for it, another
-// source for its backend, or listens elsewhere.
+// changesService reports whether the service of a session lacks its backend, its source address or
+// its listener now.
 func (s *service) changesService(n *session, listeners *datapath.Listeners) bool {
 	name := "service " + s.Name
 	if s.rule != nil {
@@ -217,8 +216,8 @@ func (s *service) changesService(n *session, listeners *datapath.Listeners) bool
 	return !listens || !pooled || !slices.Contains(s.backends, n.backend)
 }
 
-// changesTranslation reports whether the rule of a session does not want its inside host or its
-// remote any more, gives out other addresses, or a listener takes its packets.
+// changesTranslation reports whether the rule excludes the inside host or the remote now, has
+// another pool, or a listener takes the session's packets.
 func (r *rule) changesTranslation(s *session, listeners *datapath.Listeners) bool {
 	to := s.tuple[0].Dest
 	inside := r.inside(s.tuple[0].Source.Addr()) || r.inside(s.tuple[1].Source.Addr())
@@ -231,7 +230,7 @@ func (r *rule) changesTranslation(s *session, listeners *datapath.Listeners) boo
 	return !inside || taken || contains(r.Except, to.Addr()) || !pooled
 }
 
-// mayMap reports whether the configuration in force lets a host have the mapping that it has.
+// mayMap reports whether the current configuration permits an existing mapping.
 func (m *Model) mayMap(b *binding) bool {
 	r := b.rule
 	return r.inForce && r.PCP && contains(r.Source, b.inside.Addr()) && (r.Type == config.NATMasquerade || r.holds(b.outside.endpoint.Addr()))
@@ -243,7 +242,7 @@ func (m *Model) Mapped(w datapath.Mapping) bool {
 	return b != nil && b.mapped && b.inside == w.Inside && b.rule.Name == w.Rule
 }
 
-// poolChanges reports whether the rule is to give out other addresses.
+// poolChanges reports whether the next version of the rule has another pool.
 func (r *rule) poolChanges(next *config.NATRule) bool {
 	return next != nil && (!reflect.DeepEqual(next.To, r.To) || !reflect.DeepEqual(next.Pool, r.Pool))
 }

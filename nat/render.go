@@ -13,22 +13,20 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// rendering is how a packet is written in its new form.
+// rendering describes the translation of a packet.
 type rendering struct {
 	to      flow.Tuple
-	quote   *flow.Tuple // of the packet inside an ICMP error
-	neutral bool        // leave the transport checksum
-	quoted  bool        // v is itself the packet inside an ICMP error
-	id      uint16      // identification of an IPv4 packet made of an IPv6 one
+	quote   *flow.Tuple // tuple of the packet in an ICMP error after translation
+	neutral bool        // keep the transport checksum
+	quoted  bool        // v is the packet in an ICMP error
+	id      uint16      // identification for the translation of an IPv6 packet
 	class   config.TrafficClass
-	summed  bool // UDP without a checksum is not translated
-	// mtu turns the MTU of a "too big" error into the other family's (RFC 7915
-	// §4.2, §5.2).
+	summed  bool // drop UDP without a checksum
+	// mtu translates the MTU of a "too big" error to the other family (RFC 7915 §4.2, §5.2).
 	mtu func(uint32) uint32
 }
 
-// render returns the IP packet that v becomes. The hop limit goes down by one,
-// except in quoted packets.
+// render returns the translation of v. It decrements the hop limit, except in quoted packets.
 func render(v *view, r rendering) ([]byte, Reason) {
 	if r.to.Source.Addr().Is6() == v.v6 {
 		return renderSame(v, r)
@@ -36,8 +34,8 @@ func render(v *view, r rendering) ([]byte, Reason) {
 	return renderOther(v, r)
 }
 
-// renderSame rewrites within one family: in place, so that options, extension
-// headers and wrong checksums stay what they are.
+// renderSame translates within one family. It changes the packet in place, so that options,
+// extension headers and wrong checksums are preserved.
 func renderSame(v *view, r rendering) ([]byte, Reason) {
 	b := slices.Clone(v.ip)
 	if v.v6 {
@@ -61,8 +59,8 @@ func renderSame(v *view, r rendering) ([]byte, Reason) {
 	return b, renderTransport(v, r, b[v.header:], v.protocol)
 }
 
-// renderTransport rewrites ports, identifiers, checksums and quoted packets of a
-// packet that keeps its family, in p.
+// renderTransport translates ports, identifiers, checksums and the quoted packet in segment p,
+// within one family.
 func renderTransport(v *view, r rendering, p []byte, protocol flow.Protocol) Reason {
 	if v.later {
 		return ""
@@ -74,7 +72,7 @@ func renderTransport(v *view, r rendering, p []byte, protocol flow.Protocol) Rea
 		binary.BigEndian.PutUint16(p[2:], r.to.Dest.Port())
 		return adjust(v, p, protocol, r, before, slices.Clone(p[:4]))
 	case flow.ICMP, flow.ICMPv6:
-		if v.kind == notICMP { // the other family's
+		if v.kind == notICMP { // ICMP of the other family
 			return ""
 		}
 		if v.kind == icmpError && r.quote != nil {
@@ -90,8 +88,8 @@ func renderTransport(v *view, r rendering, p []byte, protocol flow.Protocol) Rea
 	return ""
 }
 
-// checksumAt returns where the checksum of a transport header stands, and whether
-// it covers a pseudo header.
+// checksumAt returns the offset of the checksum in a transport header, and whether the checksum
+// covers a pseudo header.
 func checksumAt(p flow.Protocol) (at int, pseudo, ok bool) {
 	switch p {
 	case flow.TCP:
@@ -106,8 +104,8 @@ func checksumAt(p flow.Protocol) (at int, pseudo, ok bool) {
 	return 0, false, false
 }
 
-// adjust updates the transport checksum for replaced words and addresses (RFC
-// 1624), where the checksum is in the packet at all.
+// adjust updates the transport checksum for replaced words and addresses (RFC 1624), if the packet
+// includes the checksum.
 func adjust(v *view, p []byte, protocol flow.Protocol, r rendering, before, after []byte) Reason {
 	at, pseudo, ok := checksumAt(protocol)
 	if !ok || len(p) < at+2 || r.neutral {
@@ -122,7 +120,7 @@ func adjust(v *view, p []byte, protocol flow.Protocol, r rendering, before, afte
 		after = append(after, addresses(r.to.Source.Addr(), r.to.Dest.Addr())...)
 	}
 	if protocol == flow.ICMP && bytes.Equal(before, after) {
-		return "" // of nothing but zeros the sum would become the other zero
+		return "" // an update of zeros would invert the zero checksum
 	}
 	sum = packet.UpdateChecksum(sum, before, after)
 	if protocol == flow.UDP && sum == 0 {
@@ -134,8 +132,8 @@ func adjust(v *view, p []byte, protocol flow.Protocol, r rendering, before, afte
 
 func addresses(src, dst netip.Addr) []byte { return append(src.AsSlice(), dst.AsSlice()...) }
 
-// renderError rewrites the packet that an ICMP error quotes, in place (RFC 5508
-// REQ-4, REQ-5), and the error's checksum.
+// renderError translates the packet in an ICMP error in place (RFC 5508 REQ-4, REQ-5) and updates
+// the error's checksum.
 func renderError(v *view, r rendering, p []byte) Reason {
 	inner, reason := renderSame(v.quoted, rendering{to: *r.quote, quoted: true, neutral: r.neutral})
 	if reason != "" {
@@ -146,11 +144,11 @@ func renderError(v *view, r rendering, p []byte) Reason {
 		before, after = append(before, 0), append(slices.Clone(inner), 0)
 	}
 	copy(p[8:], inner)
-	r.neutral = false // another host's address may stand for the sender
+	r.neutral = false // the source may be the address of another host
 	return adjust(v, p, v.protocol, r, before, after)
 }
 
-// renderOther translates between the families (RFC 7915).
+// renderOther translates between the address families (RFC 7915).
 func renderOther(v *view, r rendering) ([]byte, Reason) {
 	payload, protocol, reason := translatePayload(v, r)
 	if reason != "" {
@@ -162,7 +160,7 @@ func renderOther(v *view, r rendering) ([]byte, Reason) {
 	return header6(v, r, payload, protocol), ""
 }
 
-// tos is the traffic class of a packet that changes its family (RFC 7915 §4.1, §5.1).
+// tos returns the traffic class after a change of family (RFC 7915 §4.1, §5.1).
 func (r rendering) tos(v *view) uint8 {
 	if r.class.Fixed && !r.quoted {
 		return r.class.Octet
@@ -170,7 +168,7 @@ func (r rendering) tos(v *view) uint8 {
 	return v.tos
 }
 
-// header6 puts an IPv6 header in the place of an IPv4 one (RFC 7915 §4.1).
+// header6 replaces an IPv4 header with an IPv6 header (RFC 7915 §4.1).
 func header6(v *view, r rendering, payload []byte, protocol flow.Protocol) []byte {
 	b := make([]byte, 40, 48+len(payload))
 	tos := r.tos(v)
@@ -193,7 +191,7 @@ func header6(v *view, r rendering, payload []byte, protocol flow.Protocol) []byt
 		binary.BigEndian.PutUint32(f[4:], v.id)
 		b = append(b, f...)
 	}
-	// The length is what the original says: a quoted packet may be cut off.
+	// The length is the original one: a quoted packet may be truncated.
 	length := int(binary.BigEndian.Uint16(v.ip[2:])) - v.header + len(b) - 40
 	if !r.quoted {
 		length = len(b) - 40 + len(payload)
@@ -202,11 +200,11 @@ func header6(v *view, r rendering, payload []byte, protocol flow.Protocol) []byt
 	return append(b, payload...)
 }
 
-// smallPacket is the largest IPv4 packet that a translator sends without DF (RFC
-// 7915 §5.1): it fits the smallest IPv6 MTU when it is translated back.
+// smallPacket is the length of the largest IPv4 packet without DF from a translator (RFC 7915
+// §5.1). After the reverse translation it fits the minimum IPv6 MTU.
 const smallPacket = 1260
 
-// header4 puts an IPv4 header in the place of an IPv6 one (RFC 7915 §5.1).
+// header4 replaces an IPv6 header with an IPv4 header (RFC 7915 §5.1).
 func header4(v *view, r rendering, payload []byte, protocol flow.Protocol) []byte {
 	b := make([]byte, 20, 20+len(payload))
 	b[0], b[1] = 4<<4|5, r.tos(v)
@@ -239,16 +237,16 @@ func header4(v *view, r rendering, payload []byte, protocol flow.Protocol) []byt
 	return append(b, payload...)
 }
 
-// translatePayload returns the transport segment in the other family's form.
+// translatePayload returns the transport segment for the other family.
 func translatePayload(v *view, r rendering) ([]byte, flow.Protocol, Reason) {
 	p := slices.Clone(v.payload())
 	if (v.first || v.later) && !r.quoted && portClass(r.to.Protocol) == flow.ICMP {
-		return nil, 0, ReasonUntranslatable // the length of the message is not known (RFC 7915 §1.2)
+		return nil, 0, ReasonUntranslatable // the message length is unknown (RFC 7915 §1.2)
 	}
 	if v.fragmentAt > 0 && isExtension(v.ip[v.fragmentAt]) && !r.quoted {
-		return nil, 0, ReasonUntranslatable // the offsets count what is left out (RFC 7915 §5.1.1)
+		return nil, 0, ReasonUntranslatable // the offsets include removed headers (RFC 7915 §5.1.1)
 	}
-	if v.later { // of what its first fragment says it is (RFC 8200 §4.5)
+	if v.later { // the first fragment determines the protocol (RFC 8200 §4.5)
 		return p, r.to.Protocol, ""
 	}
 	switch {
@@ -260,18 +258,19 @@ func translatePayload(v *view, r rendering) ([]byte, flow.Protocol, Reason) {
 	case v.kind != notICMP:
 		return translateICMP(v, r, p)
 	}
-	return p, v.protocol, "" // RFC 7915 §4.5, §5.5: every other protocol goes on as it is
+	return p, v.protocol, "" // RFC 7915 §4.5, §5.5: every other protocol is unchanged
 }
 
-// zeroChecksum computes the checksum that IPv6 demands of UDP (RFC 7915 §4.5), over the
-// datagram and not what follows it (RFC 9868 §5). Of a fragment it cannot be known.
+// zeroChecksum computes the UDP checksum that IPv6 requires (RFC 7915 §4.5). The checksum covers
+// the datagram but not a trailing surplus area (RFC 9868 §5). A fragment lacks the data to compute
+// it.
 func zeroChecksum(v *view, r rendering, p []byte) ([]byte, flow.Protocol, Reason) {
 	length := int(binary.BigEndian.Uint16(p[4:]))
 	binary.BigEndian.PutUint16(p, r.to.Source.Port())
 	binary.BigEndian.PutUint16(p[2:], r.to.Dest.Port())
 	switch {
 	case r.quoted:
-		return p, flow.UDP, "" // nobody checks it (RFC 5508 REQ-3c)
+		return p, flow.UDP, "" // no receiver verifies it (RFC 5508 REQ-3c)
 	case v.first, r.summed, length < 8, length > len(p):
 		return nil, 0, ReasonUntranslatable
 	}

@@ -18,9 +18,9 @@ type rule struct {
 	inForce      bool
 }
 
-// addRule takes in a rule of the configuration: port-forwards become services of
-// one backend, prefix rules go to the table of prefixes. A masquerade rule with several
-// interfaces is one for each: its bindings have the address of the one they leave by.
+// addRule adds a rule of the configuration. A port-forward rule becomes a service with one backend,
+// and a stateless rule adds prefixes. A masquerade rule with several interfaces becomes one rule
+// for each interface: its bindings have the address of the egress interface.
 func (m *Model) addRule(n *config.NATRule) {
 	if n.Type == config.NATMasquerade && n.Out.Several() {
 		some := false
@@ -39,7 +39,7 @@ func (m *Model) addRule(n *config.NATRule) {
 	m.ruleOf(n, n.Name)
 }
 
-// ruleOf puts a rule in force; name tells it apart from others.
+// ruleOf activates a rule under a unique name.
 func (m *Model) ruleOf(n *config.NATRule, name string) {
 	r := m.allRules[name]
 	if r == nil {
@@ -51,7 +51,7 @@ func (m *Model) ruleOf(n *config.NATRule, name string) {
 	}
 	r.NATRule, r.inForce = n, true
 	ranges := slices.Clone(n.To.Addresses)
-	if n.Type != config.NATSIIT { // whose pool only names routers in ICMP errors (RFC 6791)
+	if n.Type != config.NATSIIT { // the siit pool is for routers in ICMP errors only (RFC 6791)
 		ranges = append(ranges, n.Pool...)
 	}
 	r.pool4, r.pool6 = expand(ranges, false), expand(ranges, true)
@@ -64,8 +64,8 @@ func (m *Model) ruleOf(n *config.NATRule, name string) {
 	}
 }
 
-// pool returns the outside addresses for packets that leave by the next hop. Masquerade has the interface's one in
-// the next hop's network, as the kernel has.
+// pool returns the outside addresses for packets through the next hop. Masquerade uses the
+// interface's address in the next hop's network, as the kernel does.
 func (r *rule) pool(by hop, v6 bool) []netip.Addr {
 	if r.Type == config.NATMasquerade {
 		a, ok := by.Interface.globalAddress(v6)
@@ -83,8 +83,7 @@ func (r *rule) pool(by hop, v6 bool) []netip.Addr {
 	return r.pool4
 }
 
-// outbound handles a packet of an inside host that belongs to no session: the
-// first rule that matchSource it makes one.
+// outbound handles a packet of an inside host without a session. The first matching rule opens one.
 func (m *Model) outbound(in Arrival, v *view) (plan, bool) {
 	for _, r := range m.rules {
 		to, ok := m.matchSource(r, in, v)
@@ -99,8 +98,7 @@ func (m *Model) outbound(in Arrival, v *view) (plan, bool) {
 	return plan{}, false
 }
 
-// translates tells whether a rule would translate the packet's source, if it could
-// open a session.
+// translates reports whether a rule would translate the source of the packet, regardless of limits.
 func (m *Model) translates(in Arrival, v *view) bool {
 	for _, r := range m.rules {
 		if to, ok := m.matchSource(r, in, v); ok {
@@ -110,8 +108,8 @@ func (m *Model) translates(in Arrival, v *view) bool {
 	return false
 }
 
-// matchSource tells whether a source translating rule takes the packet, and what its
-// destination becomes: itself, for nat64 the IPv4 address in it.
+// matchSource reports whether a source NAT rule matches the packet. It returns the destination: for
+// nat64 the embedded IPv4 address, otherwise unchanged.
 func (m *Model) matchSource(r *rule, in Arrival, v *view) (to netip.AddrPort, ok bool) {
 	if !r.In.Has(in.Interface) || !r.inside(v.src.Addr()) {
 		return to, false
@@ -134,15 +132,16 @@ func (m *Model) matchSource(r *rule, in Arrival, v *view) (to netip.AddrPort, ok
 		if !routed || m.host.Owns(v.dst.Addr()) || !r.Out.Has(next.Name) {
 			return to, false
 		}
-		// Masquerade drops what it names and has no address for; nobody masks IPv6 by accident.
+		// Masquerade without an address drops the packets that match its sources. A rule without
+		// sources leaves IPv6 alone.
 		masked := r.Type == config.NATMasquerade && (len(r.Source) > 0 || !v.v6)
 		return v.dst, masked || len(r.pool(next, v.v6)) > 0
 	}
 	return to, false
 }
 
-// inside reports whether the rule translates the source; without a list it takes
-// every address.
+// inside reports whether the rule translates the source address. Without a source list it
+// translates every address.
 func (r *rule) inside(a netip.Addr) bool {
 	switch r.Type {
 	case config.NATMasquerade, config.NATSNAT, config.NATNAT64:
@@ -160,7 +159,7 @@ func contains(list []netip.Prefix, a netip.Addr) bool {
 	return false
 }
 
-// refuse drops what would have opened a session and tells its sender.
+// refuse drops the first packet of a session and sends an ICMP error.
 func (r *rule) refuse(reason Reason) plan {
 	p := drop(reason)
 	p.answer = hostUnreachable
@@ -170,18 +169,18 @@ func (r *rule) refuse(reason Reason) plan {
 	return p
 }
 
-// counts reports whether the rule keeps count of each client's ports: for a quota, for blocks, or so
-// that a client keeps its pool address.
+// counts reports whether the rule counts the ports of each client: for a quota, for blocks, or for
+// paired pooling.
 func (r *rule) counts() bool {
 	return r.PortsPerClient > 0 || !r.Deterministic && (r.PortBlock > 0 || len(r.pool4) > 1 || len(r.pool6) > 1)
 }
 
-// holds reports whether an address is of the rule's pool.
+// holds reports whether the rule's pool contains an address.
 func (r *rule) holds(a netip.Addr) bool {
 	return slices.Contains(r.pool4, a) || slices.Contains(r.pool6, a)
 }
 
-// pooled reports whether the address is one of a pool: nobody else's.
+// pooled reports whether any pool contains the address.
 func (m *Model) pooled(a netip.Addr) bool {
 	for _, r := range m.rules {
 		if slices.Contains(r.pool4, a) || slices.Contains(r.pool6, a) {
@@ -205,9 +204,8 @@ func (m *Model) pooled(a netip.Addr) bool {
 	return false
 }
 
-// hairpinRule returns the rule by which an inside host's packet to an outside
-// endpoint gets an outside source (RFC 4787 REQ-9): the endpoint's own rule if it
-// takes the source, otherwise the first that does.
+// hairpinRule returns the rule that assigns an outside source to a hairpin packet (RFC 4787 REQ-9).
+// The rule of the destination endpoint has priority, then the first matching rule.
 func (m *Model) hairpinRule(own *rule, in Arrival, v *view) *rule {
 	for _, r := range append([]*rule{own}, m.rules...) {
 		if r != nil && r.inForce && r.Hairpin != config.SwitchOff && len(r.Source)+len(r.In) > 0 && r.inside(v.src.Addr()) &&

@@ -16,9 +16,9 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// refuses checks the limits of new connections. What one client has too many of is not
-// counted for all. A connection is refused at its SYN or not at all: the rates of a handshake
-// were asked there, and are only charged by the proof of a cookie.
+// refuses checks the limits for new connections. Connections beyond a client's limit do not count
+// against the service. The limits apply to the SYN only. For a cookie's proof the rates are charged
+// but not enforced.
 func (s *service) refuses(m *Model, v *view, handshake bool) Reason {
 	switch reason := s.connectionLimit(m, v); {
 	case handshake:
@@ -35,7 +35,7 @@ func (s *service) refuses(m *Model, v *view, handshake bool) Reason {
 	return ""
 }
 
-// crowded mtuMatches why there is no room for one more connection of the client now.
+// connectionLimit returns the reason against one more connection of the client, or "".
 func (s *service) connectionLimit(m *Model, v *view) Reason {
 	if s.Limits.Connections > 0 && s.active >= s.Limits.Connections {
 		return ReasonLimitConnections
@@ -47,15 +47,15 @@ func (s *service) connectionLimit(m *Model, v *view) Reason {
 	return ""
 }
 
-// hasRoom reports whether a connection that is asked for now may be opened by the proof of a
-// cookie: its client takes it for open then.
+// hasRoom reports whether the service accepts one more connection after the proof of a cookie. The
+// client treats the connection as open from the SYN-ACK on.
 func (s *service) hasRoom(m *Model, v *view) bool {
 	return s.connectionLimit(m, v) == "" && !s.credit.exhausted(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient) &&
 		!s.credit.exhausted(m.now, allClients, s.Limits.NewConnections) &&
 		slices.ContainsFunc(s.table, func(b *backend) bool { return s.provisional > 0 || !s.full(b) })
 }
 
-// refuse counts a refused connection, once for all SYNs of it.
+// refuse counts a refused connection once for all SYN retransmissions.
 func (m *Model) refuse(s *service, v *view, reason Reason) plan {
 	if v.protocol != flow.TCP || v.flags&tcpOpening != tcpSYN || v.cookie != nil {
 		s.refused++
@@ -71,7 +71,7 @@ func (m *Model) refuse(s *service, v *view, reason Reason) plan {
 	return drop(reason)
 }
 
-// excludes checks the sets of clients.
+// excludes checks the client against the allow and deny sets.
 func (s *service) excludes(m *Model, v *view) Reason {
 	in := func(names []string) bool {
 		return slices.ContainsFunc(names, func(n string) bool { return m.inSet(n, v.src.Addr()) })
@@ -85,15 +85,15 @@ func (s *service) excludes(m *Model, v *view) Reason {
 	return ""
 }
 
-// resets reports whether a client's reset is one too many.
+// resets reports whether a client's reset exceeds the rate limit.
 func (s *service) resets(m *Model, v *view) bool {
 	return v.protocol == flow.TCP && v.flags&packet.RST != 0 && !conforms(&s.reset, m.now, s.Limits.ResetRate)
 }
 
-// credits mtuMatches when the next new connection of each client conforms.
+// credits maps each client to the time of its next conforming connection.
 type credits map[netip.Addr]time.Duration
 
-// allClients stands for all clients of a service in its credits.
+// allClients is the key for all clients of a service together.
 var allClients = netip.Addr{}
 
 func (c credits) conforms(now time.Duration, who netip.Addr, r config.Rate) bool {
@@ -105,14 +105,14 @@ func (c credits) conforms(now time.Duration, who netip.Addr, r config.Rate) bool
 	return ok
 }
 
-// exhausted reports whether one more would not conform now.
+// exhausted reports whether one more connection would exceed the rate now.
 func (c credits) exhausted(now time.Duration, who netip.Addr, r config.Rate) bool {
 	credit := c[who]
 	return !conforms(&credit, now, r)
 }
 
-// conforms is a leaky bucket that takes one second's worth at once. credit is when
-// the next one conforms.
+// conforms is a leaky bucket with a burst of one second. Variable credit is the time of the next
+// conforming event.
 func conforms(credit *time.Duration, now time.Duration, r config.Rate) bool {
 	if r.IsZero() {
 		return true
@@ -127,8 +127,8 @@ func conforms(credit *time.Duration, now time.Duration, r config.Rate) bool {
 	return true
 }
 
-// choose picks a backend: a pinned or persistent client's own, else the
-// scheduler's. admitted: its SYN was, and no limit refuses it any more.
+// choose returns the backend for a packet: pinned, persistent or scheduled. With admitted set, the
+// SYN passed the limits already, and no limit applies.
 func (s *service) choose(m *Model, v *view, remember, admitted bool) (*backend, Reason) {
 	midConnection, room := v.midConnection(), s.room
 	if admitted {
@@ -167,8 +167,8 @@ func (s *service) choose(m *Model, v *view, remember, admitted bool) (*backend, 
 	return b, ""
 }
 
-// pinned is the backend of the longest prefix that holds the client, or nil. A client whose
-// backend takes no new flows is scheduled like any other.
+// pinned returns the backend of the longest configured prefix with the client, or nil. The
+// scheduler decides for a client if its pinned backend takes no new connections.
 func (s *service) pinned(v *view) *backend {
 	name, bits := "", -1
 	for _, p := range s.Sessions {
@@ -207,11 +207,11 @@ func (s *service) stickyKey(v *view) string {
 	return key
 }
 
-// midConnection reports whether a packet of no session is one of a connection that was opened before:
-// it breaks off on another backend.
+// midConnection reports whether a packet without a session belongs to an existing TCP connection.
+// Another backend would break that connection.
 func (v *view) midConnection() bool { return v.protocol == flow.TCP && v.flags&tcpOpening != tcpSYN }
 
-// room mtuMatches whether one more connection is too many for the backend.
+// room returns the reason against one more connection to the backend, or "".
 func (s *service) room(b *backend) Reason {
 	if s.full(b) {
 		return ReasonLimitBackend
@@ -219,13 +219,12 @@ func (s *service) room(b *backend) Reason {
 	return ""
 }
 
-// byHash is the backend that every packet of a connection gets when nothing is remembered.
+// byHash returns the backend by hash. All packets of a connection have the same one without state.
 func (s *service) byHash(v *view) *backend {
 	return s.table[balance.Slot(balance.JHash(s.hashed(v), balance.Seed), len(s.table))]
 }
 
-// scheduled asks the scheduler. A backend that has all its connections is passed
-// over.
+// scheduled returns the backend by the scheduler. It skips backends at their connection limit.
 func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
 	start := 0
 	switch {
@@ -249,7 +248,7 @@ func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
 	return nil, false
 }
 
-// fitting mtuMatches which backends a packet may have been for that shows none.
+// fitting returns a filter for the possible backends of a packet that does not show its backend.
 func (s *service) fitting(m *Model, v *view) func(*backend) bool {
 	if s.Scheduler.Hashes() {
 		return s.takes
@@ -257,28 +256,27 @@ func (s *service) fitting(m *Model, v *view) func(*backend) bool {
 	some := func(is func(*backend) bool) bool {
 		return slices.ContainsFunc(s.table, func(b *backend) bool { return s.takes(b) && is(b) })
 	}
-	// That a packet could not be translated shows no more than that its backend is of the other
-	// family.
+	// An untranslatable packet has a backend in the other address family.
 	other := func(b *backend) bool { return b.Address.Is6() != v.v6 }
 	crossed := m.choices.Ends(ReasonUntranslatable) && some(other)
-	// Nor does an MTU show more: that of the way to a backend of that family.
+	// The MTU in an ICMP error limits the backends by their route.
 	mtu := m.choices.AnswerMTU()
 	mtuMatches := func(b *backend) bool { return m.reportedMTU(v, b) == mtu }
 	hasMTU := mtu != 0 && some(mtuMatches)
-	// What was too large was measured against a next hop that is known.
+	// The MTU check requires a resolved next hop.
 	measured := (m.choices.Ends(ReasonTooBig) || m.choices.Ends(ReasonToFragment6)) && some(m.resolved)
 	return func(b *backend) bool {
 		return s.takes(b) && (!crossed || other(b)) && (!hasMTU || mtuMatches(b)) && (!measured || m.resolved(b))
 	}
 }
 
-// resolved reports whether the hardware address of a backend's next hop is known.
+// resolved reports whether the MAC address of a backend's next hop is known.
 func (m *Model) resolved(b *backend) bool {
 	_, _, known := m.host.NextHop(b.Address)
 	return known
 }
 
-// mtuMatches is the MTU that the sender of a packet is told which is too large on the way to a backend.
+// reportedMTU returns the MTU in the "too big" error for a packet to a backend.
 func (m *Model) reportedMTU(v *view, b *backend) int {
 	next, _ := m.host.route(b.Address)
 	switch {
@@ -290,10 +288,10 @@ func (m *Model) reportedMTU(v *view, b *backend) int {
 	return next.MTU + v.header - 40
 }
 
-// takes reports whether the scheduler may give the backend one more flow: it has room,
-// and for lc and wlc nobody has fewer flows for its weight.
+// takes reports whether the scheduler may select the backend. The backend has room, and for lc and
+// wlc it has the fewest connections for its weight.
 func (s *service) takes(b *backend) bool {
-	if s.provisional > 0 { // who has how many is not known
+	if s.provisional > 0 { // the connection counts are provisional
 		return true
 	}
 	if s.full(b) {
@@ -324,8 +322,7 @@ func (s *service) full(b *backend) bool {
 	return limit > 0 && b.active >= limit
 }
 
-// chosen returns the backend that is chosen for the packet among those that the scheduler may give, or
-// nil to have it decide.
+// chosen returns the backend from Choices among the legal ones, or nil for the scheduler's choice.
 func (s *service) chosen(m *Model, v *view) *backend {
 	if s.Scheduler.Hashes() {
 		return nil
@@ -347,8 +344,8 @@ func (s *service) chosen(m *Model, v *view) *backend {
 	return nil
 }
 
-// hashed returns the bytes that the service's hash covers, each field padded to
-// four bytes as nftables concatenates them.
+// hashed returns the hash input of the service. Each field is padded to four bytes, as in an
+// nftables concatenation.
 func (s *service) hashed(v *view) []byte {
 	port := func(p uint16) []byte { return binary.BigEndian.AppendUint16(nil, p) }
 	pad := func(b []byte) []byte { return append(b, 0, 0) }

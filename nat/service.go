@@ -17,26 +17,27 @@ import (
 type service struct {
 	*config.Service
 	tally
-	rule            *rule                   // of a port-forward
-	backends        []*backend              // in the order of the configuration
-	known           map[backendKey]*backend // all that it ever had
+	rule            *rule                   // for a port-forward rule
+	backends        []*backend              // in configuration order
+	known           map[backendKey]*backend // all present and former backends
 	inForce         bool
-	table           []*backend // the slots of the scheduler
+	table           []*backend // scheduler slots
 	sequence        int
 	active          int
-	provisional     int  // live sessions whose backend is provisional
-	miscounted      bool // one of them has ended so
+	provisional     int  // live sessions with a provisional backend
+	miscounted      bool // such a session has ended
 	connections     uint64
 	refused         uint64
-	retransmissions uint64 // SYNs of refused connections beyond the first
+	retransmissions uint64 // retransmitted SYNs of refused connections
 	synsRefused     map[flow.Tuple]uint32
 	sticky          map[string]sticky
-	cookieAt        time.Duration // when it last gave a cookie, plus 1; 0 for never
-	reset           time.Duration // when the next reset conforms
-	credit          credits       // allClients is the whole service
+	cookieAt        time.Duration // time of the last cookie plus 1; 0 for none
+	reset           time.Duration // time of the next conforming reset
+	credit          credits       // key allClients is the whole service
 }
 
-// backend is one of a service, also when it has left the configuration: its flows live on.
+// backend is a backend of a service. It stays after its removal from the configuration, as long as
+// sessions use it.
 type backend struct {
 	config.Backend
 	tally
@@ -45,7 +46,7 @@ type backend struct {
 	connections uint64
 }
 
-// backendKey tells the backends of a service apart: with another address or port it is another one.
+// backendKey identifies a backend in its service. Another address or port means another backend.
 type backendKey struct {
 	name string
 	to   netip.AddrPort
@@ -60,7 +61,7 @@ func newService() *service {
 	return &service{known: map[backendKey]*backend{}, sticky: map[string]sticky{}, credit: credits{}, synsRefused: map[flow.Tuple]uint32{}}
 }
 
-// configure gives a service its part of a configuration.
+// configure sets the configuration of a service.
 func (s *service) configure(c *config.Service) {
 	s.Service = c
 	was := s.backends
@@ -82,7 +83,7 @@ func (s *service) configure(c *config.Service) {
 	s.schedule()
 }
 
-// leave has backends that are not configured any more take no new flows.
+// leave drains the backends that are no longer configured.
 func (s *service) leave(was []*backend) {
 	for _, b := range was {
 		if !slices.Contains(s.backends, b) {
@@ -91,7 +92,7 @@ func (s *service) leave(was []*backend) {
 	}
 }
 
-// schedule fills the slots anew after a change of a backend's state.
+// schedule recomputes the slots after a change of a backend's state.
 func (s *service) schedule() {
 	states := make([]datapath.State, len(s.backends))
 	for i, b := range s.backends {
@@ -104,13 +105,13 @@ func (s *service) schedule() {
 	}
 }
 
-// answersDirectly reports whether the backends answer their clients past the gateway (dsr, tunnel).
+// answersDirectly reports whether the backends answer the clients without the gateway (dsr,
+// tunnel).
 func (s *service) answersDirectly() bool {
 	return s.Mode.OneWay()
 }
 
-// listens returns the listener that an endpoint matches; an empty interface
-// matches every listener.
+// listens returns the listener for an endpoint. An empty interface matches every listener.
 func (s *service) listens(p flow.Protocol, to netip.AddrPort, iface string) (config.Listen, bool) {
 	if s.Protocol != flow.Any && s.Protocol != p {
 		return config.Listen{}, false
@@ -123,8 +124,8 @@ func (s *service) listens(p flow.Protocol, to netip.AddrPort, iface string) (con
 	return config.Listen{}, false
 }
 
-// serviceOf returns the service that a packet is for: one that names its port goes
-// before one that takes every port.
+// serviceOf returns the service for a packet. A listener with ports has priority over a listener
+// for all ports.
 func (m *Model) serviceOf(v *view, iface string) (*service, config.Listen) {
 	var wide *service
 	var listen config.Listen
@@ -152,13 +153,13 @@ const (
 	tcpSYN     = packet.SYN
 )
 
-// newService handles a packet to a service that belongs to no session.
+// newService handles a packet to a service without a session.
 func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) plan {
 	if p, done := m.cookies(in, v, s); done {
 		return p
 	}
 	opens := v.protocol == flow.TCP && v.flags&tcpOpening == tcpSYN
-	handshake := s.Mode == config.ModeDNAT && v.flags&packet.SYN == 0 && m.synsCame[v.tuple()].service != nil // its SYN was admitted
+	handshake := s.Mode == config.ModeDNAT && v.flags&packet.SYN == 0 && m.synsCame[v.tuple()].service != nil // the service admitted its SYN
 	refuse := func(reason Reason) plan { return m.refuse(s, v, reason) }
 	stateless := s.isStateless()
 	if reason := s.excludes(m, v); reason != "" {
@@ -175,7 +176,7 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 	}
 	odd := !opens && !handshake && !stateless || opens && v.flags&packet.FIN != 0
 	proxy := s.ClientAddress == config.ClientAddressProxyV2
-	if v.protocol == flow.TCP && (odd && (s.Limits.StrictTCP || proxy) || opens && v.first && proxy) { // later fragments may have data
+	if v.protocol == flow.TCP && (odd && (s.Limits.StrictTCP || proxy) || opens && v.first && proxy) { // later fragments may contain data
 		return refuse(ReasonStrictTCP)
 	}
 	if len(s.table) == 0 {
@@ -206,9 +207,8 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 	return m.openService(in, v, s, b, nil)
 }
 
-// isStateless reports whether nothing is remembered of the service's connections: no
-// answer comes back this way, or none needs it, the hash gives the same backend again,
-// and nothing else asks for it.
+// isStateless reports whether the service keeps no session state. Either the mode is stateless, or
+// the replies bypass the gateway and a hash selects the backend without persistence or limits.
 func (s *service) isStateless() bool {
 	if s.Mode == config.ModeStateless {
 		return true
@@ -219,8 +219,8 @@ func (s *service) isStateless() bool {
 	return s.answersDirectly() && s.Scheduler.Hashes() && s.Persistence == nil && !counts
 }
 
-// checksumsAddresses reports whether a transport that is left alone would have a
-// wrong checksum with the service's addresses. SCTP's covers no addresses.
+// checksumsAddresses reports whether the addresses of the service would make an untouched transport
+// checksum wrong. The SCTP checksum does not cover the addresses.
 func (s *service) checksumsAddresses(v *view) bool {
 	if s.answersDirectly() || v.protocol == flow.TCP || v.protocol == flow.UDP {
 		return false
@@ -229,7 +229,7 @@ func (s *service) checksumsAddresses(v *view) bool {
 	return s.Mode == config.ModeFullNAT || v.protocol == dccp || v.protocol == udplite
 }
 
-// endpoint returns where a packet to a port of the service goes on the backend.
+// endpoint returns the backend endpoint for a port of the service.
 func (s *service) endpoint(b *backend, port uint16) netip.AddrPort {
 	if s.rule != nil {
 		return s.rule.Target(port)
@@ -240,8 +240,7 @@ func (s *service) endpoint(b *backend, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(b.Address, port)
 }
 
-// routeTo completes the plan of a packet to a backend for the modes that do not
-// rewrite its destination.
+// routeTo completes the plan for modes that keep the destination address.
 func (s *service) routeTo(p *plan, v *view, b *backend) {
 	switch s.Mode {
 	case config.ModeDSR:
@@ -251,7 +250,7 @@ func (s *service) routeTo(p *plan, v *view, b *backend) {
 	}
 }
 
-// withoutSession forwards a packet of which nothing is remembered.
+// withoutSession returns the plan to forward a packet without a session.
 func (s *service) withoutSession(v *view, b *backend, reason Reason) plan {
 	p := plan{action: Forward, reason: reason, to: v.tuple(), count: []*tally{&s.tally, &b.tally}, clamp: s.MSSClamp}
 	p.to.Dest = s.endpoint(b, v.dst.Port())
@@ -259,7 +258,8 @@ func (s *service) withoutSession(v *view, b *backend, reason Reason) plan {
 	return p
 }
 
-// openService makes the session of a packet to a backend, in the place of the provisional session was if there is one.
+// openService creates the session of a packet to a backend. If was is not nil, the new session
+// replaces that provisional session.
 func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend, was *session) plan {
 	to := s.endpoint(chosen, v.dst.Port())
 	n := &session{service: s, backend: chosen, rule: s.rule}
@@ -307,7 +307,7 @@ func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend, wa
 	n.tuple[1] = reply
 	if !s.answersDirectly() && m.clashes(n) && !m.moveSource(n) {
 		if n.port != nil {
-			delete(m.ports, *n.port) // nobody has seen it
+			delete(m.ports, *n.port) // no packet has used it
 		}
 		if n.binding != nil {
 			m.dropUnused(n.binding)
@@ -326,8 +326,8 @@ func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend, wa
 	return m.first(v, n)
 }
 
-// countClient returns the quota entry of a client of the service: IPv6 clients
-// count by /64.
+// countClient returns the quota entry of a client of the service. IPv6 clients share one entry for
+// each /64.
 func (m *Model) countClient(s *service, c *client, a netip.Addr) *client {
 	if c != nil || s.Limits.ConnectionsPerClient == 0 {
 		return c
@@ -342,7 +342,8 @@ func clientAddress(a netip.Addr) netip.Addr {
 	return a
 }
 
-// fullnatSource gives out the source endpoint of a fullnat session, which takes the place of was if that is not nil.
+// fullnatSource allocates the source endpoint of a fullnat session. A non-nil was is the session to
+// replace.
 func (m *Model) fullnatSource(s *service, v *view, to netip.AddrPort, was *session) (outsideKey, Reason) {
 	addresses := expand(s.SourcePool, to.Addr().Is6())
 	if len(addresses) == 0 {
@@ -362,8 +363,8 @@ func (m *Model) fullnatSource(s *service, v *view, to netip.AddrPort, was *sessi
 	return key, ""
 }
 
-// serviceReply handles what a backend sends that belongs to no session: replies of
-// stateless services, and answers to SYNs of which nothing was remembered.
+// serviceReply handles a backend's packet without a session: a reply of a stateless service, or an
+// answer to a SYN without a session.
 func (m *Model) serviceReply(v *view) (plan, bool) {
 	for _, s := range m.services {
 		from, b, ok := s.answersFor(m, v)
@@ -373,7 +374,7 @@ func (m *Model) serviceReply(v *view) (plan, bool) {
 		reason := ReasonStateless
 		if s.Mode != config.ModeStateless {
 			if !m.answersSYN(v.tuple()) {
-				continue // a connection of the backend's own
+				continue // a connection that the backend opened
 			}
 			reason = ReasonSYNACK
 		}
@@ -385,8 +386,7 @@ func (m *Model) serviceReply(v *view) (plan, bool) {
 	return plan{}, false
 }
 
-// answersFor returns the virtual endpoint that stands for the sender of v, and the
-// backend that it is.
+// answersFor returns the virtual endpoint for the sender of v, and its backend.
 func (s *service) answersFor(m *Model, v *view) (netip.AddrPort, *backend, bool) {
 	syn := s.recognised(m) && v.protocol == flow.TCP && (v.flags&(packet.SYN|packet.ACK) == packet.SYN|packet.ACK || v.flags&packet.RST != 0)
 	if s.Mode != config.ModeStateless && !syn {
@@ -395,8 +395,8 @@ func (s *service) answersFor(m *Model, v *view) (netip.AddrPort, *backend, bool)
 	return s.virtual(v.protocol, v.src)
 }
 
-// virtual returns the first virtual endpoint of the service that a backend's
-// endpoint stands for, and that backend.
+// virtual returns the first virtual endpoint of the service for a backend's endpoint, and that
+// backend.
 func (s *service) virtual(p flow.Protocol, from netip.AddrPort) (netip.AddrPort, *backend, bool) {
 	if s.Protocol != flow.Any && s.Protocol != p {
 		return netip.AddrPort{}, nil, false
@@ -418,8 +418,8 @@ func (s *service) virtual(p flow.Protocol, from netip.AddrPort) (netip.AddrPort,
 	return netip.AddrPort{}, nil, false
 }
 
-// turns reports whether a client gets an address of this host as its source: the backend would
-// answer it directly, under its own address, as they are on one network or one host.
+// translatesSource reports whether the packet gets an address of this host as its source. Otherwise
+// a backend in the client's network, or the client itself, would answer directly.
 func (s *service) translatesSource(m *Model, v *view, backend netip.Addr) bool {
 	if s.rule != nil && s.rule.Crosses() || !datapath.Turns(s.Service) || v.protocol != flow.TCP && v.protocol != flow.UDP {
 		return false

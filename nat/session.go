@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// session is one tracked connection. A packet that equals tuple[d] when it
-// arrives leaves as tuple[1-d] turned round.
+// session is one tracked connection (RFC 4787 §4). A received packet with tuple[d] leaves with the
+// reverse of tuple[1-d].
 type session struct {
 	tuple     [2]flow.Tuple
 	service   *service
@@ -21,36 +21,36 @@ type session struct {
 	binding   *binding
 	client    *client
 	flagsSeen [2]flagsSeen
-	// assured flows outlive the transitory timeout: the handshake is complete.
+	// assured sessions have completed the handshake, and the transitory timeout does not apply.
 	assured bool
-	closed  bool             // by both sides, or a reset: not counted as a connection of its service
-	seen    [2]time.Duration // last packet of each direction
+	closed  bool             // closed by both sides or a reset: no longer an active connection of its service
+	seen    [2]time.Duration // time of the last packet in each direction
 	packets [2]uint64
 	bytes   [2]uint64
-	// provisional: the backend and the port; provisionalAddress: the outside address of a session
-	// without ports.
+	// Field provisional covers the backend and the port. Field provisionalAddress covers the
+	// outside address of a session without ports.
 	provisional, provisionalAddress bool
-	counted                         tally // for its backend
+	counted                         tally // traffic of its backend
 
-	proxyState *proxyState // PROXY header of client-address, once the SYN was seen
-	splice     *splice     // a cookie opened it
-	// halfOpen counts against the quota of handshakes, until it is assured.
+	proxyState *proxyState // PROXY header state, set by the SYN
+	splice     *splice     // set if a SYN cookie opened the session
+	// halfOpen means that the session counts against the half-open quota, until it is assured.
 	halfOpen bool
-	// port is the outside endpoint that the session alone holds (fullnat), or nil.
+	// port is the outside endpoint of a fullnat session, or nil.
 	port *outsideKey
 }
 
-// flagsSeen is what packets of one direction have said.
+// flagsSeen contains the TCP flags seen in one direction.
 type flagsSeen struct{ syn, fin, rst, ack bool }
 
-// half is a session seen from one direction.
+// half is one direction of a session.
 type half struct {
 	*session
 	direction flow.Direction
 }
 
-// session returns the half of a session that a packet belongs to, or nil. ICMP that is
-// neither query nor reply belongs to none.
+// session returns the session half for a packet, or nil. Only ICMP queries and replies have
+// sessions.
 func (m *Model) session(v *view) *half {
 	if v.kind > icmpReply {
 		return nil
@@ -58,10 +58,10 @@ func (m *Model) session(v *view) *half {
 	return m.sessions[v.tuple()]
 }
 
-// out returns what a packet of the direction becomes.
+// out returns the tuple after translation.
 func (h *half) out() flow.Tuple { return h.tuple[1-h.direction].Reverse() }
 
-// clashes tells whether the session's answers would look like packets of another.
+// clashes reports whether another session has the same reply tuple.
 func (m *Model) clashes(s *session) bool { return m.sessions[s.tuple[1]] != nil || m.mayClash(s) }
 
 func (m *Model) addSession(s *session) {
@@ -74,7 +74,7 @@ func (m *Model) addSession(s *session) {
 	s.count(1)
 }
 
-// count adds to the connections of the session's client, service and backend.
+// count adds n to the active connections of the session's client, service and backend.
 func (s *session) count(n int) {
 	if s.client != nil {
 		s.client.flows += n
@@ -85,8 +85,8 @@ func (s *session) count(n int) {
 	}
 }
 
-// closes stops counting a session that the packet of that direction has closed; what it holds
-// besides stays until it expires (RFC 5382 REQ-5).
+// closes ends the active count of a session that the packet has closed. The session's other
+// resources remain until it expires (RFC 5382 REQ-5).
 func (s *session) closes(d flow.Direction) {
 	over := s.flagsSeen[d].fin && (s.flagsSeen[1-d].fin || s.oneWay())
 	if s.service == nil || s.binding != nil || s.closed || !over && !s.flagsSeen[d].rst {
@@ -96,8 +96,8 @@ func (s *session) closes(d flow.Direction) {
 	s.count(-1)
 }
 
-// index makes both directions known. An endpoint that talks to itself by a hairpin
-// has only one, and so has a session whose answers do not come this way.
+// index adds both directions to the table. A hairpin to the own endpoint has only one direction,
+// and so has a session without replies through the gateway.
 func (m *Model) index(s *session) {
 	if !s.oneWay() {
 		m.sessions[s.tuple[1]] = &half{s, flow.Reply}
@@ -120,7 +120,7 @@ func (m *Model) removeSession(s *session) {
 		s.service.provisional--
 		s.service.miscounted = true
 	}
-	if s.port != nil { // of a pool that the backends see: nobody's packets could go astray (RFC 6888 REQ-8)
+	if s.port != nil { // a pool for backends needs no hold-down (RFC 6888 REQ-8)
 		delete(m.ports, *s.port)
 	}
 	if s.binding != nil {
@@ -130,8 +130,8 @@ func (m *Model) removeSession(s *session) {
 	}
 }
 
-// cutOff reports whether a connection was open when its backend went down, and both sides' packets
-// come this way.
+// cutOff reports whether a connection was open when its backend became down, and both directions
+// use the gateway.
 func (s *session) cutOff() bool {
 	if s.service == nil || s.backend.state != datapath.Down || s.tuple[0].Protocol != flow.TCP || s.oneWay() {
 		return false
@@ -140,8 +140,8 @@ func (s *session) cutOff() bool {
 	return state != "TIME_WAIT" && state != "CLOSE" && (s.flagsSeen[0].ack || s.flagsSeen[1] != flagsSeen{})
 }
 
-// wasCutOff reports whether a segment is of such a connection, and its backend is still down: neither
-// side knows yet that it has ended. A SYN is of another connection.
+// wasCutOff reports whether a segment belongs to a cut-off connection with its backend still down.
+// Neither side knows the end of the connection. A SYN opens another connection.
 func (m *Model) wasCutOff(v *view) bool {
 	s := m.ended[v.tuple()]
 	if s == nil || v.protocol != flow.TCP || v.kind == icmpError || v.flags&packet.RST != 0 {
@@ -154,7 +154,7 @@ func (m *Model) wasCutOff(v *view) bool {
 	return s.service.inForce && s.backend.state == datapath.Down
 }
 
-// endDown forgets the sessions whose backend is down.
+// endDown removes the sessions of down backends.
 func (m *Model) endDown() {
 	for _, h := range m.sessions {
 		if h.direction == flow.Original && h.service != nil && h.backend.state == datapath.Down {
@@ -163,8 +163,8 @@ func (m *Model) endDown() {
 	}
 }
 
-// expire forgets the sessions that were idle for longer than their timeout, or whose backend is
-// down, and with a binding's last session the binding.
+// expire removes idle sessions after their timeout, and sessions of down backends. A binding ends
+// with its last session.
 func (m *Model) expire() {
 	m.endDown()
 	for _, h := range m.sessions {
@@ -172,7 +172,7 @@ func (m *Model) expire() {
 			continue
 		}
 		if h.rule != nil && h.rule.Type == config.NATNAT64 && h.State() == "ESTABLISHED" {
-			h.assured, h.seen[0] = false, m.now // and its IPv6 host is probed (RFC 6146 §3.5.2.2)
+			h.assured, h.seen[0] = false, m.now // its IPv6 host gets a probe (RFC 6146 §3.5.2.2)
 			continue
 		}
 		m.removeSession(h.session)
@@ -189,8 +189,8 @@ func (m *Model) expire() {
 	}
 }
 
-// timeout is how long the session may be idle in its present state (RFC 4787
-// REQ-5, RFC 5382 REQ-5, RFC 5508 REQ-2, RFC 6146 §4).
+// timeout returns the idle timeout of the session in its present state (RFC 4787 REQ-5, RFC 5382
+// REQ-5, RFC 5508 REQ-2, RFC 6146 §4).
 func (m *Model) timeout(s *session) time.Duration {
 	t := m.config.Timeouts
 	switch s.tuple[0].Protocol {
@@ -207,14 +207,13 @@ func (m *Model) timeout(s *session) time.Duration {
 	return t.Other.D()
 }
 
-// resetWindow is how long after a reset packets of the other side may still have
-// been on their way. Later ones show that the reset was not believed, and the
-// session is what it was (RFC 6146 §3.5.2.2, TRANS).
+// resetWindow is the period after a reset for packets of the other side still in flight. Later
+// packets show that the other side ignored the reset. The session then keeps its state (RFC 6146
+// §3.5.2.2, TRANS).
 const resetWindow = time.Second
 
-// State names the state of RFC 6146 §3.5.2 in conntrack's words: INIT is
-// SYN_SENT or SYN_RECV, V4 FIN and V6 FIN are FIN_WAIT, V4 FIN + V6 FIN is
-// TIME_WAIT, TRANS is CLOSE.
+// State returns the state of RFC 6146 §3.5.2 by its conntrack name: INIT is SYN_SENT or SYN_RECV,
+// V4 FIN and V6 FIN are FIN_WAIT, V4 FIN + V6 FIN is TIME_WAIT, TRANS is CLOSE.
 func (s *session) State() string {
 	if s.tuple[0].Protocol != flow.TCP {
 		return ""
@@ -238,13 +237,13 @@ func (s *session) State() string {
 	return "SYN_SENT"
 }
 
-// oneWay reports whether the answers do not come this way: then what the client says
-// stands for both.
+// oneWay reports whether replies bypass the gateway. The client's flags then count for both
+// directions.
 func (s *session) oneWay() bool { return s.service != nil && s.service.answersDirectly() }
 
-// hear takes a packet of the direction into account. A TCP session is assured when
-// one side acknowledges what the other has said: after the handshake's third
-// packet, or, picked up in the middle, after the first answer.
+// track updates the state of the session for a packet. A TCP session is assured when one side
+// acknowledges a packet of the other side. This is the third packet of the handshake, or the first
+// answer in a connection that began before the session.
 func (s *session) track(d flow.Direction, flags packet.TCPFlags) {
 	if s.tuple[0].Protocol != flow.TCP {
 		s.assured = s.assured || d == flow.Reply
@@ -252,7 +251,7 @@ func (s *session) track(d flow.Direction, flags packet.TCPFlags) {
 	}
 	h, other := &s.flagsSeen[d], s.flagsSeen[1-d]
 	if s.oneWay() {
-		other = *h // by an earlier packet
+		other = *h // flags of previous packets
 	}
 	switch {
 	case flags&packet.RST != 0:
@@ -263,7 +262,7 @@ func (s *session) track(d flow.Direction, flags packet.TCPFlags) {
 	default:
 		h.ack = true
 	}
-	h.rst = false // data after a reset: it was forged, or the host thought otherwise
+	h.rst = false // data after a reset: the receiver ignored the reset
 	if flags&packet.FIN != 0 {
 		h.fin = true
 	}
@@ -271,11 +270,11 @@ func (s *session) track(d flow.Direction, flags packet.TCPFlags) {
 	s.halfOpen = s.halfOpen && !s.assured
 }
 
-// known handles a packet of a session.
+// handleSession handles a packet of an existing session.
 func (m *Model) handleSession(v *view, h *half) plan {
 	if reopens(h.session, h.direction, v) {
-		// A new SYN in the tuple of a closed connection (RFC 9293 §3.6.1): the same
-		// session begins again.
+		// A new SYN in the tuple of a closed connection (RFC 9293 §3.6.1) restarts the same
+		// session.
 		h.flagsSeen, h.assured = [2]flagsSeen{}, false
 	}
 	if h.direction == flow.Original {
@@ -285,7 +284,7 @@ func (m *Model) handleSession(v *view, h *half) plan {
 		return m.refuse(h.service, v, ReasonLimitResets)
 	}
 	if s := h.splice; s != nil && !s.answered && h.direction == flow.Reply && v.flags&(packet.SYN|packet.RST) == 0 {
-		p := drop(ReasonNoFlow) // of an older connection of the backend's
+		p := drop(ReasonNoFlow) // belongs to an older connection of the backend
 		p.answer = reset
 		return p
 	}
@@ -297,9 +296,9 @@ func (m *Model) handleSession(v *view, h *half) plan {
 	return h.planFor(v, ReasonFlow)
 }
 
-// endReused ends a session of a service when its tuple opens another connection: it has closed,
-// its backend is down, or was never flagsSeen and takes no new connections. That one is scheduled
-// like any other.
+// endReused ends a service session when a SYN reuses its tuple for a new connection. The session is
+// closed, its backend is down, or its backend never answered and takes no new connections. The
+// scheduler then selects a backend for the new connection.
 func (m *Model) endReused(v *view, h *half) bool {
 	opens := v.protocol == flow.TCP && v.flags&(packet.SYN|packet.ACK|packet.RST) == packet.SYN && h.direction == flow.Original
 	if !opens || h.service == nil {
@@ -318,8 +317,8 @@ func (m *Model) endReused(v *view, h *half) bool {
 	return true
 }
 
-// reusesTuple reports whether a connection of the service to an endpoint of the backend has the
-// tuples of the one that its SYN has ended. Then it needs no room, and always has a session.
+// reusesTuple reports whether a new connection to backend b has both tuples of the session that its
+// SYN ended. Such a connection needs no free entry and always has a session.
 func (m *Model) reusesTuple(v *view, s *service, b *backend) bool {
 	was := m.replaced
 	return was != nil && was.service == s && was.backend == b &&
@@ -332,7 +331,7 @@ func reopens(s *session, d flow.Direction, v *view) bool {
 		(state == "TIME_WAIT" || state == "CLOSE")
 }
 
-// planFor returns the plan of a packet of the session's direction.
+// planFor returns the plan for a packet in this direction of the session.
 func (h *half) planFor(v *view, reason Reason) plan {
 	p := plan{action: Forward, reason: reason, to: h.out(), of: h}
 	if h.rule != nil {
@@ -350,21 +349,21 @@ func (h *half) planFor(v *view, reason Reason) plan {
 	return p
 }
 
-// rerouted reports whether a packet of an inside host's session would leave by another interface than its rule is
-// for, whose source nobody answers there: the route has changed since.
+// rerouted reports whether a route change moved an inside host's session to an interface outside
+// the rule. The outside source is not valid there.
 func (h *half) rerouted(m *Model, v *view) bool {
 	if h == nil || h.rule == nil || h.service != nil || h.direction != flow.Original || v.kind == icmpError {
 		return false
 	}
 	to := h.out().Dest.Addr()
-	if crosses := to.Is6() != v.v6; crosses && !v.v6 || !crosses && to != v.dst.Addr() { // opened from outside, or a hairpin
+	if crosses := to.Is6() != v.v6; crosses && !v.v6 || !crosses && to != v.dst.Addr() { // session from outside, or a hairpin
 		return false
 	}
 	next, routed := m.host.route(to)
 	return routed && !m.host.Owns(to) && !h.rule.Out.Has(next.Name)
 }
 
-// Flows lists the sessions.
+// Flows returns the sessions.
 func (m *Model) Flows() []flow.Flow {
 	var out []flow.Flow
 	for _, h := range m.sessions {

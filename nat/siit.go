@@ -12,9 +12,8 @@ import (
 
 const igmp flow.Protocol = 2
 
-// siit handles packets between the families without state: each address by the
-// explicit mapping with the longest prefix, else by the RFC 6052 prefix (RFC 7757
-// §3.2, RFC 7915).
+// siit translates packets between the families without state. Each address uses the explicit
+// mapping with the longest prefix, or else the RFC 6052 prefix (RFC 7757 §3.2, RFC 7915).
 func (m *Model) siit(in Arrival, v *view) (plan, bool) {
 	x, ok := m.siitRule(in, v)
 	if !ok {
@@ -39,25 +38,25 @@ func (m *Model) siit(in Arrival, v *view) (plan, bool) {
 	}
 	p := plan{action: Forward, reason: ReasonStatic, clamp: r.MSSClamp, count: []*tally{&r.tally}, class: r.TrafficClass, summed: r.UDPZeroChecksum == "drop"}
 	p.to = flow.Tuple{Protocol: protocol, Source: netip.AddrPortFrom(src, v.src.Port()), Dest: netip.AddrPortFrom(dst, v.dst.Port())}
-	if v.kind == icmpOther && protocol != v.protocol { // it has no counterpart (RFC 7915 §4.2, §5.2)
+	if v.kind == icmpOther && protocol != v.protocol { // no counterpart exists (RFC 7915 §4.2, §5.2)
 		p.action, p.reason = Drop, ReasonUntranslatable
 	}
-	if !v.v6 && protocol == igmp && src.Is6() { // of one link, or of routers (RFC 7915 §4.2)
+	if !v.v6 && protocol == igmp && src.Is6() { // IGMP is for one link or for routers (RFC 7915 §4.2)
 		p.action, p.reason = Drop, ReasonUntranslatable
 	}
 	return p, true
 }
 
-// crossing is what a siit rule makes of a packet's ends, or why it does not.
+// crossing is the result of a siit rule for the addresses of a packet.
 type crossing struct {
 	rule       *rule
 	src, dst   netip.Addr
-	here       bool // for this host
+	here       bool // destination is this host
 	excepted   bool
-	unroutable bool // an end that nothing is routed to or from
+	unroutable bool // an address is not routable
 }
 
-// siitRule finds the rule that handles a packet.
+// siitRule returns the rule for a packet with its result.
 func (m *Model) siitRule(in Arrival, v *view) (crossing, bool) {
 	for _, named := range []func(*rule) bool{
 		func(r *rule) bool { return v.v6 || m.explicit(r, v.dst.Addr()) != nil },
@@ -72,7 +71,7 @@ func (m *Model) siitRule(in Arrival, v *view) (crossing, bool) {
 				return x, true
 			}
 		}
-		if !v.v6 && m.anyNamed(named) { // the first that names an end decides
+		if !v.v6 && m.anyNamed(named) { // the first class with a matching rule decides
 			return crossing{}, false
 		}
 	}
@@ -88,8 +87,8 @@ func (m *Model) anyNamed(named func(*rule) bool) bool {
 	return false
 }
 
-// cross returns what a rule makes of a packet: if it knows both ends, no more specific route
-// leads to the destination (RFC 7915 §4.6, §5.6), and the interfaces are the rule's.
+// cross applies a rule to a packet. The rule must map both addresses and match the interfaces, and
+// no more specific route to the destination may exist (RFC 7915 §4.6, §5.6).
 func (m *Model) cross(r *rule, in Arrival, v *view) (x crossing, ok bool) {
 	x.rule = r
 	if x.src, ok = m.siitAddress(r, v.src.Addr()); !ok {
@@ -118,7 +117,7 @@ func (m *Model) cross(r *rule, in Arrival, v *view) (x crossing, ok bool) {
 	return x, m.ofInterfaces(r, in, dst, turned)
 }
 
-// mappedBits is the length of what maps a destination.
+// mappedBits returns the prefix length of the mapping for a destination.
 func (m *Model) mappedBits(r *rule, a netip.Addr) int {
 	if p := m.explicit(r, a); p != nil {
 		return p.from.Bits()
@@ -129,8 +128,8 @@ func (m *Model) mappedBits(r *rule, a netip.Addr) int {
 	return 0
 }
 
-// ofInterfaces tells whether a packet is of the rule's traffic, which comes in by its in and
-// leaves by its out, or of the answers. What is turned round leaves where it came from.
+// ofInterfaces reports whether a packet matches the interfaces of the rule, in either direction. A
+// hairpin packet leaves by the inside.
 func (m *Model) ofInterfaces(r *rule, in Arrival, dst netip.Addr, turned bool) bool {
 	leaves := ""
 	if next, ok := m.host.route(dst); ok && !m.host.Owns(dst) {
@@ -142,9 +141,9 @@ func (m *Model) ofInterfaces(r *rule, in Arrival, dst netip.Addr, turned bool) b
 	return r.Out.Has(in.Interface) && r.In.Has(leaves)
 }
 
-// siitHairpin turns a packet of an IPv6 host round that it sent to the place in the
-// prefix of a host with an explicit mapping: it stays in IPv6, and its source is
-// seen in the prefix too (RFC 7757 §4.2.2).
+// siitHairpin maps a packet from an IPv6 host to the embedded address of a host with an explicit
+// mapping. The packet stays in IPv6, and its source is embedded in the prefix too (RFC 7757
+// §4.2.2).
 func (m *Model) siitHairpin(r *rule, v *view, x *crossing) bool {
 	if !v.v6 || m.explicit(r, v.dst.Addr()) != nil {
 		return false
@@ -157,8 +156,8 @@ func (m *Model) siitHairpin(r *rule, v *view, x *crossing) bool {
 	return true
 }
 
-// siitSource maps the sender of an error by the rule that handles the packet in it. An IPv6
-// router without an IPv4 address has one of the rule's pool (RFC 6791 §3.2).
+// siitSource maps the sender of an error by the rule for the quoted packet. An IPv6 router without
+// an IPv4 address gets an address of the rule's pool (RFC 6791 §3.2).
 func (m *Model) siitSource(in Arrival, v *view, a netip.Addr) (netip.Addr, bool) {
 	x, ok := m.siitRule(in, v)
 	if !ok {

@@ -8,13 +8,15 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// One client port may reach one server by two virtual addresses, or by a virtual address and directly. The server would
-// see one connection. As Linux does, the second one gets another source port.
+// One client port may reach one server through two virtual addresses, or through one virtual
+// address and directly. The server would see one connection. As in Linux, the second session gets
+// another source port.
 
-// sourceTries bounds the ports that are tried, the client's own included.
+// sourceTries is the maximum number of source ports to try. It includes the port of the client.
 const sourceTries = 8
 
-// moveSource gives a session whose answers would look like another's another source port, and reports whether one is free.
+// moveSource changes the source port of a session with an ambiguous reply direction. It reports
+// whether it found a free port.
 func (m *Model) moveSource(n *session) bool {
 	if p := n.tuple[1].Protocol; n.port != nil || n.binding != nil || p != flow.TCP && p != flow.UDP {
 		return false
@@ -29,8 +31,8 @@ func (m *Model) moveSource(n *session) bool {
 	return false
 }
 
-// beside opens a session for a packet that goes to a server directly, from the endpoint of a client with a session to
-// this server by a service.
+// openDirect opens a session for a packet that a client sends directly to a server. It applies only
+// to an endpoint with a service session to the same server.
 func (m *Model) openDirect(v *view) (plan, bool) {
 	reply := v.tuple().Reverse()
 	h := m.sessions[reply]

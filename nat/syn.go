@@ -7,16 +7,14 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// statelessSYN reports whether a SYN to the service leaves no state behind: the
-// hash gives the same backend again, and the backend's answer is recognised by
-// its endpoint.
+// statelessSYN reports whether a SYN to the service creates no state. The hash selects the same
+// backend again, and the backend's endpoint identifies its answer.
 func (s *service) statelessSYN(m *Model) bool {
 	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.Scheduler.Hashes() && s.rule == nil && !s.SYNCookies && s.Persistence == nil && s.unambiguous(m)
 }
 
-// recognised reports whether what a backend answers to a SYN is known by its
-// endpoint alone. Schedulers that remember fall back to it when too many
-// handshakes are in progress.
+// recognised reports whether the endpoint of a backend alone identifies its answer to a SYN. Other
+// schedulers use this property when half-open connections reach their limit.
 func (s *service) recognised(m *Model) bool {
 	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.unambiguous(m)
 }
@@ -59,23 +57,23 @@ func (s *service) endpoints(b config.Backend) int {
 	return n
 }
 
-// syn is one that left without a session.
+// syn is a SYN without a session.
 type syn struct {
 	service *service
 	backend *backend
-	to      flow.Tuple // as it left
+	to      flow.Tuple // tuple after translation
 }
 
-// rememberSYN notes where a SYN without a session went, in the place of an earlier one of its
-// tuple.
+// rememberSYN stores the translation of a SYN without a session. It replaces the previous entry of
+// the same tuple.
 func (m *Model) rememberSYN(came flow.Tuple, s syn) {
 	delete(m.synsSent, m.synsCame[came].to)
 	m.syns++
 	m.synsSent[s.to], m.synsCame[came] = m.syns, s
 }
 
-// answersSYN reports whether a backend's packet answers a SYN that left without a session. One
-// may have been forgotten for a later one: the answer is nobody's then.
+// answersSYN reports whether a backend's packet answers a SYN without a session. A newer SYN may
+// have evicted the entry; the answer then has no match.
 func (m *Model) answersSYN(answer flow.Tuple) bool {
 	syn := answer.Reverse()
 	if nth := m.synsSent[syn]; nth > 0 && nth < m.syns && m.choices.ForgetsSYN(m.syns) {

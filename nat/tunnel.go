@@ -16,7 +16,7 @@ type encapsulation struct {
 	to netip.Addr
 }
 
-// size is what the packet grows by.
+// size returns the number of bytes that the encapsulation adds.
 func (e *encapsulation) size() int {
 	if e == nil {
 		return 0
@@ -31,9 +31,9 @@ func (e *encapsulation) size() int {
 	return size
 }
 
-// wrap puts the packet into the tunnel: an outer header from the address of the
-// interface that it leaves by, with DF, so that the inner packet's sender finds the
-// path's MTU (RFC 4459 §3.1), and with the inner ECN field (RFC 6040 §4.1).
+// wrap encapsulates the packet. The outer source is an address of the egress interface. The outer
+// header has DF, so that the inner sender discovers the path MTU (RFC 4459 §3.1). It copies the
+// inner ECN field (RFC 6040 §4.1).
 func (e *encapsulation) wrap(m *Model, b []byte, next hop) []byte {
 	src, ok := next.address(e.to.Is6())
 	if !ok {
@@ -52,14 +52,14 @@ func (e *encapsulation) wrap(m *Model, b []byte, next hop) []byte {
 	}
 	if e.Type == config.TunnelGUE {
 		u := &packet.UDP{SrcPort: m.gueSource(b), DstPort: e.Port}
-		u.Checksum = packet.Force(0) // RFC 6935: the inner packet has its own
+		u.Checksum = packet.Force(0) // RFC 6935: the inner packet has a checksum
 		outer = append(outer, u, &packet.GUE{})
 	}
 	return append(outer, inner...).Build()
 }
 
-// gueSource is the UDP source port: a hash of the inner flow, so that receivers
-// spread flows over their queues. Any port from 1024 on is legal.
+// gueSource returns the UDP source port: a hash of the inner flow. Receivers use it to spread flows
+// over queues. Any port from 1024 on is legal.
 func (m *Model) gueSource(b []byte) uint16 {
 	if a, ok := m.observedSource(); ok && a.Port() >= 1024 {
 		return a.Port()

@@ -10,53 +10,52 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// view is a parsed IP packet: what the decisions are made on. It points into the
-// frame that it was read from and never changes it.
+// view is a parsed IP packet. It references the received frame and never changes it.
 type view struct {
 	ip       []byte // from the IP header to the end of the packet
-	trailer  []byte // what follows it in the frame: the padding of short ones
+	trailer  []byte // Ethernet padding after the packet
 	v6       bool
-	header   int // bytes of the IP header with options or extension headers
-	upper    int // where in ip the upper-layer protocol's number stands
+	header   int // length of the IP header with options or extension headers, in bytes
+	upper    int // offset in ip of the upper-layer protocol number
 	protocol flow.Protocol
-	src, dst netip.AddrPort // the ports of ICMP queries are their identifier
+	src, dst netip.AddrPort // for ICMP queries the port is the identifier
 	ttl, tos uint8
 	df       bool
-	// Fragments: first has offset 0 and more to come, later a positive offset.
+	// A first fragment has offset 0 and the M flag. A later fragment has a positive offset.
 	first, later bool
 	id           uint32
 	offset       uint16 // bytes
-	fragmentAt   int    // position of an IPv6 fragment header in ip, 0 for none
+	fragmentAt   int    // offset of an IPv6 fragment header in ip, 0 for none
 	flags        packet.TCPFlags
 	icmpType     uint8
 	icmpCode     uint8
 	kind         icmpKind
 	sourceRoute  bool // unexpired IPv4 source route, or IPv6 routing header with segments left
-	routeAt      int  // where the pointer for a parameter problem aims
+	routeAt      int  // offset for the pointer of a parameter problem
 	quoted       *view
-	field        int      // ICMP errors with an extension: bytes before it that stand for the quoted packet (RFC 4884), else 0
-	cookie       *splice  // what the packet has verifyCookie
-	quotedAnswer bool     // not a packet, but what would answer the one that an error quotes
-	macs         [12]byte // destination and source of the frame
+	field        int      // ICMP errors with an extension: length of the quoted packet (RFC 4884), else 0
+	cookie       *splice  // state from a valid SYN cookie
+	quotedAnswer bool     // constructed answer to the quoted packet of an error
+	macs         [12]byte // destination and source MAC addresses of the frame
 }
 
 type icmpKind uint8
 
 const (
 	notICMP   icmpKind = iota
-	icmpQuery          // opens flows: echo request
-	icmpReply          // answers one
+	icmpQuery          // echo request: opens a session
+	icmpReply          // echo reply
 	icmpError
 	icmpOther
-	icmpLink // of one link: never forwarded
+	icmpLink // link scope: never forwarded
 )
 
 func (v *view) tuple() flow.Tuple {
 	return flow.Tuple{Protocol: v.protocol, Source: v.src, Dest: v.dst}
 }
 
-// TupleOf returns the tuple of the packet in a frame, of an ICMP error the one of what answers the
-// quoted packet. The port of ICMP queries is their identifier.
+// TupleOf returns the tuple of the packet in a frame. For an ICMP error it returns the tuple of an
+// answer to the quoted packet. The port of an ICMP query is its identifier.
 func TupleOf(frame []byte) (flow.Tuple, bool) {
 	v, _, _ := read(frame)
 	switch {
@@ -68,11 +67,11 @@ func TupleOf(frame []byte) (flow.Tuple, bool) {
 	return v.tuple(), true
 }
 
-// payload is what follows the IP header.
+// payload returns the bytes after the IP header.
 func (v *view) payload() []byte { return v.ip[v.header:] }
 
-// Untagged takes a priority tag off a frame of IP: VLAN 0 is the interface itself (IEEE 802.1Q
-// §9.6). What leaves has none.
+// Untagged removes a priority tag from an IP frame: VLAN 0 means the interface itself (IEEE 802.1Q
+// §9.6). Sent frames have no tag.
 func Untagged(frame []byte) []byte {
 	if len(frame) < 18 {
 		return frame
@@ -96,7 +95,7 @@ func isIP(frame []byte) bool {
 	return kind == packet.TypeIPv4 || kind == packet.TypeIPv6
 }
 
-// read parses a frame. The reason is empty when there is a packet to decide on.
+// read parses a frame. The reason is empty for a valid IP packet.
 func read(frame []byte) (*view, Action, Reason) {
 	if len(frame) < 14 {
 		return nil, Pass, ReasonNotIP
@@ -120,8 +119,7 @@ func read(frame []byte) (*view, Action, Reason) {
 	return nil, Pass, ReasonNotIP
 }
 
-// read4 parses an IPv4 packet; quoted ones may be cut off behind the first eight
-// bytes of their payload.
+// read4 parses an IPv4 packet. A quoted packet may be truncated after eight bytes of payload.
 func read4(b []byte, quoted bool) (*view, Reason) {
 	if len(b) < 20 {
 		return nil, ReasonTruncated
@@ -145,8 +143,8 @@ func read4(b []byte, quoted bool) (*view, Reason) {
 	return v, v.transport(netip.AddrFrom4([4]byte(b[12:16])), netip.AddrFrom4([4]byte(b[16:20])), quoted)
 }
 
-// unexpiredSourceRoute looks for a loose or strict source route option whose
-// pointer has not passed its end (RFC 791 §3.1).
+// unexpiredSourceRoute reports whether a loose or strict source route option has a remaining hop:
+// its pointer is not past its end (RFC 791 §3.1).
 func unexpiredSourceRoute(options []byte) bool {
 	for len(options) >= 2 && options[0] != 0 {
 		if options[0] == 1 {
@@ -165,8 +163,7 @@ func unexpiredSourceRoute(options []byte) bool {
 	return false
 }
 
-// How many IPv6 extension headers are walked, and how many bytes of them (RFC 8504
-// §5.3 lets a node limit both).
+// Limits on the number and length of IPv6 extension headers (RFC 8504 §5.3 permits both).
 const (
 	maxExtensionHeaders = 7
 	maxExtensionBytes   = 960
@@ -207,7 +204,7 @@ func read6(b []byte, quoted bool) (*view, Reason) {
 		size := 8
 		switch next {
 		case nextFragment:
-			if v.fragmentAt > 0 { // one at most (RFC 8200 §4.1)
+			if v.fragmentAt > 0 { // at most one (RFC 8200 §4.1)
 				return nil, ReasonBadHeader
 			}
 			word := binary.BigEndian.Uint16(h[2:])
@@ -242,8 +239,7 @@ func isExtension(next byte) bool {
 	return next == nextHopByHop || next == nextRouting || next == nextFragment || next == nextAuth || next == nextDestOpts
 }
 
-// transport reads ports, identifiers, flags and the packet that an ICMP error
-// quotes.
+// transport reads ports, identifiers, flags and the packet in an ICMP error.
 func (v *view) transport(src, dst netip.Addr, quoted bool) Reason {
 	ends := func(s, d uint16) { v.src, v.dst = netip.AddrPortFrom(src, s), netip.AddrPortFrom(dst, d) }
 	ends(0, 0)
@@ -253,10 +249,10 @@ func (v *view) transport(src, dst netip.Addr, quoted bool) Reason {
 	p := v.payload()
 	need := map[flow.Protocol]int{flow.TCP: 20, flow.UDP: 8, flow.SCTP: 12, flow.ICMP: 8, flow.ICMPv6: 8}[v.protocol]
 	if quoted {
-		need = min(need, 8) // RFC 792: at least the first eight bytes are there
+		need = min(need, 8) // RFC 792: at least eight bytes are quoted
 	}
 	if v.protocol == flow.ICMP && v.v6 || v.protocol == flow.ICMPv6 && !v.v6 {
-		return "" // the other family's ICMP is a protocol like any other
+		return "" // ICMP of the other family has no special meaning
 	}
 	if len(p) < need {
 		return ReasonTruncated
@@ -288,15 +284,15 @@ func (v *view) transport(src, dst netip.Addr, quoted bool) Reason {
 	return ""
 }
 
-// kindOf sorts ICMP types. Queries are echo alone: the other IPv4 queries are
-// obsolete (RFC 6918).
+// kindOf classifies ICMP types. Only echo is a query: the other IPv4 queries are obsolete (RFC
+// 6918).
 func kindOf(v6 bool, kind uint8) icmpKind {
 	switch {
 	case v6 && kind == 128, !v6 && kind == 8:
 		return icmpQuery
 	case v6 && kind == 129, !v6 && kind == 0:
 		return icmpReply
-	case v6 && kind >= 1 && kind <= 4, !v6 && (kind == 3 || kind == 5 || kind == 11 || kind == 12): // source quench is nobody's business (RFC 5508 REQ-10c)
+	case v6 && kind >= 1 && kind <= 4, !v6 && (kind == 3 || kind == 5 || kind == 11 || kind == 12): // source quench has no effect (RFC 5508 REQ-10c)
 		return icmpError
 	case v6 && kind >= 130 && kind <= 137: // multicast listeners, neighbours, redirects
 		return icmpLink
@@ -304,9 +300,9 @@ func kindOf(v6 bool, kind uint8) icmpKind {
 	return icmpOther
 }
 
-// quotation reads the packet that an ICMP error carries; v.quoted stays nil when it
-// cannot be read. Errors about errors and about later fragments are not looked
-// into: no host may send them (RFC 1122 §3.2.2, RFC 4443 §2.4 (e)).
+// quotation parses the packet in an ICMP error; v.quoted stays nil if the packet is invalid. It
+// ignores errors about errors and about later fragments, because hosts must not send them (RFC 1122
+// §3.2.2, RFC 4443 §2.4 (e)).
 func (v *view) quotation(b []byte, quoted bool) {
 	if quoted {
 		return

@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// event is one thing that happens. It is concrete only together with what the
-// datapath has done so far: "the answer to conversation 3". Its seed decides the
-// rest, so that other events can be left out without changing it.
+// event is one step of a run. It depends on the previous results of the datapath, for example "the
+// answer in conversation 3". Its seed determines all other choices, so that shrinking can remove
+// other events without a change to it.
 type event struct {
 	kind eventKind
 	seed uint64
@@ -26,20 +26,20 @@ const (
 	opening eventKind = iota
 	continuing
 	answering
-	errorOriginal // about the last packet that went on
-	errorReply    // about the last answer that went on
+	errorOriginal // ICMP error about the last forwarded packet
+	errorReply    // ICMP error about the last forwarded answer
 	fragments
-	unsolicited // from another remote endpoint to one that was seen outside
+	unsolicited // from another remote endpoint to an observed outside endpoint
 	hairpin
 	unrelated
 	hostile
-	reusing  // both ends close, and the opener uses its port again
-	changing // a mapping or the state of a backend, where the scenario has them change
+	reusing  // both ends close, and the opener reuses its port
+	changing // change of a mapping or a backend's state, if the scenario has any
 	waiting
 	eventKinds
 )
 
-// weights of the kinds.
+// weights lists the relative frequencies of the kinds.
 var weights = [eventKinds]int{opening: 22, continuing: 22, answering: 24, errorOriginal: 5, errorReply: 4, fragments: 4, unsolicited: 4,
 	hairpin: 3, unrelated: 2, hostile: 8, reusing: 1, changing: 1, waiting: 2}
 
@@ -57,29 +57,28 @@ func randomEvent(r *rand.Rand) event {
 	return event{opening, r.Uint64()}
 }
 
-// conversation is what was seen of two hosts that talk.
+// conversation contains the observed packets between two hosts.
 type conversation struct {
-	in     [2]nat.Arrival    // last packet of each direction as it arrived
-	out    [2]*nat.Departure // as it left
-	age    int               // of the world when a packet last went on
-	cookie *packet.TCP       // that answered its SYN
+	in     [2]nat.Arrival    // last received packet of each direction
+	out    [2]*nat.Departure // the same packet as sent
+	age    int               // age of the world at the last forwarded packet
+	cookie *packet.TCP       // SYN cookie answer to its SYN
 }
 
-// world is what the generator knows.
+// world is the state of the packet generator.
 type world struct {
 	scenario      Scenario
 	host          nat.Host
 	conversations []*conversation
-	age           int            // grows when time passes
-	prefixes      []netip.Prefix // of the rules that translate between the families
+	age           int            // increases when time advances
+	prefixes      []netip.Prefix // prefixes of rules that translate between the families
 	mapped        []datapath.Mapping
 }
 
-// maxConversations bounds the memory of a run; the oldest are forgotten.
+// maxConversations limits the memory of a run. The generator evicts the oldest conversations.
 const maxConversations = 400
 
-// arrivals makes the packets of an event, each with the conversation and
-// direction that its outcome belongs to.
+// arrivals returns the packets of an event, each with its conversation and direction.
 func (w *world) arrivals(e event) []arrival {
 	r := rand.New(rand.NewPCG(e.seed, 1))
 	switch e.kind {
@@ -94,7 +93,7 @@ func (w *world) arrivals(e event) []arrival {
 		return w.open(r)
 	}
 	c := w.conversations[r.IntN(len(w.conversations))]
-	if r.IntN(3) > 0 { // mostly recent ones
+	if r.IntN(3) > 0 { // prefer recent conversations
 		c = w.conversations[max(0, len(w.conversations)-1-r.IntN(8))]
 	}
 	switch e.kind {
@@ -126,7 +125,7 @@ type arrival struct {
 
 func pick[T any](r *rand.Rand, list []T) T { return list[r.IntN(len(list))] }
 
-// frame puts an IP packet on the wire towards the gateway.
+// frame returns an IP packet in an Ethernet frame to the gateway.
 func (w *world) frame(iface string, p packet.Packet) nat.Arrival {
 	i, _ := w.host.Interface(iface)
 	e := &packet.Ethernet{Dst: i.MAC, Src: packet.MAC{2, 0, 0, 0, 1, 2}}
@@ -136,8 +135,8 @@ func (w *world) frame(iface string, p packet.Packet) nat.Arrival {
 	return nat.Arrival{Interface: iface, Frame: append(packet.Packet{e}, p...).Build()}
 }
 
-// wire makes something rare of a frame: one for another station or for all, as an interface gets
-// it that is promiscuous or flooded by its switch, or one with a priority tag.
+// alterFrame rarely changes the link header of a frame. The frame gets another or a group address,
+// as on a promiscuous or flooded port, or a priority tag.
 func (w *world) alterFrame(r *rand.Rand, a nat.Arrival) nat.Arrival {
 	if len(a.Frame) < 34 {
 		return a
@@ -160,7 +159,7 @@ func (w *world) alterFrame(r *rand.Rand, a nat.Arrival) nat.Arrival {
 	return a
 }
 
-// header makes the IP header of a packet.
+// header returns the IP header of a packet.
 func header(r *rand.Rand, src, dst netip.Addr) packet.Layer {
 	if src.Is4() {
 		ip := &packet.IPv4{Src: src, Dst: dst, TTL: 64, ID: uint16(r.Uint32()), DF: r.IntN(2) == 0}
@@ -191,13 +190,13 @@ func random(r *rand.Rand, n int) *packet.Data {
 	return &packet.Data{Bytes: b}
 }
 
-// open begins a conversation.
+// open starts a conversation.
 func (w *world) open(r *rand.Rand) []arrival {
 	o := pick(r, w.scenario.Opens)
 	src, dst := pick(r, o.Sources), pick(r, o.Dests)
 	sport, dport := uint16(1+r.IntN(65535)), pick(r, o.Ports)
 	if r.IntN(2) == 0 {
-		sport = uint16(4000 + r.IntN(20)) // let ports collide
+		sport = uint16(4000 + r.IntN(20)) // provoke port collisions
 	}
 	p := packet.Packet{header(r, src, dst)}
 	switch pick(r, o.Protocols) {
@@ -207,7 +206,7 @@ func (w *world) open(r *rand.Rand) []arrival {
 			flags = packet.TCPFlags(r.Uint32() & 0x3f)
 		}
 		p = append(p, &packet.TCP{SrcPort: sport, DstPort: dport, Flags: flags, Seq: r.Uint32(), Window: 65535, Options: []byte{2, 4, 5, 180}})
-		if r.IntN(8) == 0 { // as of TCP Fast Open
+		if r.IntN(8) == 0 { // data of TCP Fast Open
 			p = append(p, payload(r))
 		}
 	case UDP:
@@ -218,7 +217,7 @@ func (w *world) open(r *rand.Rand) []arrival {
 		p = append(p, u, payload(r))
 	case Ping:
 		if r.IntN(4) == 0 {
-			sport = 0 // as of a message without an identifier
+			sport = 0 // no identifier
 		}
 		m := &packet.ICMP{Type: 8, Rest: uint32(sport)<<16 | 1}
 		if src.Is6() {
@@ -242,11 +241,11 @@ func (w *world) open(r *rand.Rand) []arrival {
 	return []arrival{{w.frame(o.Interface, p), c, 0}}
 }
 
-// withoutPorts are GRE, ESP, DCCP and UDP-Lite: the last two have ports that nobody reads, and
-// checksums over the addresses.
+// withoutPorts lists GRE, ESP, DCCP and UDP-Lite. The model ignores the ports of the last two, and
+// their checksums cover the addresses.
 var withoutPorts = []uint32{47, 50, 33, 136}
 
-// setProtocol gives an IP header the number of a protocol that no layer stands for.
+// setProtocol sets the protocol number of an IP header without a layer for that protocol.
 func setProtocol(header packet.Layer, protocol uint32) {
 	switch ip := header.(type) {
 	case *packet.IPv4:
@@ -256,7 +255,7 @@ func setProtocol(header packet.Layer, protocol uint32) {
 	}
 }
 
-// again sends another packet of the opener.
+// sendMore returns another packet of the opener.
 func (w *world) sendMore(r *rand.Rand, c *conversation) []arrival {
 	if c.in[0].Frame == nil {
 		return w.open(r)
@@ -273,7 +272,7 @@ func (w *world) sendMore(r *rand.Rand, c *conversation) []arrival {
 	return []arrival{{w.frame(c.in[0].Interface, w.addOptions(r, p, c)), c, 0}}
 }
 
-// reuse ends a connection in order, and opens another one in its tuple.
+// reuse closes a connection and opens another one in its tuple.
 func (w *world) reuse(r *rand.Rand, c *conversation) []arrival {
 	if c.in[0].Frame == nil || c.out[0] == nil {
 		return w.sendMore(r, c)
@@ -295,12 +294,12 @@ func (w *world) reuse(r *rand.Rand, c *conversation) []arrival {
 	return []arrival{opener(packet.FIN|packet.ACK, t.Seq+1), answer, opener(packet.ACK, t.Seq+2), opener(packet.SYN, r.Uint32())}
 }
 
-// hasFlow reports whether a packet of the conversation surely belongs to a flow. One that opens
-// a flow and goes no further would hide which port or backend was chosen for it.
+// hasFlow reports whether a packet of the conversation certainly belongs to a flow. A dropped
+// packet that opens a flow would hide the choice of its port or backend.
 func (w *world) hasFlow(c *conversation) bool { return c.out[0] != nil && c.age == w.age }
 
-// replaceData gives a packet of a conversation other data: now and then none, or about as much as
-// a link takes, if it surely belongs to a flow.
+// replaceData replaces the data of a packet. Sometimes it leaves no data. If the packet has a flow,
+// it sometimes nearly fills the link's MTU.
 func (w *world) replaceData(r *rand.Rand, p packet.Packet, c *conversation) packet.Packet {
 	p = slices.DeleteFunc(p, func(l packet.Layer) bool { _, is := l.(*packet.Data); return is })
 	if u, ok := packet.Find[*packet.UDP](p); ok && u.Checksum.Value > 0 {
@@ -315,7 +314,7 @@ func (w *world) replaceData(r *rand.Rand, p packet.Packet, c *conversation) pack
 	return append(p, payload(r))
 }
 
-// prove acknowledges a cookie, now and then with another number near it.
+// proveCookie acknowledges a cookie, sometimes with a nearby number.
 func (w *world) proveCookie(r *rand.Rand, c *conversation, p packet.Packet) []arrival {
 	if t, ok := packet.Find[*packet.TCP](p); ok {
 		*t = packet.TCP{SrcPort: t.SrcPort, DstPort: t.DstPort, Seq: c.cookie.Ack, Ack: c.cookie.Seq + 1, Window: 1000, Flags: packet.ACK}
@@ -336,8 +335,8 @@ func nextFlags(r *rand.Rand) packet.TCPFlags {
 		packet.RST, packet.SYN, packet.SYN | packet.ACK, packet.RST | packet.ACK})
 }
 
-// changeTTL gives the packet another time to live; now and then none, if it surely
-// belongs to a flow.
+// changeTTL sets the hop limit of a packet. If the packet has a flow, the limit is sometimes too
+// small.
 func (w *world) changeTTL(r *rand.Rand, p packet.Packet, c *conversation) {
 	ttl := uint8(64)
 	if r.IntN(20) == 0 && w.hasFlow(c) {
@@ -355,8 +354,7 @@ func (w *world) changeTTL(r *rand.Rand, p packet.Packet, c *conversation) {
 	}
 }
 
-// answer sends what the receiver of the last packet answers: from what was seen
-// on its side.
+// answer returns an answer to the last forwarded packet, from its receiver's view.
 func (w *world) answer(r *rand.Rand, c *conversation) []arrival {
 	if c.out[0] == nil {
 		return w.sendMore(r, c)
@@ -367,7 +365,7 @@ func (w *world) answer(r *rand.Rand, c *conversation) []arrival {
 		return w.sendMore(r, c)
 	}
 	if r.IntN(60) == 0 {
-		dst = w.gateway(r, dst) // which has asked, as for a health check
+		dst = w.gateway(r, dst) // the gateway itself sent the request, as in a health check
 	}
 	q := packet.Packet{header(r, src, dst)}
 	for _, l := range p[1:] {
@@ -396,7 +394,7 @@ func (w *world) answer(r *rand.Rand, c *conversation) []arrival {
 			q = append(q, &packet.SCTP{SrcPort: l.DstPort, DstPort: l.SrcPort, Tag: r.Uint32()}, payload(r))
 		}
 	}
-	if len(q) == 1 { // of a protocol without ports
+	if len(q) == 1 { // a protocol without ports
 		if !copyProtocol(q[0], p[0]) {
 			return w.sendMore(r, c)
 		}
@@ -405,7 +403,7 @@ func (w *world) answer(r *rand.Rand, c *conversation) []arrival {
 	return []arrival{{w.frame(c.out[0].Interface, w.addOptions(r, q, c)), c, 1}}
 }
 
-// gateway is one of the host's own addresses, of the family of like.
+// gateway returns one of the host's own addresses, in the family of like.
 func (w *world) gateway(r *rand.Rand, like netip.Addr) netip.Addr {
 	var own []netip.Addr
 	for _, i := range w.host.Interfaces {
@@ -418,7 +416,7 @@ func (w *world) gateway(r *rand.Rand, like netip.Addr) netip.Addr {
 	return pick(r, own)
 }
 
-// copyProtocol gives a header the protocol of another, if that is one of withoutPorts.
+// copyProtocol copies the protocol of a header, and reports whether withoutPorts contains it.
 func copyProtocol(header, as packet.Layer) bool {
 	var protocol uint32
 	switch ip := as.(type) {
@@ -431,7 +429,7 @@ func copyProtocol(header, as packet.Layer) bool {
 	return slices.Contains(withoutPorts, protocol)
 }
 
-// innermost strips tunnel headers: the backend answers what was inside.
+// innermost removes tunnel headers: the backend answers the inner packet.
 func innermost(p packet.Packet) packet.Packet {
 	for i := len(p) - 1; i > 0; i-- {
 		switch p[i].(type) {

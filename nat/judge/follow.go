@@ -14,26 +14,26 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// follower has a model make the choices that a datapath has made: it reads them from the frames
-// that the datapath has sent. What they do not show is chosen by chance.
+// follower makes the model repeat the choices of a datapath. It reads the choices from the frames
+// that the datapath sent. It makes random choices where the frames show none.
 type follower struct {
 	nat.Chance
 	model   *nat.Model
-	got     nat.Outcome // of the present frame
-	evicted int         // SYNs
+	got     nat.Outcome // outcome of the present frame
+	evicted int         // evicted SYNs
 }
 
 var _ nat.Choices = (*follower)(nil)
 
 func newFollower(m *nat.Model) *follower { return &follower{Chance: m.Chance(), model: m} }
 
-// want returns what should have become of a frame, of which the datapath made got.
+// expected returns the outcome that the model permits for a frame. The datapath's outcome is got.
 func (f *follower) expected(in nat.Arrival, got nat.Outcome) nat.Outcome {
 	f.got = got
 	return f.model.Follow(in, f)
 }
 
-// frame returns what was sent, nil for nothing.
+// frame returns the sent frame, nil for none.
 func (f *follower) frame() []byte {
 	if len(f.got.Out) == 0 {
 		return nil
@@ -41,10 +41,11 @@ func (f *follower) frame() []byte {
 	return f.got.Out[0].Frame
 }
 
-// Provisional is true: a choice shows only with a packet that goes on.
+// Provisional returns true: only a forwarded packet shows a choice.
 func (*follower) Provisional() bool { return true }
 
-// Shown reads the tuple of the frame that was sent. That of a drop answers its sender.
+// ObservedTuple returns the tuple of the sent frame. The frame of a drop is an answer to the sender
+// and shows no tuple.
 func (f *follower) ObservedTuple() (flow.Tuple, bool) {
 	if f.got.Action == nat.Drop {
 		return flow.Tuple{}, false
@@ -56,7 +57,7 @@ func (f *follower) ObservedTuple() (flow.Tuple, bool) {
 	return t, ok
 }
 
-// Addresses begins with the one that was chosen.
+// Addresses returns the observed address first.
 func (f *follower) Addresses(pool []netip.Addr) []netip.Addr {
 	if t, ok := f.ObservedTuple(); ok {
 		if i := slices.Index(pool, t.Source.Addr()); i >= 0 {
@@ -66,7 +67,7 @@ func (f *follower) Addresses(pool []netip.Addr) []netip.Addr {
 	return f.Chance.Addresses(pool)
 }
 
-// Ports begins with the one that was chosen.
+// Ports yields the observed port first.
 func (f *follower) Ports(address netip.Addr, spans []flow.Ports) iter.Seq[uint16] {
 	return func(yield func(uint16) bool) {
 		t, ok := f.ObservedTuple()
@@ -78,13 +79,14 @@ func (f *follower) Ports(address netip.Addr, spans []flow.Ports) iter.Seq[uint16
 	}
 }
 
-// Backend finds the one that the frame was sent to. Those of dsr whose hardware addresses are not
-// known look alike, and so do those of other modes whose packets wait for these.
+// Backend returns the index of the backend in the sent frame. Backends with unresolved next hops
+// are indistinguishable in dsr mode. So are backends of other modes while their packets wait for
+// resolution.
 func (f *follower) Backend(legal []nat.Candidate) int {
 	t, ok := nat.TupleOf(f.frame())
 	if f.got.Reason == nat.ReasonUnresolved {
 		waits := func(c nat.Candidate) bool { return !c.Known && c.Address.Is4() }
-		// Others than those whose packets cannot be left to the kernel were passed.
+		// The kernel takes packets with other sources.
 		if at := slices.IndexFunc(legal, func(c nat.Candidate) bool { return waits(c) && c.SourceTranslated }); at >= 0 {
 			return at
 		}
@@ -102,13 +104,13 @@ func (f *follower) Backend(legal []nat.Candidate) int {
 		}
 		return f.got.Reason == nat.ReasonNoNeighbour
 	})
-	if at < 0 && f.got.Reason == nat.ReasonNoNeighbour { // of a tunnel
+	if at < 0 && f.got.Reason == nat.ReasonNoNeighbour { // tunnel mode
 		at = slices.IndexFunc(legal, func(c nat.Candidate) bool { return !c.Known })
 	}
 	return at
 }
 
-// Identification reads that of the IPv4 header that was sent.
+// Identification returns the identification of the sent IPv4 header.
 func (f *follower) Identification(tunnel bool) uint16 {
 	if b := f.frame(); len(b) >= 34 && b[14]>>4 == 4 {
 		return binary.BigEndian.Uint16(b[18:])
@@ -116,7 +118,7 @@ func (f *follower) Identification(tunnel bool) uint16 {
 	return f.Chance.Identification(tunnel)
 }
 
-// Cookie reads the sequence number of the answer that was sent.
+// Cookie returns the sequence number of the sent answer.
 func (f *follower) Cookie() uint32 {
 	if t, ok := packet.Find[*packet.TCP](packet.Parse(f.frame())); ok {
 		return t.Seq
@@ -124,13 +126,13 @@ func (f *follower) Cookie() uint32 {
 	return f.Chance.Cookie()
 }
 
-// Silent reports whether nothing was sent.
+// Silent reports whether the datapath sent nothing for reason r.
 func (f *follower) Silent(r nat.Reason) bool { return f.frame() == nil && f.got.Reason == r }
 
-// Ends reports whether that was the reason.
+// Ends reports whether the datapath's reason was r.
 func (f *follower) Ends(r nat.Reason) bool { return f.got.Reason == r }
 
-// Told reads the MTU of the ICMP error that was sent.
+// AnswerMTU returns the MTU of the sent ICMP error.
 func (f *follower) AnswerMTU() int {
 	if f.got.Reason != nat.ReasonTooBig {
 		return 0
@@ -142,11 +144,11 @@ func (f *follower) AnswerMTU() int {
 	return int(icmp.MTU())
 }
 
-// synPlaces is how many SYNs without a session a datapath remembers at least.
+// synPlaces is the minimum number of SYNs without a session that a datapath stores.
 const synPlaces = 1 << 20
 
-// ForgetsSYN reports whether the answer to a SYN was nobody's. Each SYN has its place in a table by
-// chance: so many of them may have met a later one there.
+// ForgetsSYN reports whether the answer to a SYN matched no entry. A hash selects the table slot of
+// each SYN. A limited number of SYNs may lose their slot to a later SYN.
 func (f *follower) ForgetsSYN(sent int) bool {
 	if f.got.Reason != nat.ReasonNotOurs || f.evicted >= 5+sent*sent/synPlaces {
 		return false
@@ -155,6 +157,6 @@ func (f *follower) ForgetsSYN(sent int) bool {
 	return true
 }
 
-// ForgetsCookie is false: how old a cookie may be is a matter of the kernel's clock, which nobody
-// advances for a test.
+// ForgetsCookie returns false: the kernel's clock limits the age of a cookie, and tests do not
+// advance that clock.
 func (*follower) ForgetsCookie(time.Duration) bool { return false }

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// follows returns what follows a datapath with one rule on a host between two networks.
+// follows returns a follower of a datapath with one rule on a host between two networks.
 func follows(t *testing.T, seed uint64, r config.NATRule) *follower {
 	t.Helper()
 	c := &config.Config{NAT: []config.NATRule{r}}
@@ -34,7 +34,7 @@ func follows(t *testing.T, seed uint64, r config.NATRule) *follower {
 	return newFollower(m)
 }
 
-// snatRule gives those ports of 203.0.113.1.
+// snatRule returns a rule with those ports of 203.0.113.1.
 func snatRule(first, last uint16) config.NATRule {
 	pool := netip.MustParseAddr("203.0.113.1")
 	return config.NATRule{Name: "office", Type: config.NATSNAT, Out: "wan0", Ports: config.PortSet{{First: first, Last: last}},
@@ -48,7 +48,7 @@ func udp(src string, port uint16) nat.Arrival {
 	return nat.Arrival{Interface: "lan0", Frame: p.Build()}
 }
 
-// shown is what a datapath makes of a packet that it gives that source.
+// shown returns the outcome of a datapath that translates a packet to that source.
 func shown(t *testing.T, in nat.Arrival, reason nat.Reason, source string) nat.Outcome {
 	t.Helper()
 	ap := netip.MustParseAddrPort(source)
@@ -60,12 +60,12 @@ func shown(t *testing.T, in nat.Arrival, reason nat.Reason, source string) nat.O
 	return nat.Outcome{Action: nat.Forward, Reason: reason, Out: []nat.Departure{{Interface: "wan0", Frame: q.Build()}}}
 }
 
-// TestFollowConfirms: an endpoint that no packet has shown yet is provisional, and is replaced by
-// what the datapath shows, also where the model has given that provisionally to another.
+// TestFollowConfirms checks the replacement of a provisional endpoint with the observed one. The
+// observed endpoint may be the provisional endpoint of another binding.
 func TestFollowConfirms(t *testing.T) {
 	for i, port := range []int{2000, 2002, 2000, 2002} {
 		r := snatRule(2000, 2003)
-		r.PortBlock = i / 2 * 2 // the block is provisional as well
+		r.PortBlock = i / 2 * 2 // the block is provisional too
 		f := follows(t, 1, r)
 		for _, src := range []string{"10.0.0.9", "10.0.0.2"} {
 			in := udp(src, 4000)
@@ -84,8 +84,8 @@ func TestFollowConfirms(t *testing.T) {
 	}
 }
 
-// TestFollowConfirmsInbound: a packet from outside may show which endpoint it was, but none that
-// is not the rule's. The host of the test knows no inside neighbour.
+// TestFollowConfirmsInbound checks that a packet from outside confirms an endpoint of the rule
+// only. The host of the test has no inside neighbour.
 func TestFollowConfirmsInbound(t *testing.T) {
 	for port, want := range map[uint16]nat.Reason{2000: nat.ReasonNoNeighbour, 2001: nat.ReasonNoNeighbour, 2002: nat.ReasonNoNeighbour, 2003: nat.ReasonNoNeighbour, 2004: nat.ReasonNoBinding} {
 		f := follows(t, 1, snatRule(2000, 2003))
@@ -106,8 +106,8 @@ func TestFollowConfirmsInbound(t *testing.T) {
 	}
 }
 
-// TestFollowClash: a new binding may get the port of a peer that is gone, but to which the
-// host still talks that it is for.
+// TestFollowClash checks that a new binding may get the port of an expired remote endpoint while
+// its host still sends to that endpoint.
 func TestFollowClash(t *testing.T) {
 	clashes := 0
 	for seed := range 40 {
@@ -142,8 +142,8 @@ func TestFollowClash(t *testing.T) {
 	}
 }
 
-// TestFollowTakesWhatIsLegal: the model takes over a free port and none that
-// somebody else has, is outside of the rule's range, or has the wrong parity.
+// TestFollowTakesWhatIsLegal checks that the model accepts a free port. It rejects a port that is
+// in use, outside the rule's range, or of the wrong parity.
 func TestFollowTakesWhatIsLegal(t *testing.T) {
 	for _, tc := range []struct {
 		source string
@@ -161,25 +161,25 @@ func TestFollowTakesWhatIsLegal(t *testing.T) {
 	}
 }
 
-// TestForgottenSYNs: a datapath may forget SYNs for later ones now and then, and not all of them.
+// TestForgottenSYNs checks that a datapath may evict some SYNs, but not all.
 func TestForgottenSYNs(t *testing.T) {
 	f := &follower{got: nat.Outcome{Action: nat.Pass, Reason: nat.ReasonNotOurs}}
 	for i := 1; i < 10; i++ {
 		if forgets := f.ForgetsSYN(10); forgets != (i <= 5) {
-			t.Errorf("after %d forgotten SYNs: forgets %t", i-1, forgets)
+			t.Errorf("after %d evicted SYNs: forgets %t", i-1, forgets)
 		}
 	}
 	f = &follower{got: nat.Outcome{Action: nat.Forward, Reason: nat.ReasonSYNACK}}
 	if f.ForgetsSYN(10) {
-		t.Error("what was answered is forgotten")
+		t.Error("an answered SYN is evicted")
 	}
 }
 
 // wan and lan are the interfaces of the standard host.
 var wan, lan = Scenario{}.Host().Interfaces[0], Scenario{}.Host().Interfaces[1]
 
-// hidesBackend returns what follows a datapath that has chosen a backend for a packet which went no further, and
-// that packet.
+// hidesBackend returns a follower of a datapath that chose a backend for a dropped packet, and that
+// packet.
 func hidesBackend(t *testing.T, c *config.Config, seed uint64) (*follower, packet.Packet) {
 	t.Helper()
 	m, err := nat.New(c, golden.StandardHost(), seed)
@@ -193,7 +193,8 @@ func hidesBackend(t *testing.T, c *config.Config, seed uint64) (*follower, packe
 	return f, p
 }
 
-// forwards has the datapath send a packet on by lan, changed so, which is what the model has to want.
+// forwards makes the datapath forward a packet by lan with a change, and requires the same outcome
+// of the model.
 func (f *follower) forwards(t *testing.T, came nat.Interface, p packet.Packet, reason nat.Reason, changes string) {
 	t.Helper()
 	out, err := packet.Parse(p.Build()).Edit(changes)
@@ -207,7 +208,7 @@ func (f *follower) forwards(t *testing.T, came nat.Interface, p packet.Packet, r
 	}
 }
 
-// TestFollowCounts: what was counted for a provisional backend is counted for the one that is shown.
+// TestFollowCounts checks that the counts of a provisional backend move to the observed backend.
 func TestFollowCounts(t *testing.T) {
 	c, err := config.Decode("test", []byte(`
 services:
@@ -217,7 +218,7 @@ services:
 	if err != nil {
 		t.Fatal(err)
 	}
-	for seed := range uint64(8) { // the first choice is by chance
+	for seed := range uint64(8) { // the first choice is random
 		f, p := hidesBackend(t, c, seed)
 		p[1].(*packet.IPv4).TTL = 64
 		out, err := packet.Parse(p.Build()).Edit("ip4(src=10.0.2.100,dst=10.0.2.3,ttl=63)/udp(sport=5000)")
@@ -234,8 +235,8 @@ services:
 	}
 }
 
-// TestFollowConfirmsByAnswer: which backend a datapath chose for a packet that went no further, the packet of a server
-// shows: it goes on to the client, or is a stranger's.
+// TestFollowConfirmsByAnswer checks that a packet of a server shows the backend of a dropped
+// packet: the datapath forwards it to the client or does not recognize it.
 func TestFollowConfirmsByAnswer(t *testing.T) {
 	c, err := config.Decode("test", []byte(`
 services:
@@ -245,9 +246,9 @@ services:
 	if err != nil {
 		t.Fatal(err)
 	}
-	for seed := range uint64(8) { // the model's choice is by chance
+	for seed := range uint64(8) { // the model's choice is random
 		f, _ := hidesBackend(t, c, seed)
-		for _, server := range []string{"10.0.2.2", "10.0.2.3"}[seed%2:] { // it chose the second
+		for _, server := range []string{"10.0.2.2", "10.0.2.3"}[seed%2:] { // the datapath chose the second one
 			answer := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: lan.MAC},
 				&packet.IPv4{Src: netip.MustParseAddr(server), Dst: netip.MustParseAddr("203.0.113.5"), TTL: 64}, &packet.UDP{SrcPort: 53, DstPort: 4000}}
 			got := nat.Outcome{Action: nat.Pass, Reason: nat.ReasonNotOurs}
@@ -265,8 +266,8 @@ services:
 	}
 }
 
-// TestFollowFiltered: what a binding refuses shows where it is, though not whose it is, and what finds none shows
-// where it is not.
+// TestFollowFiltered checks that a filtered packet shows the endpoint of a binding, but not its
+// host. A packet without a binding shows a free endpoint.
 func TestFollowFiltered(t *testing.T) {
 	for i := range 4 {
 		port := uint16(1000 + i%2)
@@ -298,7 +299,7 @@ func TestFollowFiltered(t *testing.T) {
 	}
 }
 
-// TestFollowReset: a reset that comes to the endpoint of a binding shows that there is one.
+// TestFollowReset checks that a reset to the endpoint of a binding shows the binding.
 func TestFollowReset(t *testing.T) {
 	for _, port := range []uint16{1000, 1001} {
 		f := follows(t, uint64(port), snatRule(1000, 1001))
@@ -319,7 +320,7 @@ func TestFollowReset(t *testing.T) {
 	}
 }
 
-// TestFollowAnswerMTU: the MTU that a sender is told shows in which family its packet was to go on.
+// TestFollowAnswerMTU checks that the MTU in an ICMP error shows the address family of the backend.
 func TestFollowAnswerMTU(t *testing.T) {
 	c, err := config.Decode("test", []byte(`
 services:
@@ -349,7 +350,8 @@ services:
 	}
 }
 
-// TestFollowYieldsPort: the port that the model has given to a hidden session of a service is shown to be another's.
+// TestFollowYieldsPort checks that a hidden service session yields its provisional port to another
+// session.
 func TestFollowYieldsPort(t *testing.T) {
 	c, err := config.Decode("test", []byte(`
 services:
@@ -362,7 +364,7 @@ services:
 	f, p := hidesBackend(t, c, 1)
 	guess := f.model.Flows()[0].Reply.Dest.Port()
 	p[1].(*packet.IPv4).TTL, p[1].(*packet.IPv4).Src = 64, netip.MustParseAddr("203.0.113.6")
-	p[2].(*packet.UDP).SrcPort = 4000 + guess&1 // parity stays
+	p[2].(*packet.UDP).SrcPort = 4000 + guess&1 // same parity
 	f.forwards(t, wan, p, nat.ReasonNewFlow, fmt.Sprintf("eth(src=02:00:00:00:02:01,dst=02:00:00:00:02:02)/ip4(src=10.0.2.100,dst=10.0.2.2,ttl=63)/udp(sport=%d)", guess))
 	flows := f.model.Flows()
 	if len(flows) != 2 || flows[0].Reply.Dest == flows[1].Reply.Dest {
@@ -370,8 +372,8 @@ services:
 	}
 }
 
-// TestFollowHairpin: a packet shows the port that an inside client of a port-forward has at the masquerade
-// address. It leaves by another interface than the one whose address that is.
+// TestFollowHairpin checks that a packet shows the port of a port-forward client at the masquerade
+// address. Its egress interface differs from the interface of that address.
 func TestFollowHairpin(t *testing.T) {
 	c, err := config.Decode("test", []byte(`
 nat:
@@ -392,7 +394,8 @@ nat:
 	f.forwards(t, lan, p, nat.ReasonFlow, "eth(src=02:00:00:00:02:01,dst=02:00:00:00:02:09)/ip4(src=198.51.100.1,dst=10.0.2.9,ttl=63)/udp(sport=23289)")
 }
 
-// TestFollowUntranslatable: that a packet could not be translated shows the family of a backend that was hidden.
+// TestFollowUntranslatable checks that an untranslatable packet shows the address family of a
+// hidden backend.
 func TestFollowUntranslatable(t *testing.T) {
 	c, err := config.Decode("test", []byte(`
 services:
@@ -405,7 +408,7 @@ services:
 	arrives := func(text string) nat.Arrival {
 		return nat.Arrival{Interface: wan.Name, Frame: packet.MustText("eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/" + text).Build()}
 	}
-	for seed := range uint64(8) { // the first choice is by chance
+	for seed := range uint64(8) { // the first choice is random
 		m, err := nat.New(c, golden.StandardHost(), seed)
 		if err != nil {
 			t.Fatal(err)
@@ -420,8 +423,8 @@ services:
 	}
 }
 
-// TestFollowFormerSource: a packet shows the source that a client on its backend's host was given when the route
-// to there was another one.
+// TestFollowFormerSource checks that a packet shows the source address of a session from before a
+// route change. The client is on its backend's host.
 func TestFollowFormerSource(t *testing.T) {
 	c, err := config.Decode("test", []byte(`
 services:

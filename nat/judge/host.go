@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// hostChange is one change of the host that may come, as a line of a packet case; "" for none.
+// hostChange returns a random change of the host as a line of a packet case, "" for none.
 func (w *world) hostChange(r *rand.Rand) string {
 	h, was := &w.host, w.scenario.Host()
 	i := pick(r, h.Interfaces)
@@ -23,7 +23,7 @@ func (w *world) hostChange(r *rand.Rand) string {
 	case 0, 1:
 		if n := pick(r, was.Neighbours); !slices.Contains(h.Neighbours, n) {
 			if strings.Contains(w.scenario.YAML, "mode: dsr") && strings.Contains(w.scenario.YAML, "persistence") {
-				return "" // to which of several unknown ones a client is pinned does not show
+				return "" // the pinned one of several unresolved backends is not observable
 			}
 			return fmt.Sprintf("neighbour %s %s %s", n.Interface, n.Address, n.MAC)
 		}
@@ -42,7 +42,7 @@ func (w *world) hostChange(r *rand.Rand) string {
 		if len(h.Routes) > 0 {
 			n := pick(r, h.Routes)
 			if n.To.Bits() == 0 && strings.Contains(w.scenario.YAML, "persistence") {
-				return "" // user space takes over what comes from clients without a route: to which unknown backend they are pinned does not show
+				return "" // user space sends packets of clients without a route: the pinned one of several unresolved backends is not observable
 			}
 			return fmt.Sprintf("unroute %s", n.To)
 		}
@@ -50,7 +50,7 @@ func (w *world) hostChange(r *rand.Rand) string {
 		if i.MAC != (packet.MAC{}) {
 			return fmt.Sprintf("mac %s %s", i.Name, packet.MAC{2, 0, 0, 0, i.MAC[4], byte(0x41 + r.IntN(4))})
 		}
-	case 6: // the address that packets leave with, where another takes its place
+	case 6: // the source address of packets, where another address replaces it
 		at := r.IntN(len(h.Interfaces))
 		all := was.Interfaces[at].Addresses
 		if len(all) == 0 {
@@ -58,7 +58,7 @@ func (w *world) hostChange(r *rand.Rand) string {
 		}
 		own := pick(r, all)
 		switch i := h.Interfaces[at]; {
-		case strings.Contains(w.scenario.YAML, "interface:"): // the model does not say yet what of the listeners' flows goes on
+		case strings.Contains(w.scenario.YAML, "interface:"): // the model has no rule yet for the listeners' existing flows
 		case !slices.Contains(i.Addresses, own):
 			return fmt.Sprintf("address %s %s", i.Name, own)
 		case slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return p != own && p.Masked() == own.Masked() }):
@@ -68,16 +68,16 @@ func (w *world) hostChange(r *rand.Rand) string {
 		more := "address"
 		extra := pick(r, extraAddresses[i.Name])
 		if strings.Contains(w.scenario.YAML, "masquerade") && strings.Contains(extra, ":") {
-			return "" // the model does not say yet what becomes of an address that was chosen before and stays
+			return "" // the model has no rule yet for a source address that remains configured
 		}
 		if p := netip.MustParsePrefix(extra); slices.Contains(i.Addresses, p) {
 			more = "unaddress"
 			if !slices.ContainsFunc(i.Addresses, func(o netip.Prefix) bool { return o != p && o.Addr().Is4() == p.Addr().Is4() }) {
-				return "" // with the last one of a family go all routes by the interface
+				return "" // the kernel removes all routes of the interface with the last address of a family
 			}
 			inNetwork := func(o netip.Prefix) bool { return o != p && o.Masked() == p.Masked() }
 			if own, _ := was.Interface(i.Name); slices.ContainsFunc(own.Addresses, inNetwork) && !slices.ContainsFunc(i.Addresses, inNetwork) {
-				return "" // with the last one of a network go the routes
+				return "" // the kernel removes the routes with the last address of a network
 			}
 		}
 		return fmt.Sprintf("%s %s %s", more, i.Name, extra)
@@ -85,7 +85,7 @@ func (w *world) hostChange(r *rand.Rand) string {
 	return ""
 }
 
-// extraAddresses are addresses that come to an interface and go again.
+// extraAddresses lists addresses for temporary use on an interface.
 var extraAddresses = map[string][]string{"wan0": {"198.51.100.77/24"},
 	"lan0": {"10.0.2.77/24", "192.168.9.1/24", "fd00:2::77/64"}}
 
@@ -98,19 +98,19 @@ func missing(all, some []nat.Route) (list []nat.Route) {
 	return list
 }
 
-// nowhere reports whether a packet is handed to the kernel without there being a route for it: the kernel
-// drops it, and how much of it is translated, and counted for rules, is free.
+// noRoute reports whether the kernel gets a packet without a route. The kernel drops the packet. A
+// datapath may translate and count it or not.
 func (w *world) noRoute(o nat.Outcome) bool {
 	return leftToKernel(o) && !w.host.Routed(destination(packet.Parse(o.Out[0].Frame)))
 }
 
-// leftToKernel reports whether the kernel is left to send a translated packet on.
+// leftToKernel reports whether the kernel forwards a translated packet.
 func leftToKernel(o nat.Outcome) bool {
 	return o.Action == nat.Pass && o.Reason == nat.ReasonNotRouted && len(o.Out) == 1
 }
 
-// shows is what a test can see of an outcome: nothing of a packet for nowhere, nor of one that the kernel is left to
-// send on as it came, as when it has the address already that it is to have.
+// visible returns the observable part of an outcome. A packet without a route shows nothing. A
+// packet that the kernel forwards unchanged shows nothing either.
 func (w *world) visible(in []byte, o nat.Outcome) nat.Outcome {
 	if w.noRoute(o) || leftToKernel(o) && bytes.Equal(o.Out[0].Frame, in) {
 		o.Out = nil
@@ -123,7 +123,7 @@ func destination(p packet.Packet) netip.Addr {
 	return dst
 }
 
-// hostChanges changes the host in one way, under flows that go on.
+// hostChanges applies one change of the host during traffic.
 func (t *trace) hostChanges(s golden.Subject, model *nat.Model, w *world, r *rand.Rand) error {
 	line := w.hostChange(r)
 	if line == "" {

@@ -17,38 +17,37 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// Tick is the unit of time that passes in a run. No sum of ticks comes within
-// three seconds of a timeout, so that a datapath which sweeps its tables every
-// second or two is not held against a clock that is exact.
+// Tick is the unit of time in a run. No sum of ticks is within three seconds of a timeout. A
+// datapath may therefore sweep its tables every second or two.
 const Tick = 19 * time.Second
 
 // Options of a run. Zero fields mean the default.
 type Options struct {
-	Packets  int    // in all; default 10000
-	Seed     uint64 // of the whole run
-	PerReset int    // events between resets; default 2000
-	// Ignore, when it returns true, takes an outcome as right although it differs.
-	// For what a subject is known not to do.
+	Packets  int    // total number; default 10000
+	Seed     uint64 // seed of the whole run
+	PerReset int    // events between two resets; default 2000
+	// Ignore may accept a different outcome by the result true. It is for known limits of a
+	// subject.
 	Ignore func(in nat.Arrival, want, got nat.Outcome) bool
-	// Reloads has other configurations come while packets flow.
+	// Reloads changes the configuration during traffic.
 	Reloads bool
-	// Host has addresses, routes, neighbours and links of the host change meanwhile.
+	// Host changes addresses, routes, neighbours and links of the host during traffic.
 	Host bool
-	// NoShrink reports a disagreement as it was found.
+	// NoShrink reports a disagreement without shrinking.
 	NoShrink bool
 }
 
-// Disagreement is a subject that did what the model does not allow.
+// Disagreement is an outcome of a subject that the model does not permit.
 type Disagreement struct {
 	Subject  string
 	Scenario string
-	Seed     uint64 // of the reset interval
-	Packet   int    // how many packets went well before
+	Seed     uint64 // seed of the reset interval
+	Packet   int    // number of correct packets before
 	In       nat.Arrival
 	Want     nat.Outcome
 	Got      nat.Outcome
 	Problem  string
-	// Case is the shortest sequence that shows it, as a packet case.
+	// Case is the shortest sequence with the disagreement, as a packet case.
 	Case string
 }
 
@@ -58,9 +57,8 @@ func (d *Disagreement) Error() string {
 		d.Packet, d.Problem, d.In.Interface, packet.Parse(d.In.Frame), d.Case)
 }
 
-// Run sends random packets of the scenario through the subject and returns the
-// first disagreement with the model, nil when there is none, and how many packets
-// went through.
+// Run sends random packets of the scenario through the subject. It returns the first disagreement
+// with the model, nil for none, and the number of packets.
 func Run(s golden.Subject, sc Scenario, o Options) (*Disagreement, int, error) {
 	if o.Packets == 0 {
 		o.Packets = 10000
@@ -94,9 +92,9 @@ func Run(s golden.Subject, sc Scenario, o Options) (*Disagreement, int, error) {
 	return nil, sent, nil
 }
 
-// Compare runs the same random events on two subjects. Each is judged by a model
-// of its own, because ports and backends may be chosen at random; beyond that the
-// actions, reasons and number of packets must be the same.
+// Compare runs the same random events on two subjects. Each has its own model, because both may
+// choose ports and backends at random. The actions, the reasons and the number of packets must be
+// equal.
 func Compare(a, b golden.Subject, sc Scenario, o Options) (*Disagreement, int, error) {
 	if o.PerReset == 0 {
 		o.PerReset = 2000
@@ -139,17 +137,17 @@ func randomEvents(seed uint64, n int) []event {
 	return events
 }
 
-// trace is what happened in a run.
+// trace is the record of a run.
 type trace struct {
-	unresolved   []string // neighbours that the host does not know
-	reloads      []reload // other configurations that may come
-	host         bool     // it changes
+	unresolved   []string // unresolved neighbours
+	reloads      []reload // other configurations for reloads
+	host         bool     // the host changes
 	steps        []step
 	packets      int
-	at           int // the event of the disagreement
+	at           int // event of the disagreement
 	disagreement *Disagreement
-	noRoute      uint64 // packets for which there was no route
-	undecidable  bool   // the model cannot tell which of two outcomes is right: choices are provisional
+	noRoute      uint64 // packets without a route
+	undecidable  bool   // provisional choices permit two outcomes
 }
 
 type step struct {
@@ -157,7 +155,7 @@ type step struct {
 	want   nat.Outcome
 	got    nat.Outcome
 	wait   time.Duration
-	change string // of a backend, a mapping or the configuration, as a line of a packet case
+	change string // change of a backend, a mapping or the configuration, as a line of a packet case
 }
 
 // replay runs events on a fresh subject and a fresh model.
@@ -220,8 +218,7 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, o Option
 	return t, t.counters(s, model, sc, seed)
 }
 
-// change makes or ends a mapping, gives a backend another state, in scenarios where these
-// change, puts another configuration in force, or changes the host.
+// change applies one change: a mapping, a backend's state, another configuration, or the host.
 func (t *trace) change(s golden.Subject, model *nat.Model, w *world, e event, seed uint64) error {
 	r := rand.New(rand.NewPCG(e.seed, 2))
 	if t.host && r.IntN(4) > 0 {
@@ -239,7 +236,7 @@ func (t *trace) change(s golden.Subject, model *nat.Model, w *world, e event, se
 	service, backend, _ := strings.Cut(pick(r, w.scenario.Changing), "/")
 	state := pick(r, []datapath.State{datapath.Up, datapath.Up, datapath.Drain, datapath.Down})
 	if err := model.SetState(service, backend, state); err != nil {
-		if len(t.reloads) > 0 { // it is not configured now
+		if len(t.reloads) > 0 { // the backend is not configured now
 			err = nil
 		}
 		return err
@@ -249,14 +246,15 @@ func (t *trace) change(s golden.Subject, model *nat.Model, w *world, e event, se
 	return s.SetState(service, backend, state)
 }
 
-// dropUncertain forgets what a change leaves in doubt: flows may have ended, and a packet whose fragments
-// come before and after it is nobody's: where no flow is kept the later ones go to another backend.
+// dropUncertain drops conversations with uncertain flows after a change. Flows may have ended. The
+// remaining fragments of a packet may also lose their flow, or reach another backend of a stateless
+// service.
 func (w *world) dropUncertain() {
 	w.age++
 	w.conversations = slices.DeleteFunc(w.conversations, func(c *conversation) bool { return fragmentary(c.in[0].Frame) || fragmentary(c.in[1].Frame) })
 }
 
-// packet sends one packet, which is on the wire as "in", and compares.
+// packet sends one packet as frame "in", and compares the outcomes.
 func (t *trace) packet(s golden.Subject, f *follower, w *world, seed uint64, a arrival, in nat.Arrival, ignore func(nat.Arrival, nat.Outcome, nat.Outcome) bool) error {
 	sc := w.scenario
 	got, err := s.Step(in)
@@ -281,7 +279,8 @@ func (t *trace) packet(s golden.Subject, f *follower, w *world, seed uint64, a a
 	return nil
 }
 
-// Unsound tells when a datapath made a wrong packet of a right one; "" when it did not.
+// Unsound returns the fault if a datapath made an incorrect packet from a correct one, otherwise
+// "".
 func Unsound(in []byte, got nat.Outcome) string {
 	for _, d := range got.Out {
 		if err := packet.Verify(d.Frame); err != nil && packet.Verify(in) == nil && !quotesRouted(in) {
@@ -291,8 +290,9 @@ func Unsound(in []byte, got nat.Outcome) string {
 	return ""
 }
 
-// quotesRouted reports whether a frame is an ICMP error about a packet with a routing header that is not used up,
-// whose checksum covers the destination in there: over IPv4 there is no place for one.
+// quotesRouted reports whether a frame is an ICMP error about a packet with an unexpired routing
+// header. The quoted checksum covers the final destination in that header. An IPv4 translation has
+// no place for this destination.
 func quotesRouted(in []byte) bool {
 	p := packet.Parse(in)
 	if _, ok := packet.Find[*packet.ICMP](p); !ok {
@@ -302,7 +302,7 @@ func quotesRouted(in []byte) bool {
 	return ok && r.SegmentsLeft > 0
 }
 
-// describe tells how two outcomes differ; "" when they do not.
+// describe returns the difference between two outcomes, "" for none.
 func describe(want, got nat.Outcome) string {
 	var out []string
 	if want.Action != got.Action || want.Reason != got.Reason {
@@ -322,7 +322,7 @@ func describe(want, got nat.Outcome) string {
 	return strings.Join(out, "\n")
 }
 
-// flows compares the flows alive at the end of a run.
+// flows compares the live flows at the end of a run.
 func (t *trace) flows(s golden.Subject, model *nat.Model, sc Scenario, seed uint64) error {
 	got, err := s.Flows()
 	if err != nil {
@@ -349,8 +349,8 @@ func (t *trace) flows(s golden.Subject, model *nat.Model, sc Scenario, seed uint
 	return nil
 }
 
-// counters compares what was counted: of services, backends and rules with the
-// model, by reason with what the subject said of each packet.
+// counters compares the counts of services, backends and rules with the model. It compares the
+// counts by reason with the subject's outcomes.
 func (t *trace) counters(s golden.Subject, model *nat.Model, sc Scenario, seed uint64) error {
 	c, err := s.Counters()
 	if err != nil {
@@ -393,8 +393,8 @@ func (t *trace) counters(s golden.Subject, model *nat.Model, sc Scenario, seed u
 	return nil
 }
 
-// counts flattens counters. How many flows are alive is compared by the flows. Backends whose
-// share depends on provisional choices are counted together.
+// counts returns the counters as a map. It omits live flows, because flows compares them. It adds
+// up backends with provisional shares.
 func counts(c *datapath.Counters, model *nat.Model) map[string]uint64 {
 	out := map[string]uint64{}
 	for _, s := range c.Services {
@@ -425,18 +425,16 @@ func counts(c *datapath.Counters, model *nat.Model) map[string]uint64 {
 func flowNames(flows []flow.Flow) []string {
 	var out []string
 	for _, f := range flows {
-		out = append(out, f.Original.String()) // the reply shows ports that no packet has shown yet
+		out = append(out, f.Original.String()) // the reply tuple may contain an unconfirmed port
 	}
 	sort.Strings(out)
 	return out
 }
 
-// shrinkFor bounds how long a disagreement is made smaller: each try may load the
-// programs anew, and there are as many as events.
+// shrinkFor limits the time for shrinking: each try may reload the programs.
 const shrinkFor = time.Minute
 
-// shrink leaves out events as long as the disagreement stays: first halves, then
-// ever smaller runs of them.
+// shrink removes events while the disagreement remains: first halves, then smaller groups.
 func shrink(s golden.Subject, sc Scenario, seed uint64, events []event, o Options) []event {
 	fails := func(e []event) bool {
 		t, err := replay(s, sc, seed, e, o)

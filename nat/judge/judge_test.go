@@ -14,13 +14,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// Each packet leaves small objects behind, and the tests hold little else: to look for them took a third of the time.
+	// Each packet creates small objects and the tests hold little memory. A larger GC target saves
+	// a third of the time.
 	debug.SetGCPercent(800)
 	os.Exit(m.Run())
 }
 
-// TestModelAgreesWithItself runs every scenario on a second model with other
-// random choices, which the first must accept as legal.
+// TestModelAgreesWithItself runs every scenario on a second model with other random choices. The
+// first model must accept these choices as legal.
 func TestModelAgreesWithItself(t *testing.T) {
 	for _, sc := range Scenarios() {
 		t.Run(sc.Name, func(t *testing.T) {
@@ -38,7 +39,7 @@ func TestModelAgreesWithItself(t *testing.T) {
 	}
 }
 
-// TestModelAgreesAcrossReloads does so while other configurations come into force.
+// TestModelAgreesAcrossReloads also changes the configuration.
 func TestModelAgreesAcrossReloads(t *testing.T) {
 	for _, sc := range Scenarios() {
 		t.Run(sc.Name, func(t *testing.T) {
@@ -53,7 +54,7 @@ func TestModelAgreesAcrossReloads(t *testing.T) {
 	}
 }
 
-// TestModelAgreesAcrossChangesOfTheHost does so while the host changes as well.
+// TestModelAgreesAcrossChangesOfTheHost also changes the host.
 func TestModelAgreesAcrossChangesOfTheHost(t *testing.T) {
 	for _, sc := range Scenarios() {
 		t.Run(sc.Name, func(t *testing.T) {
@@ -68,8 +69,7 @@ func TestModelAgreesAcrossChangesOfTheHost(t *testing.T) {
 	}
 }
 
-// TestEveryReasonIsReached guards the generator: a scenario that never leaves its
-// first branch proves nothing.
+// TestEveryReasonIsReached checks that the generator reaches every reason.
 func TestEveryReasonIsReached(t *testing.T) {
 	seen := map[nat.Reason]int{}
 	for _, sc := range Scenarios() {
@@ -91,7 +91,7 @@ func TestEveryReasonIsReached(t *testing.T) {
 	}
 }
 
-// faulty breaks the subject that it wraps in one small way.
+// faulty adds one small fault to a subject.
 type faulty struct {
 	golden.Model
 	break_ func(in nat.Arrival, o *nat.Outcome)
@@ -108,9 +108,8 @@ func (f *faulty) Step(in nat.Arrival) (nat.Outcome, error) {
 	return o, err
 }
 
-// TestFaultsAreFound breaks a datapath in ways that have happened to others. Each
-// must be found, shrunk to a few packets, and told as a case that fails on the
-// faulty datapath and passes on the model.
+// TestFaultsAreFound adds typical faults to a datapath. The judge must find each fault and shrink
+// it to a few packets. The resulting case must fail on the faulty datapath and pass on the model.
 func TestFaultsAreFound(t *testing.T) {
 	faults := map[string]func(in nat.Arrival, o *nat.Outcome){
 		"hop limit not decremented": func(in nat.Arrival, o *nat.Outcome) {

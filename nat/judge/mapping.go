@@ -14,15 +14,15 @@ import (
 	"github.com/sluice-lb/sluice/nat/golden"
 )
 
-// MapRequests are mappings that inside hosts ask a rule for, now and then (RFC 6887).
+// MapRequests describes random mapping requests of inside hosts under a rule (RFC 6887).
 type MapRequests struct {
 	Rule    string
 	Inside  []netip.Addr
 	Outside []netip.Addr
-	Ports   flow.Ports // of the outside endpoint
+	Ports   flow.Ports // ports of the outside endpoint
 }
 
-// mapRequest asks for a mapping, or tells one that is there, which ends then.
+// mapRequest returns a new mapping, or an existing one to end.
 func (w *world) mapRequest(r *rand.Rand) (m datapath.Mapping, again bool) {
 	if n := len(w.mapped); n > 0 && r.IntN(3) == 0 {
 		return w.mapped[r.IntN(n)], true
@@ -39,14 +39,14 @@ func (w *world) mapRequest(r *rand.Rand) (m datapath.Mapping, again bool) {
 	return m, false
 }
 
-// mapping makes a mapping, or ends one.
+// mapping creates or ends a mapping.
 func (t *trace) mapping(s golden.Subject, model *nat.Model, w *world, r *rand.Rand, seed uint64) error {
 	m, again := w.mapRequest(r)
 	if !again && !model.MayAsk(m) {
 		return nil
 	}
 	line := fmt.Sprintf("map %s %s %s %s", m.Rule, m.Protocol, m.Inside, m.Outside)
-	w.age++ // what was one flow may be another now
+	w.age++ // existing flows may be different now
 	if again {
 		t.steps = append(t.steps, step{change: "un" + line})
 		w.mapped = slices.DeleteFunc(w.mapped, func(x datapath.Mapping) bool { return x == m })

@@ -11,12 +11,12 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// options4 are of IPv4 headers: a recorded route, a source route that is used up, two that are
-// not, and what ends too early.
+// options4 lists IPv4 options: a record route, an expired source route, two unexpired source
+// routes, and a truncated option.
 var options4 = [][]byte{{1, 7, 7, 4, 0, 0, 0, 0}, {131, 7, 8, 198, 18, 9, 9, 0}, {131, 7, 4, 198, 18, 9, 9, 0}, {1, 137, 7, 4, 198, 18, 9, 9}, {7, 9, 4, 0}}
 
-// odd makes something rare of a packet that surely belongs to a flow, and takes it from others:
-// one that opens a flow and goes no further would hide which port was chosen for it.
+// addOptions rarely adds an unusual header to a packet with a flow. It removes unusual headers from
+// other packets: a dropped packet that opens a flow would hide the choice of its port.
 func (w *world) addOptions(r *rand.Rand, p packet.Packet, c *conversation) packet.Packet {
 	if !w.hasFlow(c) {
 		return withoutOptions(p)
@@ -41,7 +41,7 @@ func (w *world) addOptions(r *rand.Rand, p packet.Packet, c *conversation) packe
 	return p
 }
 
-// plain takes routes and other options from a packet.
+// withoutOptions removes routing headers and IPv4 options from a packet.
 func withoutOptions(p packet.Packet) packet.Packet {
 	if ip, ok := p[0].(*packet.IPv4); ok {
 		ip.Options = nil
@@ -49,11 +49,11 @@ func withoutOptions(p packet.Packet) packet.Packet {
 	return slices.DeleteFunc(p, func(l packet.Layer) bool { _, is := l.(*packet.Routing); return is })
 }
 
-// errorSource is who sends an error about a packet to an address: its receiver, a router before it,
-// or one that has an address of this host, which anybody may claim.
+// errorSource returns a source address for an ICMP error: the receiver, a router before it, or an
+// address of this host, which a sender may spoof.
 func (w *world) errorSource(r *rand.Rand, receiver netip.Addr) netip.Addr {
 	switch r.IntN(16) {
-	case 15: // of nowhere: errors are translated all the same (RFC 7915 §4.1)
+	case 15: // martian source: such errors are still translated (RFC 7915 §4.1)
 		if receiver.Is4() && r.IntN(4) == 0 {
 			return netip.AddrFrom4(pick(r, [][4]byte{{169, 254, 3, 4}, {224, 0, 0, 1}}))
 		}
@@ -69,8 +69,8 @@ func (w *world) errorSource(r *rand.Rand, receiver netip.Addr) netip.Addr {
 	return receiver
 }
 
-// through writes an IPv4 address in the prefix of a rule that translates between the families,
-// if the scenario has one.
+// embed returns an IPv4 address in the prefix of a family-translating rule, if the scenario has
+// one.
 func (w *world) embed(r *rand.Rand, a netip.Addr) netip.Addr {
 	if len(w.prefixes) == 0 {
 		return a

@@ -17,19 +17,19 @@ import (
 	"github.com/sluice-lb/sluice/nat/golden"
 )
 
-// variants is how many other configurations a scenario has: each may need programs of its own,
-// which the verifier takes a second for.
+// variants is the number of other configurations of a scenario. Each may need its own programs, and
+// their verification takes about a second.
 const variants = 12
 
 // reload is another configuration of a scenario.
 type reload struct {
-	name   string // in a packet case
+	name   string // section name in a packet case
 	yaml   string
 	config *config.Config
 }
 
-// reloads are what an operator makes of the scenario's configuration, one change or some at a time.
-// The configuration itself is the first of them.
+// reloads returns typical changes of the scenario's configuration by an operator. The first entry
+// is the configuration itself.
 func (s Scenario) reloads(seed uint64) (list []reload, err error) {
 	list = []reload{{name: "0", yaml: s.YAML}}
 	if list[0].config, err = s.Config(); err != nil {
@@ -55,7 +55,7 @@ type document struct {
 	root map[string]any
 }
 
-// vary changes the configuration of a scenario in one to four ways. What comes out may be invalid.
+// vary changes the configuration of a scenario in one to four ways. The result may be invalid.
 func (s Scenario) vary(r *rand.Rand) (string, error) {
 	d := &document{r: r}
 	if err := yaml.Unmarshal([]byte(s.YAML), &d.root); err != nil {
@@ -85,7 +85,7 @@ func listOf(m map[string]any, key string) []any {
 	return l
 }
 
-// without takes one element from a list that has several.
+// removeOne removes one element from a list with several elements.
 func removeOne(r *rand.Rand, m map[string]any, key string) {
 	if l := listOf(m, key); len(l) > 1 {
 		n := r.IntN(len(l))
@@ -93,8 +93,7 @@ func removeOne(r *rand.Rand, m map[string]any, key string) {
 	}
 }
 
-// service changes a service: it goes, or its backends come, go, move, drain or change their weight,
-// it listens elsewhere, or its limits and options are others.
+// service changes a service: its existence, backends, weights, listeners, limits or options.
 func (d *document) service(n int) {
 	r := d.r
 	s := d.list("services")[n].(map[string]any)
@@ -124,7 +123,7 @@ func (d *document) service(n int) {
 	}
 }
 
-// dropBackend takes a backend from a service, with the sessions that are pinned to it.
+// dropBackend removes a backend and its pinned sessions from a service.
 func (d *document) dropBackend(s map[string]any) {
 	before := listOf(s, "backends")
 	removeOne(d.r, s, "backends")
@@ -141,7 +140,7 @@ func (d *document) dropBackend(s map[string]any) {
 	}
 }
 
-// move gives a backend an address that no other one has.
+// moveBackend changes the address of a backend to an unused one.
 func (d *document) moveBackend(b map[string]any) {
 	taken := map[any]bool{}
 	for _, s := range d.list("services") {
@@ -161,8 +160,7 @@ func (d *document) moveBackend(b map[string]any) {
 	}
 }
 
-// rule changes a NAT rule: it goes or comes before another, its sources, addresses, exceptions,
-// filter or target are others.
+// rule changes a NAT rule: its existence, order, sources, addresses, exceptions, filter or target.
 func (d *document) rule(n int) {
 	r := d.r
 	rules := d.list("nat")
@@ -198,7 +196,7 @@ func (d *document) rule(n int) {
 	}
 }
 
-// narrow leaves a rule a part of its sources. Deterministic blocks would be others then.
+// narrowSources reduces the sources of a rule, except where this would move deterministic blocks.
 func narrowSources(rule map[string]any) {
 	sources := listOf(rule, "source")
 	if len(sources) == 0 || rule["deterministic"] != nil {
@@ -214,7 +212,7 @@ func narrowSources(rule map[string]any) {
 	rule["source"] = []any{p.String()}
 }
 
-// except has a rule leave one more destination alone.
+// except adds one exception to a rule.
 func (d *document) except(rule map[string]any) {
 	far := "198.18.0.3/32"
 	for _, p := range listOf(rule, "source") {
@@ -227,7 +225,7 @@ func (d *document) except(rule map[string]any) {
 	}
 }
 
-// firewall takes a member from a set, or a rule, or changes the order of two.
+// firewall removes a set member or a rule, or swaps two rules.
 func (d *document) firewall(f map[string]any) {
 	r := d.r
 	sets, _ := f["sets"].(map[string]any)
@@ -252,8 +250,7 @@ func (d *document) firewall(f map[string]any) {
 	}
 }
 
-// reload puts another configuration in force. A packet whose fragments come before and after that
-// is nobody's, as after a change of a backend.
+// reload activates another configuration. As after a backend change, it splits fragmented packets.
 func (t *trace) reload(s golden.Subject, model *nat.Model, w *world, r *rand.Rand) error {
 	next := pick(r, t.reloads)
 	if model.Undecidable(next.config) {

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package judge sends random structured packet sequences through a datapath and
-// holds every outcome against the reference model: sessions with handshakes, data,
-// FIN, RST and retransmissions, pings, ICMP errors about all of these, fragments,
-// hairpins, time that passes, and hostile packets. The packets are built, not
-// mutated noise: each is one that a host, a router or an attacker could send about
-// what the datapath has just done.
+// Package judge sends random structured packet sequences through a datapath and compares each
+// outcome with the reference model. The sequences contain sessions with handshakes, data, FIN, RST
+// and retransmissions, pings, ICMP errors, fragments, hairpins, time steps and hostile packets. The
+// generator builds each packet as a reaction to the datapath's previous output. A host, a router or
+// an attacker could send it.
 //
-// What a datapath may choose freely is read from the frames that it sends (follow.go),
-// and offered to the model, which takes it when it is legal.
+// The judge reads free choices from the frames that the datapath sends (follow.go). The model
+// accepts a legal choice.
 //
-// A disagreement is shrunk to the fewest events that still show it and printed as
-// a packet case that can be saved to testdata/packets.
+// The judge shrinks a disagreement to the fewest events and prints it as a packet case for
+// testdata/packets.
 package judge
 
 import (
@@ -26,14 +25,13 @@ import (
 	"github.com/sluice-lb/sluice/nat/golden"
 )
 
-// Scenario is a configuration with what talks through it.
+// Scenario is a configuration with its traffic.
 type Scenario struct {
 	Name string
 	YAML string
-	// Opens lists who opens conversations: packets from Sources arrive at Interface
-	// for Dests.
+	// Opens lists the kinds of conversations: packets from Sources arrive at Interface for Dests.
 	Opens []Opening
-	// Changing lists backends, SERVICE/BACKEND, whose state changes now and then.
+	// Changing lists backends as SERVICE/BACKEND with a variable state.
 	Changing    []string
 	MapRequests []MapRequests
 	// HostLines change the standard host, as the section "host" of a packet case does.
@@ -45,11 +43,11 @@ type Opening struct {
 	Interface string
 	Sources   []netip.Addr
 	Dests     []netip.Addr
-	Ports     []uint16 // of the destination
+	Ports     []uint16 // destination ports
 	Protocols []Protocol
 }
 
-// Protocol is that of a conversation.
+// Protocol is the protocol of a conversation.
 type Protocol uint8
 
 // Protocols.
@@ -66,7 +64,7 @@ func (s Scenario) Config() (*config.Config, error) {
 	return config.Decode("scenario "+s.Name, []byte(s.YAML))
 }
 
-// Host is the host that the scenario runs on.
+// Host returns the host of the scenario.
 func (s Scenario) Host() nat.Host {
 	h, err := golden.HostWith(s.HostLines...)
 	if err != nil {
@@ -75,14 +73,13 @@ func (s Scenario) Host() nat.Host {
 	return h
 }
 
-// hostOf is the host of a run, which does not know some neighbours: what goes to them is left
-// to the kernel.
+// hostOf returns the host of a run, without some neighbours. The kernel resolves these neighbours.
 func (s Scenario) hostOf(seed uint64) (h nat.Host, unknown []string) {
 	h = s.Host()
 	r := rand.New(rand.NewPCG(seed, 3))
 	h.Neighbours = slices.DeleteFunc(h.Neighbours, func(n nat.Neighbour) bool {
 		odds := 8
-		if n.Interface == "wan0" { // nothing goes out
+		if n.Interface == "wan0" { // affects all packets to the outside
 			odds = 16
 		}
 		if r.IntN(odds) > 0 {
@@ -94,7 +91,7 @@ func (s Scenario) hostOf(seed uint64) (h nat.Host, unknown []string) {
 	return h, unknown
 }
 
-// Addresses lists those with the numbers from first to last in a format.
+// Addresses returns the addresses with the numbers from first to last in a format.
 func Addresses(format string, first, last int) []netip.Addr {
 	var out []netip.Addr
 	for i := first; i <= last; i++ {
@@ -105,7 +102,7 @@ func Addresses(format string, first, last int) []netip.Addr {
 
 func one(a string) []netip.Addr { return []netip.Addr{netip.MustParseAddr(a)} }
 
-// Scenarios are the standard ones: every mode and every kind of rule.
+// Scenarios returns the standard scenarios: every mode and every kind of rule.
 func Scenarios() []Scenario {
 	clients4, clients6 := Addresses("203.0.113.%d", 1, 40), Addresses("2001:db8:5::%x", 1, 40)
 	inside4, inside6 := Addresses("10.0.2.%d", 2, 9), Addresses("fd00:2::%x", 2, 9)
@@ -120,7 +117,7 @@ func Scenarios() []Scenario {
 		{Name: "dnat-sequence", YAML: dnatSequence, Opens: []Opening{
 			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 9}, []Protocol{TCP, UDP, Ping}},
 			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53}, []Protocol{TCP, UDP}},
-			{"wan0", clients4[:2], append(Addresses("10.0.2.%d", 2, 4), netip.MustParseAddr("192.0.2.10")), []uint16{80, 53, 8080}, []Protocol{TCP, UDP}}, // servers, and by the service
+			{"wan0", clients4[:2], append(Addresses("10.0.2.%d", 2, 4), netip.MustParseAddr("192.0.2.10")), []uint16{80, 53, 8080}, []Protocol{TCP, UDP}}, // servers, directly and through the service
 			{"wan0", clients6[:2], append(Addresses("fd00:2::%d", 2, 4), netip.MustParseAddr("2001:db8::10")), []uint16{80, 53, 8080}, []Protocol{TCP, UDP}}}},
 		{Name: "least", YAML: least, Opens: []Opening{
 			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 9}, []Protocol{UDP, TCP}},

@@ -2,7 +2,7 @@
 
 package judge
 
-// The configurations of the scenarios in scenario.go.
+// Configurations of the scenarios in scenario.go.
 
 const dnatHash = `
 services:
@@ -309,7 +309,7 @@ nat:
   - {name: http, type: port-forward, listen: {address: 203.0.113.203, ports: [80]}, protocol: tcp, to: {address: 10.0.2.2, port: 8080}}
 `
 
-// differentInterfaces has endpoints that are one service or another by the interface of arrival.
+// differentInterfaces has endpoints with a different service on each ingress interface.
 const differentInterfaces = `
 services:
   - {name: web, listen: [{address: 192.0.2.10, ports: [80], interface: wan0}], protocol: tcp, mode: dnat, scheduler: rr,
@@ -331,7 +331,7 @@ nat:
   - {name: never, type: snat, source: ["fd00:2::/64"], in: wan0, out: wan0, to: ["2001:db8:ab::1"]}
 `
 
-// mapped has rules whose hosts ask for mappings.
+// mapped has rules with mapping requests.
 const mapped = `
 nat:
   - {name: office, type: snat, source: [10.0.2.2/31, 10.0.2.4/31], out: wan0, to: [203.0.113.201, 203.0.113.202], ports: 2000-2063, ports-per-client: 6, filtering: address-dependent, pcp: true}

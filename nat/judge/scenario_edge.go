@@ -4,7 +4,8 @@ package judge
 
 import "slices"
 
-// edgeScenarios are those of a customer's router: several interfaces, port sets, what is published.
+// edgeScenarios returns the scenarios of a customer's router: several interfaces, port sets and
+// port-forwards.
 func edgeScenarios() []Scenario {
 	clients4 := Addresses("203.0.113.%d", 1, 40)
 	inside4, inside6 := Addresses("10.0.2.%d", 2, 9), Addresses("fd00:2::%x", 2, 9)
@@ -37,7 +38,7 @@ func edgeScenarios() []Scenario {
 	}
 }
 
-// followed has listeners on whatever address an interface has.
+// followed has listeners on the address of an interface.
 const followed = `
 services:
   - {name: web, listen: [{interface: wan0, ports: [8443]}], protocol: tcp, mode: dnat, scheduler: maglev,
@@ -49,7 +50,7 @@ nat:
   - {name: home, type: masquerade, source: [10.0.2.0/24], out: wan0}
 `
 
-// published has port-forwards of ranges at other ports, to IPv6 hosts, and of one port by interface.
+// published has port-forward rules: port ranges, IPv6 targets, and one port by interface.
 const published = `
 nat:
   - {name: v6only, type: nat64, prefix: "64:ff9b::/96", source: ["fd00:2::/64"], pool: [203.0.113.202-203.0.113.203], ports: 10000-60000, filtering: address-dependent}
@@ -65,7 +66,7 @@ nat:
   - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.201], ports: 10000-60000}
 `
 
-// neighbours has services whose clients are on the networks of their backends, and are these.
+// neighbours has services with clients in their backends' networks, or on the backends.
 const neighbours = `
 services:
   - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, scheduler: maglev,
@@ -80,7 +81,7 @@ services:
      backends: [{name: a, address: "fd00:2::2", port: 8080}, {name: b, address: "fd00:2::3", port: 8080}]}
 `
 
-// portSets has rules whose outside addresses are shared with other gateways.
+// portSets has rules with outside addresses shared with other gateways.
 const portSets = `
 nat:
   - {name: set, type: snat, source: [10.0.2.0/30], out: wan0, to: [203.0.113.201], ports: [5136-5151, 9232-9247, 13328-13343], filtering: address-dependent}
@@ -89,7 +90,7 @@ nat:
   - {name: v6only, type: nat64, prefix: "64:ff9b::/96", source: ["fd00:2::/64"], pool: [203.0.113.203], ports: [5136-5151, 9232-9247]}
 `
 
-// several has rules of more than one interface.
+// several has rules with more than one interface.
 const several = `
 nat:
   - {name: home, type: masquerade, source: [10.0.2.0/30], out: [wan*, lan0], filtering: address-dependent}

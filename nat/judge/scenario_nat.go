@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-lb/sluice/nat"
 )
 
-// embedded writes IPv4 addresses in an RFC 6052 prefix.
+// embedded returns IPv4 addresses in an RFC 6052 prefix.
 func embedded(prefix string, addresses ...netip.Addr) []netip.Addr {
 	var out []netip.Addr
 	for _, a := range addresses {
@@ -18,7 +18,7 @@ func embedded(prefix string, addresses ...netip.Addr) []netip.Addr {
 	return out
 }
 
-// natScenarios are those of NAT rules that differ in more than their type.
+// natScenarios returns scenarios with several NAT rules of the same type.
 func natScenarios() []Scenario {
 	clients4 := Addresses("203.0.113.%d", 1, 40)
 	inside4, inside6 := Addresses("10.0.2.%d", 2, 9), Addresses("fd00:2::%x", 2, 9)
@@ -67,8 +67,8 @@ func natScenarios() []Scenario {
 	}
 }
 
-// Several nat64 rules, each with a prefix of another length and other limits; the last shares its
-// addresses with snat and a port-forward.
+// Several nat64 rules, each with another prefix length and other limits. The last one shares its
+// addresses with snat and a port-forward rule.
 const translators = `
 lowest-ipv6-mtu: 1280
 nat:
@@ -82,8 +82,7 @@ nat:
   - {name: http, type: port-forward, listen: {address: 203.0.113.205, ports: [80]}, protocol: tcp, to: {address: 10.0.2.2, port: 8080}}
 `
 
-// siit rules with mappings alone, with mappings that lie within one another, and with a prefix
-// alone.
+// siit rules with mappings only, with nested mappings, and with a prefix only.
 const explicit = `
 lowest-ipv6-mtu: 1280
 nat:
@@ -94,8 +93,8 @@ nat:
   - {name: bare, type: siit, prefix: "2001:db8:4000::/40"}
 `
 
-// A customer's router beside mappings of other suffixes, a prefix alone and nat64, with routes
-// into all of them and addresses of the gateway inside.
+// A customer's router with mappings of other suffixes, a prefix only and nat64. The host has routes
+// into all these prefixes, and the gateway has addresses inside.
 const customer = `
 nat:
   - {name: clat, type: siit, prefix: "64:ff9b::/96", in: lan0, out: wan0, pool: [192.0.2.8/30], traffic-class: 0, udp-zero-checksum: drop, except: [198.18.0.4/32],
@@ -111,14 +110,14 @@ var customerHost = []string{"address wan0 203.0.113.66/32", "address lan0 fd00:a
 	"route 2001:db8:40c6:1200:3::/80 via fd00:2::9 dev lan0", "route 198.18.0.5/32 via 10.0.2.9 dev lan0", "route fd00:b::/32 via fd00:2::9 dev lan0",
 	"route 2001:db8:6448::/48 via fd00:2::9 dev lan0", "route 2001:db8:c:464::8/128 via fd00:2::9 dev lan0"}
 
-// siit and nat64 on hosts whose outside link is not as usual.
+// siit and nat64 on hosts with an unusual outside link.
 const smallLink = `
 nat:
   - {name: bih, type: siit, prefix: "64:ff9b::/96", eam: [{ipv4: 203.0.113.16/28, ipv6: "fd00:2::/124"}]}
   - {name: v6only, type: nat64, prefix: "2001:db8:4000::/40", source: ["fd00:a:1:1::/64"], pool: [203.0.113.201]}
 `
 
-// Rules without state before and beside such with state, for the same hosts.
+// Stateless rules together with stateful rules for the same hosts, in both orders.
 const precedence = `
 nat:
   - {name: dmz, type: static, external: 198.51.100.128/28, internal: 10.1.9.0/28, in: wan0, except: [198.18.7.0/24], mss-clamp: true}
@@ -133,7 +132,7 @@ nat:
   - {name: dns, type: port-forward, listen: {address: 203.0.113.202}, protocol: udp, to: {address: 10.0.2.3}}
 `
 
-// Addresses of the gateway itself, shares of ports, and port-forwards of both families.
+// Addresses of the gateway itself, port sets, and port-forward rules of both families.
 const borders = `
 nat:
   - {name: range, type: port-forward, listen: {address: 203.0.113.203, ports: [8000-8009, 80]}, protocol: tcp, to: {address: 10.0.2.2}, mss-clamp: true}

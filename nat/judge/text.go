@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// text writes the trace as a packet case that expects what the model wants. Ports
-// that the subject chose become $names.
+// text returns the trace as a packet case with the model's expected results. Ports portNames by the
+// subject become $names.
 func (t *trace) text(sc Scenario) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Found by random packets, scenario %s.\n-- config --%s", sc.Name, sc.YAML)
@@ -54,7 +54,7 @@ func (t *trace) text(sc Scenario) string {
 	return b.String()
 }
 
-// portNames are source ports and identifiers that a datapath picked.
+// portNames maps the source ports and identifiers that a datapath chose to their names.
 type portNames struct {
 	names map[string]string
 }

@@ -12,25 +12,25 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// Traffic is what the judge sends, for those who judge otherwise than by the model.
+// Traffic generates the random packets of the judge for tests without the model.
 type Traffic struct {
 	w *world
 	r *rand.Rand
 }
 
-// NewTraffic returns traffic of those openings on the host. prefixes are those that stand for IPv4.
+// NewTraffic returns traffic with those openings on the host. The prefixes embed IPv4 addresses.
 func NewTraffic(opens []Opening, host nat.Host, r *rand.Rand, prefixes ...netip.Prefix) *Traffic {
 	return &Traffic{w: &world{scenario: Scenario{Opens: opens}, host: host, prefixes: prefixes}, r: r}
 }
 
-// Packet is one of a conversation.
+// Packet is a packet of a conversation.
 type Packet struct{ arrival }
 
 // First returns the first packet of a new conversation.
 func (t *Traffic) First() nat.Arrival { return t.w.open(t.r)[0].Arrival }
 
-// Next returns the packets of what happens next: somebody opens a conversation, goes on with one,
-// answers, reports an error, sends fragments, or talks to another inside host by its outside endpoint.
+// Next returns the packets of the next event. A host opens or continues a conversation, answers,
+// reports an error, sends fragments, or sends a hairpin packet.
 func (t *Traffic) Next() (list []Packet) {
 	e := randomEvent(t.r)
 	for e.kind == unrelated || e.kind == hostile || e.kind == changing || e.kind == waiting {
@@ -42,13 +42,14 @@ func (t *Traffic) Next() (list []Packet) {
 	return list
 }
 
-// Saw tells what became of a packet, so that it can be answered.
+// Saw records the outcome of a packet, for later answers.
 func (t *Traffic) Saw(p Packet, got nat.Outcome) { t.w.record(p.arrival, got) }
 
-// Forget is to be called when the gateway is changed or time passes: what belonged to a flow may do so no more.
+// Forget drops uncertain conversations. Call it after a change of the gateway or the time, because
+// flows may have ended.
 func (t *Traffic) Forget() { t.w.dropUncertain() }
 
-// saw notes what became of a packet.
+// record stores the outcome of a packet.
 func (w *world) record(a arrival, got nat.Outcome) {
 	c := a.conversation
 	if c == nil {
@@ -66,8 +67,8 @@ func (w *world) record(a arrival, got nat.Outcome) {
 	}
 }
 
-// About wraps a packet in ICMP errors about it, depth deep, from its receiver, which are mostly on the
-// other side.
+// About wraps a packet in ICMP errors, depth levels deep. The errors are from its receiver, mostly
+// on the other side.
 func About(r *rand.Rand, a nat.Arrival, depth int) nat.Arrival {
 	for range depth {
 		p := packet.Parse(a.Frame)
@@ -92,21 +93,21 @@ func About(r *rand.Rand, a nat.Arrival, depth int) nat.Arrival {
 	return a
 }
 
-// Spoil breaks a packet in ways that the model need not understand, and mostly leaves its IP header's
-// checksum right.
+// Spoil corrupts a packet in ways that the model need not support. It mostly keeps the IP header's
+// checksum correct.
 func Spoil(r *rand.Rand, a nat.Arrival) nat.Arrival {
 	b := slices.Clone(a.Frame)
 	for range 1 + r.IntN(3) {
 		switch r.IntN(6) {
-		case 0: // cut off
+		case 0: // truncate
 			b = b[:min(len(b), 54+r.IntN(max(1, len(b)-54)))]
-		case 1: // any bytes
+		case 1: // random bytes
 			for range 1 + r.IntN(4) {
 				b[14+r.IntN(len(b)-14)] = byte(r.Uint32())
 			}
 		case 2: // lengths
 			b[pick(r, []int{14, 16, 17, 18, 19})] = byte(r.Uint32())
-		case 3: // fragments that overlap, begin late or never end
+		case 3: // fragments that overlap, start late or never end
 			if b[14]>>4 == 4 {
 				binary.BigEndian.PutUint16(b[18:], uint16(r.IntN(8)))
 				binary.BigEndian.PutUint16(b[20:], uint16(r.Uint32())&0x20ff)
@@ -123,7 +124,7 @@ func Spoil(r *rand.Rand, a nat.Arrival) nat.Arrival {
 	return nat.Arrival{Interface: a.Interface, Frame: b}
 }
 
-// impossibleHeaders gives an IPv6 packet extension headers, of which some cannot be.
+// impossibleHeaders adds extension headers to an IPv6 packet. Some of the headers are invalid.
 func impossibleHeaders(r *rand.Rand, b []byte) []byte {
 	if b[14]>>4 != 6 || len(b) < 54 {
 		return b

@@ -11,11 +11,11 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// icmpError sends an ICMP error about the last packet of a direction that went
-// on: from its receiver or a router before it, with all of it or the least.
+// icmpError returns an ICMP error about the last forwarded packet of a direction. The sender is the
+// receiver or a router before it. The error quotes the whole packet or the minimum.
 func (w *world) icmpError(r *rand.Rand, c *conversation, direction int) []arrival {
 	out := c.out[direction]
-	if out == nil && c.out[0] != nil { // the answer went past the gateway, or was lost
+	if out == nil && c.out[0] != nil { // the answer bypassed the gateway, or was lost
 		out = &nat.Departure{Interface: c.in[0].Interface, Frame: w.answer(r, c)[0].Frame}
 	}
 	if out == nil {
@@ -47,7 +47,7 @@ func (w *world) icmpError(r *rand.Rand, c *conversation, direction int) []arriva
 			m.Rest = uint32(r.IntN(20)) << 24
 		}
 		if r.IntN(3) == 0 {
-			quoted = quoted[:min(len(quoted), 28)] // the least that RFC 792 asks for
+			quoted = quoted[:min(len(quoted), 28)] // the minimum in RFC 792
 		}
 		quoted = quoted[:min(len(quoted), 548)]
 	}
@@ -59,8 +59,8 @@ func (w *world) icmpError(r *rand.Rand, c *conversation, direction int) []arriva
 	return []arrival{{w.frame(out.Interface, q), c, 1 - direction}}
 }
 
-// extended pads what an error quotes and puts an extension behind it (RFC 4884), now and then: of
-// any length, and where the error has none.
+// extended rarely pads the quoted packet and appends an extension of any length (RFC 4884), even to
+// errors without extensions.
 func extended(r *rand.Rand, m *packet.ICMP, quoted []byte) []byte {
 	body := slices.Clone(quoted)
 	if r.IntN(12) > 0 {
@@ -76,7 +76,7 @@ func extended(r *rand.Rand, m *packet.ICMP, quoted []byte) []byte {
 	return append(body, random(r, 4*(1+r.IntN(100))).Bytes...)
 }
 
-// router is a router on the way to an address: another one of its network.
+// router returns a router near an address: another address in its network.
 func router(a netip.Addr) netip.Addr {
 	b := a.AsSlice()
 	b[len(b)-1] ^= 0x55
@@ -84,8 +84,8 @@ func router(a netip.Addr) netip.Addr {
 	return out
 }
 
-// fragmented sends the latest packet of one side of a conversation as fragments: mostly in order, sometimes
-// out of order, sometimes overlapping or without the last one.
+// fragmented returns the last packet of one side in fragments: mostly in order, sometimes
+// reordered, overlapping or without the last fragment.
 func (w *world) fragmented(r *rand.Rand, c *conversation) []arrival {
 	if c.in[0].Frame == nil {
 		return w.open(r)
@@ -109,7 +109,7 @@ func (w *world) fragmented(r *rand.Rand, c *conversation) []arrival {
 	}
 	data := make([]byte, 100+r.IntN(400))
 	p = append(p, &packet.Data{Bytes: data})
-	if _, v6 := p[0].(*packet.IPv6); v6 && w.hasFlow(c) && r.IntN(6) == 0 { // behind the fragment header
+	if _, v6 := p[0].(*packet.IPv6); v6 && w.hasFlow(c) && r.IntN(6) == 0 { // after the fragment header
 		p = slices.Insert(p, 1, packet.Layer(&packet.Options6{Destination: true}))
 	}
 	frame := w.frame(c.in[d].Interface, p).Frame
@@ -144,7 +144,7 @@ func fragmentary(frame []byte) bool {
 	return false
 }
 
-// unsolicited sends from another remote endpoint to where the opener was seen.
+// unsolicited returns a packet from another remote endpoint to the outside endpoint of the opener.
 func (w *world) unsolicited(r *rand.Rand, c *conversation) []arrival {
 	out := w.answer(r, c)
 	p := withoutLink(packet.Parse(out[0].Frame))
@@ -171,8 +171,7 @@ func (w *world) unsolicited(r *rand.Rand, c *conversation) []arrival {
 	return []arrival{{w.frame(out[0].Interface, p), n, 0}}
 }
 
-// hairpin sends from the inside to the endpoint by which another inside host was
-// seen outside.
+// hairpin returns a packet from the inside to the outside endpoint of another inside host.
 func (w *world) hairpin(r *rand.Rand, c *conversation) []arrival {
 	if c.out[0] == nil || c.out[0].Interface != "wan0" {
 		return w.open(r)
@@ -213,7 +212,7 @@ func (w *world) hairpin(r *rand.Rand, c *conversation) []arrival {
 	return []arrival{{w.frame(from.Interface, q), n, 0}}
 }
 
-// unrelated sends what concerns nobody.
+// unrelated returns packets without relevance for services and rules.
 func (w *world) unrelated(r *rand.Rand) []arrival {
 	texts := []string{
 		"arp(spa=198.51.100.2,tpa=198.51.100.1)",
@@ -228,7 +227,7 @@ func (w *world) unrelated(r *rand.Rand) []arrival {
 	return []arrival{{w.frame("wan0", packet.MustText(pick(r, texts))), nil, 0}}
 }
 
-// hostile takes a packet that would be fine and breaks it.
+// hostile returns a corrupted packet.
 func (w *world) hostile(r *rand.Rand, c *conversation) []arrival {
 	var base []arrival
 	switch r.IntN(4) {
@@ -253,7 +252,7 @@ func (w *world) hostile(r *rand.Rand, c *conversation) []arrival {
 			least = 14 + 40
 		}
 		a.Frame = a.Frame[:min(len(a.Frame), least+r.IntN(max(1, len(a.Frame)-least)))]
-	case 1: // flip bits behind the Ethernet header
+	case 1: // flip bits after the Ethernet header
 		for range 1 + r.IntN(3) {
 			at := 14 + r.IntN(len(a.Frame)-14)
 			if at == 21 && a.Frame[12] == 0x86 || at == 22 && a.Frame[12] == 8 {
@@ -261,7 +260,7 @@ func (w *world) hostile(r *rand.Rand, c *conversation) []arrival {
 			}
 			a.Frame[at] ^= 1 << r.IntN(8)
 		}
-	case 2: // lie about a length
+	case 2: // wrong length
 		at := pick(r, []int{16, 17, 18, 19, 14})
 		a.Frame[at] = byte(r.Uint32())
 	case 3: // an error about an error
@@ -288,7 +287,7 @@ func (w *world) hostile(r *rand.Rand, c *conversation) []arrival {
 			a.Frame[20], a.Frame[21] = byte(r.Uint32())&0x3f, byte(r.Uint32())
 			fixHeader(a.Frame)
 		}
-	case 6: // neither query nor error, as it is or quoted
+	case 6: // neither query nor error, directly or quoted
 		p := withoutLink(packet.Parse(a.Frame))
 		for i, l := range p {
 			if m, ok := l.(*packet.ICMP); ok && m.IsQuery() {
