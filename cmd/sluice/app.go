@@ -21,17 +21,17 @@ import (
 	"github.com/sluice-lb/sluice/table"
 )
 
-// app is what every subcommand shares: the streams and the global flags.
+// app holds the streams and global flags shared by all subcommands.
 type app struct {
 	stdin          io.Reader
-	stdout, stderr io.Writer // escape text that would control a terminal
-	terminal       io.Writer // standard output as it is, for screens that escape their cells
+	stdout, stderr io.Writer // control characters are escaped
+	terminal       io.Writer // unescaped standard output, for screens that escape their cells
 
 	json     bool
 	color    string
 	socket   string
 	stateDir string
-	remote   api.Remote // of commands that may ask a daemon elsewhere
+	remote   api.Remote // flags of commands that can use a remote daemon
 }
 
 func newApp(stdin io.Reader, stdout, stderr io.Writer) *app {
@@ -43,7 +43,7 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *app {
 	return a
 }
 
-// exitError ends the program with a code; a nil err prints nothing.
+// exitError sets the exit code of the program. A nil err prints nothing.
 type exitError struct {
 	code int
 	err  error
@@ -58,8 +58,8 @@ func (e exitError) Error() string {
 
 func (e exitError) Unwrap() error { return e.err }
 
-// usageError is a mistake on the command line. Where it ends in a list of lines, the
-// manual is named on a line of its own.
+// usageError returns an error about the command line. If the message ends in a list of lines, the
+// reference to the manual is on its own line.
 func usageError(cmd *cobra.Command, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	separator := "; "
@@ -69,7 +69,7 @@ func usageError(cmd *cobra.Command, format string, args ...any) error {
 	return exitError{exitUsage, fmt.Errorf("%w%ssee '%s --help'", err, separator, cmd.CommandPath())}
 }
 
-// complain prints an error the way the user asked for.
+// complain prints an error, as JSON with --json.
 func (a *app) complain(err error) {
 	var errs config.Errors
 	isConfig := errors.As(err, &errs)
@@ -102,7 +102,7 @@ func (a *app) writeJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// progress prints a line about long work to standard error, not with --json.
+// progress prints a line about a long operation to standard error, not with --json.
 func (a *app) progress(format string, args ...any) {
 	if !a.json {
 		fmt.Fprintf(a.stderr, format+"\n", args...)
@@ -118,7 +118,7 @@ const (
 	dim    = "2"
 )
 
-// paint colours s when w is a terminal and the user did not say otherwise.
+// paint colours s if w is a terminal and colours are not turned off.
 func (a *app) paint(w io.Writer, sgr, s string) string {
 	if !a.colored(w) {
 		return s
@@ -146,8 +146,8 @@ func (a *app) directory() string {
 	return usualDirectory()
 }
 
-// storeDirectory returns where changes made at run time are kept: what is to survive a restart of the
-// machine, but for gateways in network namespaces, which do not.
+// storeDirectory returns the directory of the run-time changes. It survives a reboot, except for
+// gateways in network namespaces, which do not survive one either.
 func (a *app) storeDirectory() string {
 	if a.stateDir == "" && usualDirectory() == stateBase {
 		return "/var/lib/sluice"
@@ -158,8 +158,7 @@ func (a *app) storeDirectory() string {
 // stateBase is the state directory of the host's own network namespace.
 const stateBase = "/run/sluice"
 
-// usualDirectory returns the state directory of the network namespace where nobody
-// names another.
+// usualDirectory returns the default state directory of the network namespace.
 func usualDirectory() string {
 	const base = stateBase
 	if name, ok := namespaceName(); ok {
@@ -171,13 +170,13 @@ func usualDirectory() string {
 	}
 	host, err := os.Stat("/proc/1/ns/net")
 	if err != nil || os.SameFile(own, host) {
-		return base // the host's namespace, or process 1 may not be looked at
+		return base // the host's namespace, or no permission to inspect process 1
 	}
 	inode := own.Sys().(*syscall.Stat_t).Ino
 	return filepath.Join(base, "netns", fmt.Sprint(inode))
 }
 
-// namespaceName returns the name that the own namespace has under /run/netns.
+// namespaceName returns the name of this network namespace under /run/netns.
 func namespaceName() (string, bool) {
 	self, err := os.Stat("/proc/self/ns/net")
 	if err != nil {
@@ -192,7 +191,7 @@ func namespaceName() (string, bool) {
 	return "", false
 }
 
-// socketPath returns where the daemon listens.
+// socketPath returns the path of the daemon's socket.
 func (a *app) socketPath() string {
 	if a.socket != "" {
 		return a.socket
@@ -200,8 +199,8 @@ func (a *app) socketPath() string {
 	return filepath.Join(a.directory(), "sluice.sock")
 }
 
-// asksRemote gives a command and its subcommands the flags by which they ask a daemon over
-// TCP. Such a command gets its client from client.
+// asksRemote adds the flags for a remote daemon over TCP to a command and its subcommands. The
+// command obtains its client from client.
 func asksRemote(a *app, cmd *cobra.Command) *cobra.Command {
 	flags := cmd.PersistentFlags()
 	flags.Var((*serverFlag)(&a.remote.Server), "server", "ask the daemon at https://HOST:PORT over TCP instead of its socket")
@@ -215,8 +214,8 @@ func asksRemote(a *app, cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// serverFlag is --server. An empty value, as of a shell's variable that is not set, is no
-// daemon's either: the one at the socket is another.
+// serverFlag is the value of --server. An empty value, for example of an unset shell variable, is
+// an error: it must not select the local daemon.
 type serverFlag string
 
 // Set implements pflag.Value.
@@ -232,7 +231,7 @@ func (f *serverFlag) String() string { return string(*f) }
 // Type implements pflag.Value.
 func (f *serverFlag) Type() string { return "string" }
 
-// client returns one for the daemon that the flags name: at its socket, or elsewhere.
+// client returns a client for the daemon that the flags select: local socket or remote.
 func (a *app) client() (*api.Client, error) {
 	switch {
 	case a.remote.Server != "" && (a.socket != "" || a.stateDir != ""):

@@ -98,7 +98,8 @@ without one with what the kernel holds.`,
 	return cmd
 }
 
-// dryRun asks the daemon what apply would change, or the kernel when there is none.
+// dryRun returns the changes that apply would make, from the daemon or, without one, from the
+// kernel.
 func (a *app) dryRun(ctx context.Context, file string) (*api.Outcome, error) {
 	raw, err := readChecked(file)
 	if err != nil {
@@ -134,8 +135,8 @@ func (a *app) dryRun(ctx context.Context, file string) (*api.Outcome, error) {
 	return &o, e.Stop(ctx, true)
 }
 
-// readChecked reads a configuration and refuses one with errors before anybody
-// is asked: messages then name the file as the user knows it.
+// readChecked reads a configuration and refuses one with errors before contacting the daemon, so
+// that messages contain the user's file name.
 func readChecked(file string) ([]byte, error) {
 	raw, err := os.ReadFile(file)
 	if err != nil {
@@ -194,7 +195,7 @@ func countText(c datapath.Count) string {
 	return c.String()
 }
 
-// writePlaces says which datapath carries each rule, and why not a faster one.
+// writePlaces prints the datapath of each rule, and the reason against a faster one.
 func writePlaces(w io.Writer, places []api.Placement, verb string) error {
 	if len(places) > 20 {
 		count := map[string]int{}

@@ -50,7 +50,7 @@ half of the list.`,
 	return cmd
 }
 
-// auditEntries asks the daemon; where none runs at the socket, it reads the record.
+// auditEntries returns the entries from the daemon, or reads the record if no daemon runs.
 func (a *app) auditEntries(ctx context.Context, limit int) ([]audit.Entry, error) {
 	c, err := a.client()
 	if err != nil {
@@ -90,7 +90,7 @@ func writeAudit(w io.Writer, entries []audit.Entry) error {
 			if _, err := fmt.Fprintf(w, "%s%s\n", indent, table.Escape(line)); err != nil {
 				return err
 			}
-			indent = "    | " // a text of several lines looks like no other line
+			indent = "    | " // marks continuation lines, so that a text cannot imitate an entry
 		}
 	}
 	return nil

@@ -158,7 +158,7 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 	if err := o.Validate(suite); err != nil {
 		return usageError(cmd, "%w", err)
 	}
-	// What cannot be compared or kept is to be known before the run, not after it.
+	// Files are checked before the run, so that no result is lost after it.
 	var old *bench.Result
 	baseline := cmp.Or(f.baseline, filepath.Join("bench", "results", name+".json"))
 	if f.check {
@@ -193,7 +193,7 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 		}
 		return result.WriteTable(w)
 	})
-	if err := cmp.Or(kept, stopped, printed); err != nil { // a lost result is worse than a table that nobody reads
+	if err := cmp.Or(kept, stopped, printed); err != nil { // a lost result has precedence over a print error
 		return err
 	}
 	return benchVerdict(result)
@@ -212,7 +212,7 @@ func benchVerdict(r *bench.Result) error {
 	return nil
 }
 
-// checkKept is whether all that the flags ask for can be written.
+// checkKept reports whether all requested files can be written.
 func (f benchFlags) checkKept() error {
 	profile := f.profile
 	if profile != "" {

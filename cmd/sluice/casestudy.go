@@ -18,11 +18,11 @@ import (
 	"github.com/sluice-lb/sluice/table"
 )
 
-// hostChange says what the case study does to the whole host.
+// hostChange describes the changes of the case study to the whole host.
 var hostChange = "changes settings of the whole host while it plays, about a minute:\n" + strings.Join(casestudy.HostSettings, ", ") + ".\n" +
 	"The first is 1000 during two of the runs, and connections of other programs may be refused then."
 
-// newCaseStudy is 'sluice lab case-study'.
+// newCaseStudy returns the command 'sluice lab case-study'.
 func newCaseStudy(a *app) *cobra.Command {
 	var allow bool
 	var o casestudy.Options
@@ -73,7 +73,7 @@ func newCaseStudy(a *app) *cobra.Command {
 	return cmd
 }
 
-// askHostSysctl asks on a terminal, and refuses where nobody can answer.
+// askHostSysctl asks for permission on a terminal, and refuses without a terminal.
 func (a *app) askHostSysctl(allowed bool) error {
 	if allowed {
 		return nil

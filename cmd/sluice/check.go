@@ -16,14 +16,14 @@ import (
 	"github.com/sluice-lb/sluice/store"
 )
 
-// checked is what check says about a file with --json.
+// checked is the JSON output of check.
 type checked struct {
 	File   string        `json:"file"`
 	Valid  bool          `json:"valid"`
 	Errors config.Errors `json:"errors,omitempty"`
-	// Conflict is how the file contradicts the changes made at run time.
+	// Conflict describes a contradiction between the file and the run-time changes.
 	Conflict string `json:"conflict,omitempty"`
-	// What the file configures; zero when it is not valid.
+	// Numbers of configured objects; zero for an invalid file.
 	Services int `json:"services"`
 	Backends int `json:"backends"`
 	NAT      int `json:"nat"`
@@ -78,7 +78,8 @@ func (a *app) check(file string) error {
 	return perr
 }
 
-// conflict returns how the file contradicts changes that were made at run time; empty if it does not.
+// conflict describes the contradiction between the file and the run-time changes; empty if there is
+// none.
 func (a *app) conflict(file string, c *config.Config) (string, error) {
 	if file == "-" {
 		return "", nil

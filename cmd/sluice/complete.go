@@ -16,17 +16,17 @@ import (
 
 var (
 	protocolWords = []string{"tcp", "udp", "sctp", "icmp", "icmpv6", "esp", "gre", "ah", "ipip", "ipv6", "l2tp", "udplite"}
-	// stateWords are states of the kernel's connection table that a filter may name.
+	// stateWords are conntrack states that a filter accepts.
 	stateWords = []string{"SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT", "CLOSE",
 		"UNREPLIED", "REPLIED", "ASSURED"}
 )
 
-// offer has the shell offer words as values of a flag.
+// offer registers words as completions of a flag.
 func offer(cmd *cobra.Command, flag string, words ...string) {
 	offerFrom(cmd, flag, func(context.Context) []string { return words })
 }
 
-// offerFrom has the shell offer what words returns as values of a flag.
+// offerFrom registers the result of words as completions of a flag.
 func offerFrom(cmd *cobra.Command, flag string, words func(context.Context) []string) {
 	err := cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		return words(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
@@ -39,7 +39,7 @@ func offerFrom(cmd *cobra.Command, flag string, words func(context.Context) []st
 // namespaces lists the network namespaces that have a name.
 func namespaces(context.Context) []string {
 	names := []string{"all"}
-	list, _ := conntrack.Namespaces() // what cannot be read is not offered
+	list, _ := conntrack.Namespaces() // no completions after an error
 	for _, n := range list {
 		if !strings.Contains(n.Name, " ") {
 			names = append(names, n.Name)
@@ -48,9 +48,9 @@ func namespaces(context.Context) []string {
 	return names
 }
 
-// interfaces lists those of this network namespace.
+// interfaces lists the interfaces of this network namespace.
 func interfaces(context.Context) []string {
-	list, _ := net.Interfaces() // what cannot be read is not offered
+	list, _ := net.Interfaces() // no completions after an error
 	names := make([]string, len(list))
 	for i := range list {
 		names[i] = list[i].Name
@@ -92,8 +92,8 @@ func (a *app) backends(ctx context.Context) []string {
 	return names
 }
 
-// completeBackend offers the services of the running daemon, the backends of the one that
-// is named, then the states.
+// completeBackend completes the services of the running daemon, then the backends of the named
+// service, then the states.
 func (a *app) completeBackend(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	const none = cobra.ShellCompDirectiveNoFileComp
 	switch len(args) {
@@ -107,7 +107,7 @@ func (a *app) completeBackend(cmd *cobra.Command, args []string, _ string) ([]st
 	if err != nil {
 		return nil, none
 	}
-	backends, _ := c.Backends(cmd.Context()) // without a daemon nothing is offered
+	backends, _ := c.Backends(cmd.Context()) // no completions without a daemon
 	var names []string
 	for _, b := range backends {
 		switch {
@@ -120,7 +120,7 @@ func (a *app) completeBackend(cmd *cobra.Command, args []string, _ string) ([]st
 	return names, none
 }
 
-// completeYAML offers the one file of a command.
+// completeYAML completes the single file argument of a command.
 func completeYAML(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -128,12 +128,12 @@ func completeYAML(_ *cobra.Command, args []string, _ string) ([]string, cobra.Sh
 	return []string{"yaml", "yml"}, cobra.ShellCompDirectiveFilterFileExt
 }
 
-// completeLabs offers the ids of the labs that are up.
+// completeLabs completes the ids of running labs.
 func completeLabs(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	records, _ := lab.List() // what cannot be read is not offered
+	records, _ := lab.List() // no completions after an error
 	var ids []string
 	for _, r := range records {
 		ids = append(ids, r.ID+"\t"+r.Topology.Name)
@@ -141,7 +141,7 @@ func completeLabs(_ *cobra.Command, args []string, _ string) ([]string, cobra.Sh
 	return ids, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeNode offers labs, then the nodes of the one that is named, then files.
+// completeNode completes labs, then the nodes of the named lab, then files.
 func completeNode(cmd *cobra.Command, args []string, start string) ([]string, cobra.ShellCompDirective) {
 	switch len(args) {
 	case 0:
@@ -156,10 +156,10 @@ func completeNode(cmd *cobra.Command, args []string, start string) ([]string, co
 	return nil, cobra.ShellCompDirectiveDefault
 }
 
-// places lists the interfaces of the labs' nodes, as load takes them, then those of this
-// network namespace.
+// places lists the interfaces of the labs' nodes in the form of load's arguments, then the
+// interfaces of this network namespace.
 func places(ctx context.Context) []string {
-	records, _ := lab.List() // what cannot be read is not offered
+	records, _ := lab.List() // no completions after an error
 	var names []string
 	for _, r := range records {
 		prefix := ""

@@ -43,7 +43,7 @@ diff FILE' shows what another file would change.`,
 	})
 }
 
-// changes returns the changes made at run time, of the daemon or without one from the disk.
+// changes returns the run-time changes from the daemon or, without one, from disk.
 func (a *app) changes(cmd *cobra.Command) (*api.ConfigChanges, error) {
 	c, err := a.client()
 	if err != nil {
@@ -122,7 +122,7 @@ func writeEdits(w io.Writer, indent string, edits []config.Edit) error {
 	return nil
 }
 
-// stateEdits are the states that the operator gave backends, in the form of edits.
+// stateEdits returns the states set by the operator, in the form of edits.
 func stateEdits(states []api.OperatorState) []config.Edit {
 	var edits []config.Edit
 	for _, s := range states {
@@ -233,19 +233,18 @@ comments. The states of backends ('sluice backend') do not change; they are not 
 	}
 }
 
-// originRow says where a value comes from that is not the file's.
+// originRow is the origin of a value that differs from the file.
 type originRow struct {
 	Path     string    `json:"path"`
 	Value    string    `json:"value"`
-	File     string    `json:"file"` // what the file has; empty: nothing
+	File     string    `json:"file"` // value in the file; empty for none
 	Revision uint64    `json:"revision,omitempty"`
 	At       time.Time `json:"at,omitzero"`
 	Who      string    `json:"who,omitempty"`
-	Found    string    `json:"discovered,omitempty"` // by this source
+	Found    string    `json:"discovered,omitempty"` // source of a discovered value
 }
 
-// origins finds the last revision that changed each value. One that is older than the history has
-// none.
+// origins finds the last revision that changed each value. Values older than the history have none.
 func origins(c *api.ConfigChanges) []originRow {
 	rows := []originRow{}
 	for _, e := range append(slices.Clone(c.Edits), stateEdits(c.States)...) {

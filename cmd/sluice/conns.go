@@ -189,7 +189,7 @@ func parseMark(s string, mark, mask *uint32) error {
 	return nil
 }
 
-// chosenNamespaces are those of names or paths, each once.
+// chosenNamespaces resolves names or paths to namespaces, without duplicates.
 func chosenNamespaces(names []string) (list []conntrack.Namespace, err error) {
 	for _, name := range names {
 		ns, err := conntrack.NamespaceAt(name)
@@ -211,8 +211,8 @@ func (f *connsFlags) namespaces() ([]conntrack.Namespace, error) {
 	return chosenNamespaces(f.netns)
 }
 
-// each runs fn in the namespaces that were asked for. Of all of them, those that may not be
-// entered are told of and those that have ended meanwhile are left out.
+// each runs fn in the selected namespaces. If all are selected, inaccessible namespaces are
+// reported, and namespaces that ended are skipped.
 func (f *connsFlags) each(a *app, fn func(conntrack.Namespace) error) error {
 	list, err := f.namespaces()
 	if err != nil {
@@ -300,9 +300,9 @@ func (f *connsFlags) dimensions() conntrack.Dimension {
 	return 0
 }
 
-// listedConn is one line of 'sluice conns --list --json'. Source and Destination
-// are what the initiator sends; ReplySource and ReplyDestination what the
-// responder sends back before it is translated.
+// listedConn is one line of 'sluice conns --list --json'. Source and Destination are the endpoints
+// in packets of the initiator; ReplySource and ReplyDestination the endpoints in packets of the
+// responder before translation.
 type listedConn struct {
 	Namespace        string         `json:"namespace"`
 	Protocol         flow.Protocol  `json:"protocol"`
@@ -331,8 +331,8 @@ func newListedConn(namespace string, e *conntrack.Entry) listedConn {
 	return l
 }
 
-// listConns prints connections as they are read, one line or one JSON object each: those of
-// the kernel's tables, and of the eBPF datapath's where all are asked for.
+// listConns prints connections while it reads them, one line or one JSON object each: from the
+// kernel's tables and, if all are selected, from the eBPF datapath.
 func listConns(ctx context.Context, a *app, f *connsFlags, filter *conntrack.Filter) error {
 	out := bufio.NewWriterSize(a.stdout, 64<<10)
 	show := func(where string) func(*conntrack.Entry) error {
@@ -377,7 +377,7 @@ func writeConn(w io.Writer, namespace string, e *conntrack.Entry) error {
 	return err
 }
 
-// newConnsDelete is 'sluice conns delete'.
+// newConnsDelete returns the command 'sluice conns delete'.
 func newConnsDelete(a *app) *cobra.Command {
 	f := &connsFlags{}
 	var yes bool

@@ -16,13 +16,12 @@ import (
 	"github.com/sluice-lb/sluice/table"
 )
 
-// connsReport is what 'sluice conns' prints; its JSON form is part of the
-// command's interface.
+// connsReport is the output of 'sluice conns'. Its JSON form is part of the command's interface.
 type connsReport struct {
 	Window     float64               `json:"window_seconds"`
 	Namespaces []connsFill           `json:"namespaces"`
 	Total      conntrack.Count       `json:"total"`
-	Memory     uint64                `json:"memory_bytes"` // of the entries counted, with NAT
+	Memory     uint64                `json:"memory_bytes"` // memory of the counted entries, including NAT extensions
 	IPv4       uint32                `json:"ipv4"`
 	IPv6       uint32                `json:"ipv6"`
 	Unreplied  uint32                `json:"unreplied"`
@@ -45,7 +44,7 @@ type connsFill struct {
 	conntrack.Fill
 	Raw        float64 `json:"fill"`
 	Effective  float64 `json:"effective_fill"`
-	FullInSecs float64 `json:"time_to_full_seconds,omitempty"` // absent when it does not grow
+	FullInSecs float64 `json:"time_to_full_seconds,omitempty"` // absent without growth
 }
 
 func newConnsReport(s *conntrack.Survey, f *connsFlags) *connsReport {
@@ -147,8 +146,8 @@ func (r *connsReport) writeFill(w io.Writer) error {
 	return t.Write(w)
 }
 
-// reportWidth is the widest that a report gets where it is not on a terminal: reports are read in terminals of
-// 80 columns, in tickets and in mails.
+// reportWidth is the maximum width of a report that is not on a terminal. Reports are read in
+// terminals of 80 columns, tickets and mails.
 const reportWidth = 80
 
 // addressTable is a table of addresses: as wide as the terminal, or as a report.

@@ -55,7 +55,7 @@ func newDemo(a *app) *cobra.Command {
 	}
 }
 
-// interrupted is the end of a play whose context has ended; err is the play's own.
+// interrupted returns the result of a demonstration after its context ended; err is its own error.
 func interrupted(what string, err error) error {
 	if errors.Is(err, lab.ErrDown) || errors.Is(err, faults.ErrRestore) {
 		return fmt.Errorf("%s was interrupted, and not all is as it was before: %w", what, err)
@@ -63,7 +63,7 @@ func interrupted(what string, err error) error {
 	return fmt.Errorf("%s was interrupted; everything is as it was before", what)
 }
 
-// demoProgress prints a line of the demo's progress; headings stand out on a terminal.
+// demoProgress prints a line of the demo's progress. Headings are emphasised on a terminal.
 func (a *app) demoProgress(line string) {
 	if !strings.HasPrefix(line, " ") {
 		line = a.paint(a.stderr, bold, line)

@@ -41,7 +41,7 @@ func (a *app) namespaceID() string {
 	return fmt.Sprintf("%s/%d", strings.TrimSpace(string(boot)), cookie)
 }
 
-// tellApplied tells those who follow the configuration in force; it never blocks.
+// tellApplied signals an apply to the discovery and to other followers. It never blocks.
 func (d *daemon) tellApplied() {
 	if d.mapper != nil {
 		d.mapper.Kick()

@@ -56,7 +56,7 @@ func newDocs(a *app) *cobra.Command {
 	return cmd
 }
 
-// removeStale deletes the pages of commands that are no more.
+// removeStale deletes the pages of removed commands.
 func removeStale(dir string) error {
 	pages, err := filepath.Glob(filepath.Join(dir, "sluice*.md"))
 	if err != nil {

@@ -77,10 +77,10 @@ func newDoctor(a *app) *cobra.Command {
 	return cmd
 }
 
-// exitUnexamined is for examinations that failed, which 0 to 2 say nothing of.
+// exitUnexamined is the exit code of a failed examination; 0 to 2 are results.
 const exitUnexamined = 3
 
-// examined gives errors a code of their own: a warning is no error.
+// examined gives errors their own exit code, different from warnings.
 func examined(err error) error {
 	var status exitError
 	switch {

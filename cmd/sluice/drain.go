@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/table"
 )
 
-// drainFlags are those of a drain.
+// drainFlags are the flags of a drain.
 type drainFlags struct {
 	deadline time.Duration
 	then     string
@@ -31,7 +31,7 @@ func (f *drainFlags) add(cmd *cobra.Command) {
 	offer(cmd, "then", control.Keep, control.Reset)
 }
 
-// check returns what is wrong with the flags; drains tells whether they belong to a drain.
+// check validates the flags; drains reports whether they belong to a drain.
 func (f *drainFlags) check(cmd *cobra.Command, drains bool) error {
 	switch {
 	case !drains && (f.deadline != 0 || f.then != "" || f.wait):
@@ -105,13 +105,13 @@ answered when the kernel has them, and kept over restarts.`,
 	return cmd
 }
 
-// drained is what 'sluice backend ... drain --json' prints.
+// drained is the JSON output of 'sluice backend ... drain'.
 type drained struct {
-	Draining bool       `json:"draining"` // it was not waited for, or connections are left
+	Draining bool       `json:"draining"` // the command did not wait, or connections remain
 	Drain    *api.Drain `json:"drain,omitempty"`
 }
 
-// drainOf is how far a backend is, nil when it does not drain any more.
+// drainOf returns the progress of a draining backend, or nil if it does not drain.
 func drainOf(ctx context.Context, c *api.Client, service, backend string) (*api.Drain, error) {
 	s, err := c.Service(ctx, service)
 	if err != nil {
@@ -191,12 +191,12 @@ reset they end. The gateway takes no new ones before --cancel.`,
 // Times of a command that follows a drain.
 const (
 	countedWithin = 4 * time.Second        // the daemon counts connections soon after a drain begins
-	drainLook     = 200 * time.Millisecond // between two looks
-	drainTell     = 5 * time.Second        // between two lines about a drain that is waited for
+	drainLook     = 200 * time.Millisecond // interval of polls
+	drainTell     = 5 * time.Second        // interval of progress lines
 )
 
-// awaitDrain returns how far a drain is once the connections were counted, or with wait once none is left
-// or the deadline has come. A nil drain is over.
+// awaitDrain returns the progress of a drain after the first count of connections. With wait it
+// returns when no connection remains, or at the deadline. A nil drain has ended.
 func (a *app) awaitDrain(ctx context.Context, wait bool, look func(context.Context) (*api.Drain, error)) (*api.Drain, error) {
 	began, told, timed := time.Now(), time.Now(), false
 	for {
@@ -222,7 +222,7 @@ func (a *app) awaitDrain(ctx context.Context, wait bool, look func(context.Conte
 	}
 }
 
-// leftText is how many connections a drain has left, "" for none that drains.
+// leftText describes the remaining connections of a drain; "" for nil.
 func leftText(d *api.Drain) string {
 	switch {
 	case d == nil || d.Left < 0:
@@ -233,7 +233,7 @@ func leftText(d *api.Drain) string {
 	return fmt.Sprintf("%d left, about %s", d.Left, time.Duration(d.Estimate)*time.Second)
 }
 
-// drainText is how far a drain is, and how it ends.
+// drainText describes the progress and the end of a drain.
 func drainText(d *api.Drain) string {
 	if d == nil {
 		return ""
@@ -255,7 +255,7 @@ func drainText(d *api.Drain) string {
 	return fmt.Sprintf("%s; until %s, %s", left, d.Until.Local().Format(time.DateTime), end)
 }
 
-// joined joins the texts that there are.
+// joined joins the non-empty texts.
 func joined(texts ...string) string {
 	return strings.Join(slices.DeleteFunc(texts, func(s string) bool { return s == "" }), "; ")
 }

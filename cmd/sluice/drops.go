@@ -67,7 +67,7 @@ func newDrops(a *app) *cobra.Command {
 	return cmd
 }
 
-// chooseNamespaces turns the flag into a list; note says in words what is missing.
+// chooseNamespaces turns the flag into a list; note describes missing namespaces.
 func chooseNamespaces(flag string) (list []conntrack.Namespace, note string, err error) {
 	if flag == "all" {
 		list, hidden := conntrack.Namespaces()
@@ -126,7 +126,7 @@ func (f *dropFlags) run(ctx context.Context, a *app, filter trace.Filter) error 
 	return a.print(report, func(w io.Writer) error { return f.print(a, w, report) })
 }
 
-// checkSeconds refuses times that are none, and those for which nobody waits.
+// checkSeconds refuses times that are not positive or unreasonably long.
 func checkSeconds(seconds float64) error {
 	const most = 1e9
 	switch {
@@ -237,8 +237,8 @@ func (f *dropFlags) print(a *app, w io.Writer, r *trace.DropReport) error {
 	return nil
 }
 
-// replayCommand is what traces a sampled packet through the rules, so that the one that drops it
-// is known among several; "" where no packet can be named.
+// replayCommand returns the command that traces a sampled packet through the rules, to identify the
+// dropping rule among several. It returns "" if the packet cannot be described.
 func replayCommand(g *trace.DropGroup) string {
 	for _, s := range g.Samples {
 		packet := s.Packet
@@ -305,7 +305,7 @@ func (f *dropFlags) printGroup(a *app, w io.Writer, g *trace.DropGroup) {
 	fmt.Fprintln(w)
 }
 
-// natText names the client before and the endpoint after NAT where they differ.
+// natText names the client before NAT and the endpoint after NAT if they differ.
 func natText(s *trace.DropSample) string {
 	if !s.Original.IsValid() || s.Original == s.Packet && s.Reply == s.Original.Reverse() {
 		return ""

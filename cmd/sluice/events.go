@@ -20,21 +20,21 @@ import (
 	"github.com/sluice-lb/sluice/table"
 )
 
-// eventsFlags are those of 'sluice events'.
+// eventsFlags are the flags of 'sluice events'.
 type eventsFlags struct {
 	follow bool
 	kinds  []string
 	since  string
-	flows  map[string]*string // filters of the kind flow
+	flows  map[string]*string // filters of flow events
 }
 
-// flowFilters are those of the kind flow, and what their flags say.
+// flowFilters are the filters of flow events with the help of their flags.
 var flowFilters = []struct{ name, help string }{
 	{"protocol", "protocol of flows"}, {"client", "address or prefix of their original source"}, {"destination", "address or prefix of their original destination"},
 	{"port", "their original destination port"}, {"owner", "their service or NAT rule"}, {"backend", "their backend"},
 }
 
-// eventsAgain is the wait before a daemon that ended is asked again.
+// eventsAgain is the wait before reconnecting to a daemon that ended.
 const eventsAgain = time.Second
 
 func newEvents(a *app) *cobra.Command {
@@ -85,7 +85,7 @@ that is restarted. With --json each event is a line.`,
 	return cmd
 }
 
-// query is what the daemon is asked for; older events than after are left out.
+// query returns the query to the daemon. Events before after are omitted.
 func (f *eventsFlags) query(cmd *cobra.Command, kinds []string) (query url.Values, after time.Time, err error) {
 	query = url.Values{"follow": {strconv.FormatBool(f.follow)}}
 	for _, k := range f.kinds {
@@ -125,7 +125,7 @@ func (f *eventsFlags) query(cmd *cobra.Command, kinds []string) (query url.Value
 	return query, time.Now().Add(-ago), nil
 }
 
-// events prints what the daemon tells.
+// events prints the events of the daemon.
 func (a *app) events(ctx context.Context, query url.Values, after time.Time, follow bool) error {
 	c, err := a.client()
 	if err != nil {
@@ -160,7 +160,7 @@ func (a *app) events(ctx context.Context, query url.Values, after time.Time, fol
 	}
 }
 
-// writeError is one of standard output.
+// writeError is an error of writing to standard output.
 type writeError struct{ error }
 
 func (e writeError) Unwrap() error { return e.error }

@@ -90,8 +90,8 @@ only. icmp and icmpv6 mean a ping; the port of the source is its identifier.`,
 	return cmd
 }
 
-// explainHost replays the packet with the rules of this network namespace. A daemon, where one is asked and
-// answers, knows whether its eBPF programs take the packet before it meets any rule.
+// explainHost replays the packet with the rules of this network namespace. A running daemon first
+// reports whether its eBPF programs handle the packet before any rule.
 func explainHost(ctx context.Context, a *app, q datapath.Question, query url.Values) error {
 	if os.Geteuid() != 0 {
 		return errNoRoot
@@ -106,7 +106,7 @@ func explainHost(ctx context.Context, a *app, q datapath.Question, query url.Val
 	return a.print(x, func(w io.Writer) error { return writeExplanation(w, x) })
 }
 
-// askDaemon returns what the daemon says of a packet; nil when it is not asked or does not answer.
+// askDaemon returns the daemon's explanation of a packet, or nil without a daemon.
 func askDaemon(ctx context.Context, a *app, query url.Values) *datapath.Explanation {
 	if query == nil {
 		return nil

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// flowSources are the flow tables beside the kernel's: that of the eBPF datapath
-// when a daemon runs here.
+// flowSources returns the flow tables in addition to the kernel's: the eBPF datapath's if a daemon
+// runs here.
 func (a *app) flowSources() []conntrack.Source {
 	if _, err := os.Stat(a.socketPath()); err != nil {
 		return nil
@@ -23,8 +23,8 @@ func (a *app) flowSources() []conntrack.Source {
 	return []conntrack.Source{&daemonFlows{api.NewClient(a.socketPath())}}
 }
 
-// daemonFlows is the eBPF datapath's flow table, read through the daemon, which
-// alone knows what its numbers mean.
+// daemonFlows reads the eBPF datapath's flow table through the daemon, which knows the names of its
+// ids.
 type daemonFlows struct{ client *api.Client }
 
 // Name implements conntrack.Source.
@@ -41,8 +41,8 @@ func (d *daemonFlows) Flows(ctx context.Context, visit func(*flow.Flow) error) e
 	})
 }
 
-// flowOf turns the wire form back. The eBPF datapath keeps half-open connections
-// apart and never gives up a complete one for another.
+// flowOf decodes the wire form. The eBPF datapath keeps half-open connections separate and never
+// evicts an established connection for another.
 func flowOf(w *api.Flow) (flow.Flow, error) {
 	p, err := flow.ParseProtocol(w.Protocol)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// helpKnows makes 'help' of a command that does not exist an error, which cobra passes over.
+// helpKnows makes 'help' of an unknown command an error, which cobra ignores.
 func helpKnows(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	help, _, _ := root.Find([]string{"help"})
@@ -28,9 +28,8 @@ func helpKnows(root *cobra.Command) {
 	}
 }
 
-// fitHelp makes the help of all commands fit a terminal of 80 columns; examples are written
-// so. It works on what cobra writes: a template of our own would keep
-// every method in the program, for templates find them by name.
+// fitHelp wraps the help of all commands at 80 columns. It processes cobra's output: a custom
+// template would keep every method in the program, because templates find methods by name.
 func fitHelp(root *cobra.Command) {
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
 		if about := cmp.Or(cmd.Long, cmd.Short); about != "" {
@@ -58,17 +57,17 @@ func fitHelp(root *cobra.Command) {
 // valued is a flag with its value, which stay on one line.
 var valued = regexp.MustCompile(`(--[a-z-]+) ([A-Z])`)
 
-// useLine is how a command is used, its further lines behind an indentation.
+// useLine returns the usage of a command, with further lines indented.
 func useLine(cmd *cobra.Command, indent string) string {
 	glued := valued.ReplaceAllString(cmd.UseLine(), "$1\x00$2")
 	return strings.ReplaceAll(wrap(glued, reportWidth-len(indent), "\n"+indent), "\x00", " ")
 }
 
-// item is the beginning of a line of a list: what it is about, and the space behind.
+// item matches the start of a list item: its name and the space after it.
 var item = regexp.MustCompile(`^ +(\S+( \S+)* {2,})?`)
 
-// fit wraps paragraphs that have lines of more than 80 columns. Lists, whose lines begin
-// with a space, keep their lines, and what is too long hangs below its beginning.
+// fit wraps paragraphs with lines of more than 80 columns. List items, which begin with a space,
+// keep their lines; overlong items get a hanging indent.
 func fit(text string) string {
 	var out []string
 	for paragraph := range strings.SplitSeq(text, "\n\n") {

@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-lb/sluice/pcp"
 )
 
-// datapaths are those that this host can run, in the order in which a packet meets them.
+// datapaths are the datapaths of this host, in the order in which they process a packet.
 type datapaths struct{ list []datapath.Datapath }
 
 func (d *datapaths) names() []string {
@@ -33,8 +33,8 @@ func (d *datapaths) names() []string {
 	return names
 }
 
-// openDatapaths opens what this host has. A datapath that is not there is told
-// and left out; without any the error says what to do.
+// openDatapaths opens the datapaths that this host supports. An unsupported one is logged and
+// omitted. Without any, the error contains the remedy.
 func openDatapaths(dir string, log *slog.Logger) (*datapaths, error) {
 	d := &datapaths{}
 	var errs []error
@@ -60,7 +60,7 @@ func openDatapaths(dir string, log *slog.Logger) (*datapaths, error) {
 	return d, nil
 }
 
-// newHolder returns who holds addresses on this host's interfaces.
+// newHolder returns the holder of addresses on this host's interfaces.
 func newHolder(dir string, log *slog.Logger) (*announce.Holder, error) {
 	return announce.New(announce.Options{StateDir: dir, Log: log})
 }
@@ -102,12 +102,12 @@ func newMapper(paths *datapaths, log *slog.Logger) *pcp.Server {
 	return nil
 }
 
-// reading is how full the tables are, the kernel's own included, and what is dropped.
+// reading returns the fill level of the tables, including conntrack, and the drops.
 func (d *daemon) reading(ctx context.Context) event.Reading {
 	r := d.engine.Reading(ctx)
 	r.Warnings = slices.Concat(r.Warnings, d.control.Warnings(), d.audit.Warnings(), d.holder.Warnings())
 	limits, counters, err := conntrack.ReadNumbers(ctx, conntrack.CurrentNamespace())
-	if err != nil { // without connection tracking
+	if err != nil { // without conntrack
 		return r
 	}
 	r.Gauges = append(r.Gauges, event.Gauge{Kind: event.Table, Object: "kernel/conntrack", Used: int(limits.Count), Size: int(limits.Max)})

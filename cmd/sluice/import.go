@@ -17,14 +17,14 @@ import (
 	"github.com/sluice-lb/sluice/importer/verify"
 )
 
-// exitLossy says that the import has lost something, or that something acts otherwise.
+// exitLossy is the exit code if the import lost or changed something.
 const exitLossy = 2
 
-// imported is what import says with --json.
+// imported is the JSON output of import.
 type imported struct {
 	Source string `json:"source"`
 	File   string `json:"file"`
-	// Lost and Changed count the notes of these kinds.
+	// Lost and Changed are the numbers of notes of each kind.
 	Lost    int `json:"lost"`
 	Changed int `json:"changed"`
 	*draft.Result

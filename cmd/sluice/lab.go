@@ -35,14 +35,14 @@ func newLab(a *app) *cobra.Command {
 	return cmd
 }
 
-// labView is a lab as the commands print it.
+// labView is the printed form of a lab.
 type labView struct {
 	ID       string    `json:"id"`
 	Topology string    `json:"topology"`
 	About    string    `json:"about"`
 	Created  time.Time `json:"created"`
-	// Owner is "user" (until lab down), "process" (until the program that made it ends) or
-	// "nobody" (left by a crash; the next lab up removes it).
+	// Owner is "user" (until lab down), "process" (until its program ends) or "nobody" (left by a
+	// crash; the next lab up removes the lab).
 	Owner string        `json:"owner"`
 	Nodes []labNodeView `json:"nodes"`
 }
@@ -197,7 +197,7 @@ func newLabDown(a *app) *cobra.Command {
 	return cmd
 }
 
-// removeLabs removes all labs that it can, and says which.
+// removeLabs removes all labs and reports failures.
 func (a *app) removeLabs(labs []*lab.Lab) error {
 	ids := []string{}
 	text := ""
@@ -246,7 +246,7 @@ func labsToRemove(args []string, all bool) ([]*lab.Lab, error) {
 	return labs, nil
 }
 
-// findLab finds a lab by id or by the name of a topology that is up only once.
+// findLab finds a lab by id, or by the name of a topology with only one running lab.
 func findLab(name string) (*lab.Lab, error) {
 	records, err := lab.List()
 	if err != nil {

@@ -79,7 +79,7 @@ func newLabKill(a *app) *cobra.Command {
 	}
 }
 
-// nodeOf finds the lab and node that the arguments name.
+// nodeOf finds the lab and node named by the arguments.
 func nodeOf(cmd *cobra.Command, args []string) (*lab.Lab, *lab.Node, error) {
 	if len(args) != 2 {
 		return nil, nil, usageError(cmd, "say which lab and which node")

@@ -37,7 +37,7 @@ func newLoad(a *app) *cobra.Command {
 	return cmd
 }
 
-// loadPlace is where load sends from or counts.
+// loadPlace is the interface where load sends or counts.
 type loadPlace struct {
 	load.Place
 	node  *lab.Node // nil: the namespace of this process
@@ -73,8 +73,7 @@ func parseLoadPlaces(texts ...string) ([]loadPlace, error) {
 	return places, nil
 }
 
-// findNode returns a node of a lab; an empty lab means the only one that has a
-// node of that name.
+// findNode returns a node of a lab. An empty lab selects the only lab with such a node.
 func findNode(id, name, iface string) (loadPlace, error) {
 	records, err := lab.List()
 	if err != nil {
@@ -117,8 +116,8 @@ func (p loadPlace) prepare() error {
 	return nil
 }
 
-// mayLoad refuses to send, count or answer outside of labs: the far end takes
-// everything from its interface.
+// mayLoad refuses to send, count or answer outside of labs, because the receiver takes all packets
+// of its interface.
 func mayLoad(own bool, places ...loadPlace) error {
 	outside := func(p loadPlace) bool { return p.node == nil }
 	if own || !slices.ContainsFunc(places, outside) {
@@ -164,7 +163,7 @@ func (b *loadBounds) flags(cmd *cobra.Command, what string) {
 	f.StringVar(&b.svg, "histogram", "", "write the latency histogram to this SVG file")
 }
 
-// list returns the CPUs to send from, of those that this process may use.
+// list returns the sending CPUs, a subset of the allowed ones.
 func (b *loadBounds) list() ([]int, error) {
 	all, err := load.CPUs()
 	if err != nil {
@@ -187,8 +186,8 @@ func (b *loadBounds) list() ([]int, error) {
 	return cpus, nil
 }
 
-// check refuses a time that is none, and a histogram that could not be kept: what is
-// lost after a run is to be known before it.
+// check refuses an invalid time and an unwritable histogram before the run, so that no result is
+// lost after it.
 func (b *loadBounds) check() error {
 	if !(b.seconds > 0 && b.seconds < 1e6) {
 		return fmt.Errorf("--seconds %g: more than 0 and less than 1e6", b.seconds)
@@ -196,7 +195,7 @@ func (b *loadBounds) check() error {
 	return checkKept("--histogram", b.svg)
 }
 
-// checkKept is whether a file can be written.
+// checkKept returns an error if a file cannot be written.
 func checkKept(flag, path string) error {
 	if path == "" {
 		return nil
@@ -210,8 +209,8 @@ func checkKept(flag, path string) error {
 	return nil
 }
 
-// nothing is the end of a run that got nothing through: its summary has been
-// printed, and a script is to notice.
+// nothing returns the error of a run without any successful packet or request. Its summary is
+// already printed; a script sees the exit code.
 func nothing(what string) error {
 	return exitError{exitFailure, fmt.Errorf("load: %s", what)}
 }
@@ -220,7 +219,7 @@ func (b *loadBounds) context(ctx context.Context) (context.Context, context.Canc
 	return context.WithTimeout(ctx, time.Duration(b.seconds*float64(time.Second)))
 }
 
-// saveHistogram writes the SVG where one was asked for.
+// saveHistogram writes the SVG if requested.
 func (b *loadBounds) saveHistogram(h *load.Histogram, title string) error {
 	if b.svg == "" || h == nil {
 		return nil
@@ -253,7 +252,7 @@ func runWithProgress(ctx context.Context, run func(context.Context, chan<- struc
 	}
 }
 
-// perSecond is 0 where no time has passed: a rate needs two packets.
+// perSecond returns a rate, or 0 if no time passed, because a rate needs two packets.
 func perSecond(n uint64, took time.Duration) float64 {
 	if took <= 0 {
 		return 0
@@ -261,7 +260,7 @@ func perSecond(n uint64, took time.Duration) float64 {
 	return float64(n) / took.Seconds()
 }
 
-// writeBehind says that the schedule was not held, where it is by more than a hundredth.
+// writeBehind reports a missed schedule if more than a hundredth is missing.
 func writeBehind(w io.Writer, what string, missing, done uint64) {
 	if missing*100 > done {
 		fmt.Fprintf(w, what+": the rate is more than these CPUs make with what they carry; times hold the wait\n", load.Count(missing))
@@ -276,7 +275,7 @@ func latencyLine(l load.Latency) string {
 		brief(l.P50), brief(l.P90), brief(l.P99), brief(l.P999), brief(l.Max))
 }
 
-// brief rounds a time to the three digits that the histogram's buckets carry.
+// brief rounds a time to three digits, the resolution of the histogram.
 func brief(d time.Duration) time.Duration {
 	for unit := time.Second; unit >= time.Microsecond; unit /= 1000 {
 		if d >= unit {

@@ -21,13 +21,13 @@ type loadFlowsFlags struct {
 	source, dest string
 }
 
-// flowsReport is what load flows prints.
+// flowsReport is the output of load flows.
 type flowsReport struct {
 	Spec        load.FlowSpec   `json:"spec"`
 	Took        time.Duration   `json:"took_ns"`
 	Counts      load.FlowCounts `json:"counts"`
 	Open        uint64          `json:"open"`
-	Unbegun     uint64          `json:"unbegun"` // turns that were due at the rate
+	Unbegun     uint64          `json:"unbegun"` // flows that were due at the rate but not started
 	Connections float64         `json:"connections_per_second"`
 	Requests    float64         `json:"requests_per_second"`
 	Errors      uint64          `json:"errors"`

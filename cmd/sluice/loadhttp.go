@@ -34,7 +34,7 @@ func newLoadHTTP(a *app) *cobra.Command {
 			"  sluice load http --from client --connections 50 --requests 10000 \\\n      http://10.0.2.2/",
 		Args: exactly("URL"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if spec.Requests == 0 || bounds.seconds != 0 { // requests alone may bound it
+			if spec.Requests == 0 || bounds.seconds != 0 { // the number of requests may be the only limit
 				if err := bounds.check(); err != nil {
 					return usageError(cmd, "%w", err)
 				}
@@ -83,8 +83,8 @@ func newLoadHTTP(a *app) *cobra.Command {
 	return cmd
 }
 
-// reexecIn runs this same command line inside a lab's node. A Go program has
-// threads before main runs and cannot move all of them.
+// reexecIn runs the same command line inside a lab's node. A Go program has threads before main
+// runs and cannot move all threads to another namespace.
 func reexecIn(cmd *cobra.Command, from string) error {
 	place, err := parseLoadPlace(from + "/lo")
 	if err != nil {
@@ -99,7 +99,7 @@ func reexecIn(cmd *cobra.Command, from string) error {
 	return runToItsEnd(child)
 }
 
-// withoutFrom has an empty --from behind all other flags, so that it is the one that counts.
+// withoutFrom appends an empty --from, which overrides earlier ones.
 func withoutFrom(args []string) []string {
 	at := slices.Index(args, "--")
 	if at < 0 {
@@ -108,13 +108,13 @@ func withoutFrom(args []string) []string {
 	return slices.Insert(slices.Clone(args), at, "--from=")
 }
 
-// runToItsEnd interrupts the command when its context ends, so that it says what it has
-// measured, and returns what it makes of that.
+// runToItsEnd interrupts the command when its context ends, so that it prints its results, and
+// returns its error.
 func runToItsEnd(child *exec.Cmd) error {
 	child.Cancel = func() error { return child.Process.Signal(os.Interrupt) }
 	child.WaitDelay = 5 * time.Second
 	err := child.Run()
-	if errors.Is(err, context.Canceled) && child.ProcessState.Success() { // it was told to end, and did
+	if errors.Is(err, context.Canceled) && child.ProcessState.Success() { // interrupted as requested
 		return nil
 	}
 	var exit *exec.ExitError
@@ -124,7 +124,7 @@ func runToItsEnd(child *exec.Cmd) error {
 	return err
 }
 
-// writeHTTP prints what ab prints, and more percentiles.
+// writeHTTP prints the fields of ab, and more percentiles.
 func writeHTTP(w io.Writer, r *load.HTTPResult) error {
 	fmt.Fprintf(w, "Time taken for tests:   %.3f seconds\n", r.Took.Seconds())
 	fmt.Fprintf(w, "Concurrency Level:      %d\n", r.Spec.Connections)

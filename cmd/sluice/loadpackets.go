@@ -24,13 +24,13 @@ type loadPacketsFlags struct {
 	checksums    bool
 }
 
-// packetsReport is what load packets prints.
+// packetsReport is the output of load packets.
 type packetsReport struct {
 	Spec     load.PacketSpec `json:"spec"`
 	Took     time.Duration   `json:"took_ns"`
 	Sent     uint64          `json:"sent"`
 	SentRate float64         `json:"sent_per_second"`
-	Unsent   uint64          `json:"unsent"` // due at the rate
+	Unsent   uint64          `json:"unsent"` // packets that were due at the rate but not sent
 	Received *load.Received  `json:"received,omitempty"`
 	Rate     float64         `json:"received_per_second,omitempty"`
 	Lost     uint64          `json:"lost,omitempty"`
@@ -123,8 +123,7 @@ func runLoadPackets(cmd *cobra.Command, a *app, f *loadPacketsFlags) error {
 	return f.report(a, sender, sink)
 }
 
-// parse fills the spec in and returns the sending place, and the counting one
-// where there is one.
+// parse fills in the spec and returns the sending interface, and the counting one if configured.
 func (f *loadPacketsFlags) parse() (places []loadPlace, err error) {
 	texts := []string{f.from}
 	if f.to != "" {

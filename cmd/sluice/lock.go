@@ -18,20 +18,20 @@ import (
 	"github.com/sluice-lb/sluice/disk"
 )
 
-// lock keeps a second daemon out of the same state directory. The kernel drops
-// it with the process, so a crash leaves nothing to clean.
+// lock excludes a second daemon from the same state directory. The kernel releases it with the
+// process, so a crash needs no cleanup.
 type lock struct {
 	file      *os.File
-	keeps     bool      // the file tells who waits in freed how the end went
+	keeps     bool      // the lock file contains the result of the daemon's end for processes that wait in freed
 	namespace io.Closer // the lock of the network namespace; nil if it could not be taken
 }
 
 // errHeld is wrapped when another daemon holds a lock.
 var errHeld = errors.New("stop that daemon first ('sluice stop'): a network namespace has one gateway")
 
-// acquireAlone is acquire for a process that changes the kernel. It also takes the lock of the network
-// namespace: two daemons with state directories of their own, such as one in a container on the host's
-// network, would undo each other's rules.
+// acquireAlone is acquire for a process that changes the kernel. It also takes the lock of the
+// network namespace. Two daemons with different state directories, such as one in a container on
+// the host's network, would otherwise undo each other's rules.
 func acquireAlone(own, command string, log *slog.Logger) (*lock, error) {
 	return acquireIn(namespaceLock, own, command, log)
 }
@@ -50,8 +50,7 @@ func acquireIn(namespace, own, command string, log *slog.Logger) (*lock, error) 
 	return l, nil
 }
 
-// acquire takes the lock of a state directory and writes into it who holds it: a
-// command line.
+// acquire takes the lock of a state directory and writes the holder's command line into it.
 func acquire(dir, command string) (*lock, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		if errors.Is(err, os.ErrPermission) {
@@ -64,7 +63,7 @@ func acquire(dir, command string) (*lock, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Whoever had the lock may have taken the file away before this process got it.
+		// The previous holder may have removed the file before this process locked it.
 		mine, err := f.Stat()
 		there, gone := os.Stat(path)
 		if err != nil || gone != nil || !os.SameFile(mine, there) {
@@ -74,16 +73,17 @@ func acquire(dir, command string) (*lock, error) {
 			}
 			return nil, fmt.Errorf("lock %s: %w", path, errors.Join(err, gone))
 		}
-		// Where there is no room for who holds it, it is held all the same.
+		// A full disk does not invalidate the lock.
 		_ = f.Truncate(0)
 		_, _ = fmt.Fprintf(f, "process %d (%s)\n", os.Getpid(), command)
 		return &lock{file: f}, nil
 	}
 }
 
-// lockFile opens a lock's file, making it if need be, and locks it.
+// lockFile opens or creates a lock's file and locks it.
 func lockFile(path string) (*os.File, error) {
-	// Whoever may read the file may lock it, and keep every daemon from starting: not everybody.
+	// A process that can read the file can lock it and prevent every daemon from starting. The mode
+	// therefore excludes other users.
 	f, err := disk.Open(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o640)
 	switch {
 	case errors.Is(err, os.ErrPermission):
@@ -93,7 +93,7 @@ func lockFile(path string) (*os.File, error) {
 	case err != nil:
 		return nil, fmt.Errorf("lock: %w", err)
 	}
-	if err := f.Chmod(0o640); err != nil { // older versions made it for everybody
+	if err := f.Chmod(0o640); err != nil { // older versions created it readable for all users
 		f.Close()
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
@@ -108,7 +108,7 @@ func lockFile(path string) (*os.File, error) {
 	return f, nil
 }
 
-// release takes the file away as long as nobody else can have the lock.
+// release removes the file while no other process can hold the lock.
 func (l *lock) release() {
 	if l.namespace != nil { // first: a process that waits in freed may start the next daemon
 		l.namespace.Close()
@@ -121,7 +121,7 @@ func (l *lock) release() {
 
 const failed = "failed: "
 
-// leave notes in the file how the holder's end went, for who waits in freed.
+// leave writes the result of the holder's end into the file for processes that wait in freed.
 func (l *lock) leave(err error) {
 	text := ""
 	if err != nil {
@@ -132,8 +132,8 @@ func (l *lock) leave(err error) {
 	_, _ = l.file.WriteAt([]byte(text), 0)
 }
 
-// freed waits until nobody holds the lock of a state directory, and returns what its
-// last holder could not do.
+// freed waits for the release of a state directory's lock and returns the error that the last
+// holder left.
 func freed(ctx context.Context, dir string) error {
 	f, err := disk.Open(filepath.Join(dir, "lock"), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, os.ErrNotExist) {

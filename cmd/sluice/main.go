@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command sluice is a NAT gateway and layer-4 load balancer for Linux, with the
-// tools to find out why NAT is slow, to fix it and to prove the gain.
+// Command sluice is a NAT gateway and layer-4 load balancer for Linux. It also diagnoses slow NAT,
+// fixes it, and measures the improvement.
 package main
 
 import (
@@ -15,15 +15,15 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Exit codes. Commands that judge (doctor, bench --check) use 1 and 2 for their
-// verdicts, and doctor 3 for its own errors, as their help says.
+// Exit codes. Commands with a verdict (doctor, bench --check) use 1 and 2 for it, and doctor uses 3
+// for its own errors. Their help lists the codes.
 const (
 	exitOK      = 0
 	exitFailure = 1
 	exitUsage   = 64 // EX_USAGE of sysexits.h
 )
 
-// errInterrupted is what Ctrl-C leaves to say.
+// errInterrupted is the error after Ctrl-C.
 var errInterrupted = errors.New("interrupted")
 
 func main() {
@@ -37,7 +37,7 @@ func main() {
 func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := newApp(stdin, stdout, stderr)
 	root := newRoot(a)
-	root.InitDefaultCompletionCmd() // otherwise made later, behind usageArgs
+	root.InitDefaultCompletionCmd() // cobra would create it after usageArgs
 	helpKnows(root)
 	usageArgs(root)
 	root.SetArgs(args)
@@ -55,7 +55,7 @@ func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 		}
 		return status.code
 	}
-	if err == context.Canceled { // Ctrl-C, and nothing else to say
+	if err == context.Canceled { // Ctrl-C without another error
 		err = errInterrupted
 	}
 	a.complain(err)

@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-lb/sluice/server"
 )
 
-// nftlbOptions say where the API of nftlb is answered, and by what key.
+// nftlbOptions are the address and the key file of the nftlb API.
 type nftlbOptions struct {
 	address string
 	key     string // file
@@ -33,7 +33,7 @@ func (o *nftlbOptions) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.key, "nftlb-key", "", "with --nftlb-api: file of the key that its clients have to send")
 }
 
-// check returns what is missing for nobody but clients with the key to be served.
+// check returns an error if options for serving only clients with the key are missing.
 func (o nftlbOptions) check() error {
 	if o.address == "" {
 		if o.key != "" {
@@ -50,15 +50,15 @@ func (o nftlbOptions) check() error {
 	return nil
 }
 
-// keyFile is a file with a key. A change counts with the next request; while the file is broken,
-// the key of before stays.
+// keyFile is a file with a key. A changed key is in effect with the next request. While the file is
+// invalid, the previous key remains.
 type keyFile struct {
 	file string
 	log  *slog.Logger
 
 	mu  sync.Mutex
 	key string
-	bad string // what was last logged about it
+	bad string // last logged error
 }
 
 func (k *keyFile) read() error {
@@ -95,7 +95,7 @@ type nftlbServer struct {
 	addr   net.Addr
 }
 
-// newNftlb listens; nothing is answered or changed before serve.
+// newNftlb opens the listener. Requests are answered after serve.
 func (d *daemon) newNftlb(ctx context.Context) (*nftlbServer, error) {
 	o := d.nftlbOpt
 	key := &keyFile{file: o.key, log: d.log}

@@ -20,8 +20,8 @@ import (
 
 // objectKind is a kind of objects that commands add, change and remove one by one.
 type objectKind struct {
-	word    string   // of the command and of messages
-	args    []string // names before the keys: the object's own last
+	word    string   // used in the command and in messages
+	args    []string // names before the keys; the last one is the object's
 	list    []string // path of the list; the names but the last follow at its "*"
 	example []string // arguments of an add and of a set
 }
@@ -81,7 +81,7 @@ func (k objectKind) command(a *app, cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// path is where the object, or with fewer names the list, is in the configuration.
+// path returns the path of the object, or with fewer names of the list, in the configuration.
 func (k objectKind) path(names []string) string {
 	var steps []string
 	for _, s := range k.list {
@@ -174,7 +174,7 @@ func (a *app) change(cmd *cobra.Command, dryRun bool, changes ...api.ObjectChang
 		if dryRun {
 			verb = "would apply"
 		}
-		out.Places = nil // of everything; what changed is in the lines
+		out.Places = nil // all placements; the lines contain the changes
 		return writeOutcome(w, out, verb)
 	})
 }

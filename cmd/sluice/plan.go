@@ -111,7 +111,7 @@ func (f *planFlags) run(cmd *cobra.Command, a *app) error {
 	return usageError(cmd, "--output %s: not table, sysctl or sluice", f.output)
 }
 
-// planReport is the JSON form of a plan: with the configuration that follows.
+// planReport is the JSON form of a plan, including the resulting configuration.
 type planReport struct {
 	capacity.Plan
 	Sysctls  []capacity.Setting `json:"sysctls"`
@@ -162,7 +162,7 @@ func readLoadFile(path string, stdin io.Reader) (load capacity.Load, err error) 
 	return load, nil
 }
 
-// overlay takes from flags what was given there.
+// overlay replaces values of file by the flags that are set.
 func overlay(file, flags capacity.Load, given func(string) bool) capacity.Load {
 	for name, set := range map[string]func(){
 		"headroom":             func() { file.Headroom = flags.Headroom },

@@ -60,7 +60,7 @@ func (f *profileFlags) run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	// What cannot be written is to be known before the time is spent.
+	// Files are checked before the measurement, so that no result is lost.
 	for _, path := range []string{f.svg, f.folded} {
 		if path == "" || path == "-" {
 			continue

@@ -119,7 +119,7 @@ type daemon struct {
 	engine  *engine.Engine
 	control *control.Control
 	events  *event.Log
-	watcher *event.Watch // tells events of full tables, drops and warnings
+	watcher *event.Watch // reports full tables, drops and warnings as events
 	audit   *audit.Log
 	finder  *discovery.Finder
 	holder  *announce.Holder
@@ -128,7 +128,7 @@ type daemon struct {
 	mapper  *pcp.Server   // nil on a host without a datapath that makes mappings
 	end     context.CancelFunc
 
-	hup      chan os.Signal // SIGHUP, from the start on: one that comes early is a reload too
+	hup      chan os.Signal // SIGHUP since the start: an early one is a reload too
 	keepOnce sync.Once
 }
 
@@ -136,17 +136,18 @@ func (d *daemon) run(ctx context.Context) error {
 	ctx, d.end = context.WithCancel(ctx)
 	defer d.end()
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(50) // with 10,000 services 131 MB in place of 166: the memory of a gateway is for its tables
+		debug.SetGCPercent(50) // 131 MB instead of 166 with 10,000 services: a gateway needs its memory for tables
 	}
 	d.log = d.logger()
-	// net/http logs what a server says before it is asked, at each health check, and has no other place for it.
+	// net/http logs data that a server sends before a request, at each health check, and has no
+	// other destination for it.
 	log.SetFlags(0)
 	log.SetOutput(slog.NewLogLogger(d.log.Handler(), slog.LevelDebug).Writer())
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a log that nobody reads ends no gateway
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a closed log pipe must not end the gateway
 	d.hup = make(chan os.Signal, 1)
 	signal.Notify(d.hup, syscall.SIGHUP)
 	defer signal.Stop(d.hup)
-	file := &watched{name: d.file, seen: identify(d.file)} // before it is read, so that no change is missed
+	file := &watched{name: d.file, seen: identify(d.file)} // before reading, so that no change is missed
 	cfg, err := config.Load(d.file)
 	if err != nil {
 		return err
@@ -164,7 +165,8 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Before the kernel is touched: a daemon that cannot be asked must not end what an earlier one left.
+	// Before the first change to the kernel: a daemon without an API must not replace the state of
+	// an earlier one.
 	listener, err := listen(d.socketPath())
 	if err != nil {
 		return err
@@ -197,7 +199,7 @@ func (d *daemon) run(ctx context.Context) error {
 	d.control.Events, d.control.Audit = d.events, d.audit
 	d.newFinder(ctx)
 	if err := d.control.Start(ctx, cfg); err != nil {
-		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // told to end while it waited for the first probes
+		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // stopped while waiting for the first probes
 			d.log.Info("ending before anything was applied")
 			err = nil
 		}
@@ -211,7 +213,7 @@ func (d *daemon) run(ctx context.Context) error {
 	return errors.Join(err, stopped)
 }
 
-// listenTCP listens where flags say so. Connections wait until serve.
+// listenTCP opens the TCP listener of the flags. Connections wait until serve.
 func (d *daemon) listenTCP(ctx context.Context) (err error) {
 	if d.tcpOpt.Address != "" {
 		d.tcpOpt.Log, d.tcpOpt.Audit = d.log, d.audit
@@ -234,7 +236,7 @@ func (d *daemon) closeTCP() {
 	}
 }
 
-// accompany starts what runs beside the engine until the context ends.
+// accompany starts the goroutines around the engine. They run until the context ends.
 func (d *daemon) accompany(ctx context.Context, network *netdev.Watcher) {
 	if network != nil {
 		go d.follow(ctx, network)
@@ -252,10 +254,10 @@ func (d *daemon) accompany(ctx context.Context, network *netdev.Watcher) {
 	go d.watcher.Run(ctx)
 }
 
-// follow tells the engine of changes of the network until the context ends.
+// follow passes changes of the network to the engine until the context ends.
 func (d *daemon) follow(ctx context.Context, network *netdev.Watcher) {
 	err := network.Run(ctx, func(e netdev.Event) {
-		if e.Kind != netdev.Neighbour { // datapaths look these up themselves
+		if e.Kind != netdev.Neighbour { // the datapaths watch neighbours themselves
 			d.engine.NetworkChanged()
 		}
 	})
@@ -348,7 +350,7 @@ func (d *daemon) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(d.stderr, &slog.HandlerOptions{ReplaceAttr: shortTime}))
 }
 
-// shortTime leaves the date out: journals and terminals know it.
+// shortTime omits the date, which journals and terminals add.
 func shortTime(groups []string, attr slog.Attr) slog.Attr {
 	if attr.Key == slog.TimeKey && len(groups) == 0 {
 		return slog.String(slog.TimeKey, attr.Value.Time().Format("15:04:05.000"))

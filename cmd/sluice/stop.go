@@ -75,13 +75,13 @@ func (a *app) stopDaemon(ctx context.Context, stop api.Stop) error {
 		return err
 	}
 	if a.remote.Server != "" || a.socket != "" && a.stateDir == "" {
-		return nil // where the daemon's lock is cannot be known
+		return nil // the path of the daemon's lock is unknown
 	}
-	return freed(ctx, a.directory()) // it closes the API before it removes anything
+	return freed(ctx, a.directory()) // the daemon closes the API before it removes its state
 }
 
-// removeLeft takes out of the kernel what a daemon left that does not run any
-// more, and reports whether there was anything.
+// removeLeft removes the kernel state of a daemon that no longer runs, and reports whether there
+// was any.
 func (a *app) removeLeft(ctx context.Context) (bool, error) {
 	paths, err := openDatapaths(a.directory(), slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -109,7 +109,7 @@ func (a *app) removeLeft(ctx context.Context) (bool, error) {
 	return true, err
 }
 
-// waitGone returns when nobody answers on the socket any more.
+// waitGone returns when no process answers on the socket.
 func waitGone(ctx context.Context, c *api.Client) error {
 	for {
 		_, err := c.Status(ctx)

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-lb/sluice/table"
 )
 
-// tidy is for commands that make or change something and take it back at the end. A terminal that
-// is gone, or a pipe that nobody reads any more, ends others at once; these end as with Ctrl-C.
+// tidy wraps commands that create or change something and undo it at the end. A closed terminal or
+// output pipe then ends the command like Ctrl-C, so that it can clean up.
 func tidy(a *app, cmd *cobra.Command) *cobra.Command {
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -28,7 +28,7 @@ func tidy(a *app, cmd *cobra.Command) *cobra.Command {
 			ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP)
 			defer stop()
 		}
-		// Caught, the signal leaves an error of the write. Sockets raise it, too.
+		// A caught SIGPIPE leaves the write error. Sockets raise it, too.
 		pipe := make(chan os.Signal, 1)
 		signal.Notify(pipe, syscall.SIGPIPE)
 		defer signal.Stop(pipe)
@@ -47,14 +47,14 @@ func tidy(a *app, cmd *cobra.Command) *cobra.Command {
 		cmd.SetContext(ctx)
 		err := run(cmd, args)
 		if errors.Is(err, syscall.EPIPE) && unread(a.stdout) {
-			return exitError{code: exitFailure} // as quiet as a command that the signal ends
+			return exitError{code: exitFailure} // no message, like a command killed by the signal
 		}
 		return err
 	}
 	return cmd
 }
 
-// unread reports whether the other end of a stream is closed.
+// unread reports whether the reader of a stream has closed it.
 func unread(w io.Writer) bool {
 	f, ok := table.File(w)
 	if !ok {

@@ -81,7 +81,7 @@ func (a *app) runTop(cmd *cobra.Command, h *top.Host, once bool, rows int) error
 	case once:
 		width, height := 80, 24
 		if terminal {
-			// A serial console has a size of nothing.
+			// A serial console reports a size of zero.
 			if w, h, err := term.GetSize(int(out.Fd())); err == nil && w > 0 && h > 1 {
 				width, height = w, h-1
 			}
@@ -101,7 +101,7 @@ func (a *app) runTop(cmd *cobra.Command, h *top.Host, once bool, rows int) error
 	return top.Run(cmd.Context(), h, a.stdin, a.terminal, a.topOptions()...)
 }
 
-// topOptions takes colours away where they are not wanted.
+// topOptions disables colours if requested.
 func (a *app) topOptions() []tea.ProgramOption {
 	if a.colored(a.stdout) {
 		return nil

@@ -75,7 +75,7 @@ Sizes are never lowered. Timeouts below the floors of the RFCs are refused witho
 	return cmd
 }
 
-// system turns the flags into the place where settings are made.
+// system returns the tuner for the flags.
 func (f *tuneFlags) system(a *app) (*tune.System, error) {
 	s := &tune.System{Etc: f.etc}
 	if a.stateDir != "" {
@@ -161,7 +161,7 @@ func (f *tuneFlags) propose(cmd *cobra.Command, a *app, s *tune.System, args []s
 	return tune.Propose(s, profile, o)
 }
 
-// oneSpace is a value without the kernel's tabs, which tables do not align.
+// oneSpace replaces the kernel's tabs in a value, which tables do not align.
 func oneSpace(value string) string { return strings.Join(strings.Fields(value), " ") }
 
 // shortKey is the last part of a key.
@@ -205,8 +205,8 @@ func writeProposal(w io.Writer, p *tune.Proposal) error {
 	return nil
 }
 
-// reasons says why each setting changes and what it risks; settings with the
-// same reason share a line.
+// reasons lists the reason and the risk of each setting. Settings with the same reason share a
+// line.
 func reasons(changes []tune.Change) (lines []string) {
 	type reason struct{ why, risk string }
 	var order []reason
@@ -272,7 +272,7 @@ func newTuneStatus(a *app, f *tuneFlags) *cobra.Command {
 	}
 }
 
-// tunedEntry is a journal entry with what its keys hold now.
+// tunedEntry is a journal entry with the present values of its keys.
 type tunedEntry struct {
 	tune.Entry
 	Now map[string]string `json:"now,omitempty"`

@@ -40,19 +40,19 @@ func usageArgs(cmd *cobra.Command) {
 	}
 }
 
-// badUsage is a mistake on the command line, with the command's usage, or with its
-// subcommands where it was one of those that nobody knows.
+// badUsage returns an error about the command line with the command's usage, or with its
+// subcommands if the subcommand is unknown.
 func badUsage(cmd *cobra.Command, err error) error {
 	if path := strings.Fields(cmd.CommandPath())[1:]; len(path) > 0 {
 		err = fmt.Errorf("%s: %w", strings.Join(path, " "), err)
 	}
-	if cmd.HasAvailableSubCommands() && !strings.Contains(cmd.Use, " ") { // takes nothing but them
+	if cmd.HasAvailableSubCommands() && !strings.Contains(cmd.Use, " ") { // accepts only subcommands
 		return usageError(cmd, "%w", err)
 	}
 	return exitError{exitUsage, fmt.Errorf("%w\nUsage: %s", err, useLine(cmd, "       "))}
 }
 
-// exactly is for commands that need each of the named arguments.
+// exactly requires each of the named arguments.
 func exactly(names ...string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) < len(names) {
@@ -62,7 +62,7 @@ func exactly(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// atMost is for commands that can do without their last arguments.
+// atMost accepts up to n arguments.
 func atMost(n int) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error { return surplus(args, n) }
 }
@@ -74,8 +74,8 @@ func surplus(args []string, n int) error {
 	return nil
 }
 
-// noArgs is for commands without arguments: what stands there was to be a subcommand
-// where there are any.
+// noArgs refuses arguments. If the command has subcommands, the argument is reported as an unknown
+// one.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 || !cmd.HasAvailableSubCommands() {
 		return surplus(args, 0)
@@ -92,12 +92,12 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	} else if len(known) == 1 {
 		hint = "there is only " + known[0]
 	} else if !cmd.HasParent() {
-		return fmt.Errorf("unknown command %q", args[0]) // the help has all of them in order
+		return fmt.Errorf("unknown command %q", args[0]) // the help lists all commands
 	}
 	return fmt.Errorf("unknown command %q: %s", args[0], hint)
 }
 
-// flagsTogether tells which flags are missing, and which exclude each other.
+// flagsTogether describes missing flags and flags that exclude each other.
 func flagsTogether(cmd *cobra.Command) error {
 	var missing []string
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -134,7 +134,7 @@ func andList(words []string) string {
 	return strings.Join(words[:last], ", ") + " and " + words[last]
 }
 
-// flagError says what is wrong with a flag, in the words of this program.
+// flagError describes an invalid flag in the terms of this program.
 func flagError(cmd *cobra.Command, err error) error {
 	if args := cmd.Flags().Args(); cmd.HasAvailableSubCommands() && len(args) > 0 {
 		if err := cmd.Args(cmd, args); err != nil {

@@ -12,13 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watched is a file that is looked at now and then. The kernel's events (inotify) would have to
-// be asked for at every link and directory that the name leads through, and again whenever one
-// of them is replaced or made anew, and a host with many containers has none left.
+// watched is a polled file. inotify would need a watch on every link and directory along the path,
+// renewed after each replacement, and a host with many containers may have no free watches.
 type watched struct {
 	name    string
 	seen    identity
-	changed time.Time // when it was seen to be another than before; zero once that was told
+	changed time.Time // time of the detected change; zero once reported
 }
 
 // identity differs between two files, and between two contents of one file. It is zero without a regular file.
@@ -38,14 +37,15 @@ func identify(name string) identity {
 }
 
 const (
-	// glance is how often the file is looked at: more than the tick in which the kernel
-	// counts when a file was written.
+	// glance is the polling interval. It is longer than the granularity of the kernel's
+	// modification times.
 	glance = 200 * time.Millisecond
-	// patience is how long a writer is waited for: some programs keep what they have written open.
+	// patience is the maximum wait for a writer to close the file. Some programs keep written files
+	// open.
 	patience = 10 * time.Second
 )
 
-// look tells whether the file has become another, since a glance ago and its writer has closed it.
+// look reports whether the file has changed, a glance ago or earlier, and its writer has closed it.
 func (w *watched) look(now time.Time) bool {
 	is := identify(w.name)
 	if is != w.seen {
@@ -59,7 +59,7 @@ func (w *watched) look(now time.Time) bool {
 	return true
 }
 
-// follow returns a channel that tells of every change of the file until the context ends.
+// follow returns a channel with an element after each change of the file, until the context ends.
 func (w *watched) follow(ctx context.Context) <-chan struct{} {
 	changes := make(chan struct{})
 	go func() {
@@ -83,15 +83,15 @@ func (w *watched) follow(ctx context.Context) <-chan struct{} {
 	return changes
 }
 
-// beingWritten tells whether some process has the file open for writing, so that it may
-// hold half a configuration: the kernel grants a read lease only when none has (fcntl(2),
-// F_SETLEASE). A file system without leases cannot tell.
+// beingWritten reports whether a process has the file open for writing, so that the file may be
+// incomplete. The kernel grants a read lease only without writers (fcntl(2), F_SETLEASE). On a file
+// system without leases the result is false.
 func (w *watched) beingWritten() bool {
 	f, err := os.Open(w.name)
 	if err != nil {
 		return false
 	}
-	defer f.Close() // gives the lease back
+	defer f.Close() // releases the lease
 	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	return errors.Is(err, unix.EAGAIN)
 }
