@@ -120,7 +120,7 @@ static __always_inline bool put_own_header(void *ctx, const union addr *from, co
 }
 
 // Writes the Ethernet header of an answer, with source and destination swapped.
-static __always_inline bool turn_round(void *ctx, const __u8 *macs, const bool v6, const bool xdp)
+static __always_inline bool put_own_ethhdr(void *ctx, const __u8 *macs, const bool v6, const bool xdp)
 {
 	__be16 type = v6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
 	__u8 back[ETH_HLEN];
@@ -192,7 +192,7 @@ static __always_inline bool answer_error(void *ctx, const struct packet *p, cons
 	return put(ctx, at + ICMP_CHECK, &icmp.check, 2, xdp) &&
 	       put_own_header(ctx, &from, &p->tuple.saddr, v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP, OWN_ERROR_TOS(p->tos),
 			      ICMP_SIZE + quoted, 0, v6, xdp) &&
-	       turn_round(ctx, macs, v6, xdp) && cut(ctx, p->frame_len + room, ETH_HLEN + room + quoted, xdp);
+	       put_own_ethhdr(ctx, macs, v6, xdp) && truncate(ctx, p->frame_len + room, ETH_HLEN + room + quoted, xdp);
 }
 
 // Replaces the packet by the TCP reset for a closed port (RFC 9293 §3.10.7.1).
@@ -223,7 +223,7 @@ static __always_inline bool answer_reset(void *ctx, const struct packet *p, cons
 	out.check = answer_check(sum, sum_words((__u32 *)&out, sizeof(out) / 4), later);
 	return put(ctx, ETH_HLEN + header, &out, sizeof(out), xdp) &&
 	       put_own_header(ctx, &p->tuple.daddr, &p->tuple.saddr, IPPROTO_TCP, 0, sizeof(out), IP_DF, v6, xdp) &&
-	       turn_round(ctx, macs, v6, xdp) && cut(ctx, p->frame_len, ETH_HLEN + want, xdp);
+	       put_own_ethhdr(ctx, macs, v6, xdp) && truncate(ctx, p->frame_len, ETH_HLEN + want, xdp);
 }
 
 // Replaces a SYN by a SYN-ACK with a cookie. Its window is 0, because data that arrives before the
@@ -259,7 +259,7 @@ static __always_inline bool answer_cookie(void *ctx, const struct packet *p, con
 				    put(ctx, ETH_HLEN + header, &out.tcp, sizeof(out.tcp), xdp)))
 		return false;
 	return put_own_header(ctx, &p->tuple.daddr, &p->tuple.saddr, IPPROTO_TCP, 0, size, IP_DF, v6, xdp) &&
-	       turn_round(ctx, macs, v6, xdp) && cut(ctx, p->frame_len, ETH_HLEN + header + size, xdp);
+	       put_own_ethhdr(ctx, macs, v6, xdp) && truncate(ctx, p->frame_len, ETH_HLEN + header + size, xdp);
 }
 
 static __always_inline int answer(void *ctx, const struct packet *p, const struct plan *plan, __u8 kind, const bool xdp)

@@ -55,7 +55,7 @@ __noinline int take_block(__u32 number)
 	return s.found;
 }
 
-static __always_inline int give_block(__u32 number, __u32 block)
+static __always_inline int release_block(__u32 number, __u32 block)
 {
 	struct block_map *m = bpf_map_lookup_elem(&block_maps, &number);
 	__u32 w = block / 64;
@@ -95,7 +95,7 @@ static __always_inline void log_block(__u32 id, const union addr *client, __u32 
 }
 
 // Releases the blocks of a client, after its removal or the loss of its pool address by the host.
-__noinline int give_blocks(const struct client_key *who, __u32 number)
+__noinline int release_blocks(const struct client_key *who, __u32 number)
 {
 	struct client_key key;
 	struct client *c;
@@ -112,7 +112,7 @@ __noinline int give_blocks(const struct client_key *who, __u32 number)
 		if (!block)
 			break;
 		log_block(key.owner & 0xffff, &key.addr, number, block - 1, false);
-		give_block(number, block - 1);
+		release_block(number, block - 1);
 	}
 	return 0;
 }

@@ -150,7 +150,7 @@ static __always_inline void release_index(const struct tuple *t, __u32 index, bo
 // itself. If two CPUs see each other's flow, the flow found first by searches remains, and the
 // other CPU withdraws its own. If the other CPU does not withdraw, it searched before this flow was
 // visible. Packets may then have used its flow, so that its flow remains.
-__noinline __u32 who_was_first(const struct tuple *key, __u32 mine, __u32 twin, bool v6)
+__noinline __u32 first_flow(const struct tuple *key, __u32 mine, __u32 twin, bool v6)
 {
 	__u32 other = NO_ENTRY, first;
 
@@ -206,11 +206,11 @@ __noinline int make_flow(struct new_flow *b)
 	b->index = mine;
 	if (b->ref == NO_ENTRY)
 		return REASON_NEW_FLOW; // binding_hold checks for a flow of another CPU
-	found = who_was_first(&b->key, mine, v6 == to_v6 ? twin : NO_ENTRY, v6);
+	found = first_flow(&b->key, mine, v6 == to_v6 ? twin : NO_ENTRY, v6);
 	// A portless NAT flow has no port of its own. Two CPUs may create flows with the same reply
 	// key.
 	if (found == mine && (b->flags & (ENTRY_NAT | ENTRY_BOUND)) == ENTRY_NAT &&
-	    who_was_first(&b->back, twin, mine, to_v6) != twin)
+	    first_flow(&b->back, twin, mine, to_v6) != twin)
 		found = NO_ENTRY;
 	if (found == mine)
 		return REASON_NEW_FLOW;

@@ -39,7 +39,7 @@ static __always_inline bool cookies_needed(void)
 
 // Writes the addresses into the IP header for the kernel's cookie helpers. They read no other
 // field.
-static __always_inline void cookie_ends(struct cookie *k, const struct packet *p)
+static __always_inline void cookie_addresses(struct cookie *k, const struct packet *p)
 {
 	struct ipv6hdr *ip6 = (void *)k->ip;
 	struct iphdr *ip = (void *)k->ip;
@@ -76,8 +76,8 @@ static __always_inline __u32 cookie_salt(__u32 isn)
 	return isn * hash_multiplier >> 32;
 }
 
-static __always_inline int cookie_give(const struct packet *p, struct plan *plan, const struct service *s,
-				       struct load *l, struct cookie *k)
+static __always_inline int cookie_issue(const struct packet *p, struct plan *plan, const struct service *s,
+					struct load *l, struct cookie *k)
 {
 	__u32 len = (k->tcp[12] >> 4) * 4;
 	struct tcphdr *tcp = (void *)k->tcp;
@@ -135,8 +135,8 @@ static __always_inline __u32 class_mss(__u32 class, const bool v6)
 	return v6 ? mss6[class & 3] : mss4[class & 3];
 }
 
-static __always_inline int cookie_take(struct packet *p, struct plan *plan, const struct service *s,
-				       const struct load *l, struct cookie *k)
+static __always_inline int cookie_check(struct packet *p, struct plan *plan, const struct service *s,
+					const struct load *l, struct cookie *k)
 {
 	const bool v6 = p->family == FAMILY_6;
 	struct tcphdr *tcp = (void *)k->tcp;
@@ -196,8 +196,9 @@ __noinline int cookie_new(struct packet *p, struct plan *plan, __u32 id)
 		return REASON_NONE; // service_new refuses it
 	plan->owner = id;
 	plan->owner_nat = OWNER_SERVICE;
-	cookie_ends(&w->cookie, p);
-	return p->tcp_flags & TCP_SYN ? cookie_give(p, plan, s, l, &w->cookie) : cookie_take(p, plan, s, l, &w->cookie);
+	cookie_addresses(&w->cookie, p);
+	return p->tcp_flags & TCP_SYN ? cookie_issue(p, plan, s, l, &w->cookie) :
+					cookie_check(p, plan, s, l, &w->cookie);
 }
 
 // Stores the sequence numbers, window and MSS of a proof for splice.h.

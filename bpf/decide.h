@@ -76,7 +76,7 @@ static __always_inline void touch(const struct packet *p, void *e, const bool v6
 
 // Plans a packet of a flow without a reply entry (dsr or tunnel with a sequence scheduler). The
 // flow stores only the backend.
-__noinline int aim_again(const struct packet *p, struct plan *plan, __u32 service, __u32 backend)
+__noinline int plan_without_reply(const struct packet *p, struct plan *plan, __u32 service, __u32 backend)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &service);
 	struct backend *b = bpf_map_lookup_elem(&backends, &backend);
@@ -177,7 +177,7 @@ static __always_inline bool opens_again(struct entry_meta *m, const bool v6)
 	return twin && used_again(m->backend, m->heard, m->seen, twin->heard, twin->seen, twin != m);
 }
 
-#define FLOW_OVER REASON_COUNT // plan->entry has ended; the caller sweeps it and continues without a flow
+#define FLOW_ENDED REASON_COUNT // plan->entry has ended; the caller sweeps it and continues without a flow
 
 // Looks up the flow of a packet. REASON_NONE: there is none.
 static __always_inline int search_flow(const struct packet *p, struct plan *plan, const bool v6)
@@ -199,14 +199,14 @@ static __always_inline int search_flow(const struct packet *p, struct plan *plan
 	if ((opens && (unserved(m->owner, m->backend) || opens_again(m, v6))) ||
 	    lost_reply_half(m->twin, m->owner)) { // without waiting for the sweeper
 		plan->entry = index;
-		return FLOW_OVER;
+		return FLOW_ENDED;
 	}
 	plan_flow(plan, e, index, v6);
 	plan->flags |= PLAN_EXISTING;
 	if (p->flags & PACKET_NO_FLOW)
 		plan->flags |= PLAN_NO_L4;
 	if (m->twin == NO_ENTRY)
-		aim_again(p, plan, m->owner, m->backend);
+		plan_without_reply(p, plan, m->owner, m->backend);
 	if (have_edits && p->tuple.l4_proto == IPPROTO_TCP && !(p->flags & PACKET_LATER_FRAGMENT) && !conn_plain(p, m))
 		flow_edits(p, plan, index);
 	if (have_cookies && plan->answer != ANSWER_NONE)
@@ -237,7 +237,7 @@ __noinline int search_flow6(const struct packet *p, struct plan *plan)
 }
 
 // Stores the flow that a SYN would end (dry run).
-static __noinline void foresee_vacated(__u32 index, bool v6)
+static __noinline void store_vacated(__u32 index, bool v6)
 {
 	struct entry_meta *m = meta_at(index, v6);
 	struct work *w = the_work();
@@ -253,11 +253,11 @@ static __always_inline int decide_flow(const struct packet *p, struct plan *plan
 	int reason = v6 ? search_flow6(p, plan) : search_flow4(p, plan);
 	__u32 index = plan->entry;
 
-	if (reason != FLOW_OVER)
+	if (reason != FLOW_ENDED)
 		return reason;
 	plan->entry = NO_ENTRY;
 	if (dry_run)
-		foresee_vacated(index, v6);
+		store_vacated(index, v6);
 	else
 		v6 ? sweep_one6(index, p->now, SWEEP_OPENS) : sweep_one4(index, p->now, SWEEP_OPENS);
 	return REASON_NONE;

@@ -107,7 +107,7 @@ static __always_inline void direct_count(__u32 backend, __u32 bytes, __u32 hop)
 }
 
 // State of a packet on the direct path.
-struct straight {
+struct direct_packet {
 	struct iphdr *ip;
 	struct ports *ports;
 	struct backend *to;  // mode stateless: its new destination
@@ -121,7 +121,7 @@ struct straight {
 };
 
 // Reads the state that the mode of the service requires. False: the packet takes the full path.
-static __always_inline bool direct_mode(struct straight *s, const struct direct *d, const struct backend_hop *way,
+static __always_inline bool direct_mode(struct direct_packet *s, const struct direct *d, const struct backend_hop *way,
 					__u32 *grow)
 {
 	struct backend *b;
@@ -144,7 +144,7 @@ static __always_inline bool direct_mode(struct straight *s, const struct direct 
 
 // Fills the state of a packet. False: the packet takes the full path. frame_len: length of the
 // whole frame; on TC, the linear memory may contain only its start.
-static __always_inline bool straight_of(struct straight *s, void *data, void *end, __u32 frame_len, __u32 ifindex)
+static __always_inline bool direct_find(struct direct_packet *s, void *data, void *end, __u32 frame_len, __u32 ifindex)
 {
 	struct iphdr *ip = data + ETH_HLEN;
 	struct ports *ports = (void *)(ip + 1);
@@ -180,7 +180,7 @@ static __always_inline bool straight_of(struct straight *s, void *data, void *en
 
 // Writes the outer IPv4 header (mode tunnel). Its ECN field is copied from the inner header (RFC
 // 6040 §4.1).
-static __always_inline bool direct_wrap(void *ctx, const struct straight *s, const bool xdp)
+static __always_inline bool direct_wrap(void *ctx, const struct direct_packet *s, const bool xdp)
 {
 	struct iphdr ip = {
 		.version = 4,
@@ -205,9 +205,9 @@ static __always_inline bool direct_wrap(void *ctx, const struct straight *s, con
 static __noinline int xdp_direct(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	struct straight s = {};
+	struct direct_packet s = {};
 
-	if (!straight_of(&s, data, end, end - data, ctx->ingress_ifindex) || !hop_takes(s.hop, true))
+	if (!direct_find(&s, data, end, end - data, ctx->ingress_ifindex) || !hop_usable(s.hop, true))
 		return NOT_DIRECT;
 	if (s.to && !direct_rewrite(s.ip, s.ports, end, s.to))
 		return NOT_DIRECT;
@@ -220,7 +220,7 @@ static __noinline int xdp_direct(struct xdp_md *ctx)
 }
 
 // Rewrites a packet on TC (mode stateless). On TC, the kernel's checksum state must be updated too.
-static __always_inline int tc_direct_rewrite(struct __sk_buff *ctx, const struct straight *s)
+static __always_inline int tc_direct_rewrite(struct __sk_buff *ctx, const struct direct_packet *s)
 {
 	struct plan plan = {};
 	struct packet p = {};
@@ -242,9 +242,9 @@ static __always_inline int tc_direct_rewrite(struct __sk_buff *ctx, const struct
 static __noinline int tc_direct(struct __sk_buff *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	struct straight s = {};
+	struct direct_packet s = {};
 
-	if (ctx->gso_size || !straight_of(&s, data, end, ctx->len, ctx->ingress_ifindex))
+	if (ctx->gso_size || !direct_find(&s, data, end, ctx->len, ctx->ingress_ifindex))
 		return NOT_DIRECT;
 	direct_count(s.id, s.length, s.way >> 32);
 	if (!s.to)

@@ -98,9 +98,9 @@ struct {
 	__type(value, struct seen);
 } drops_seen SEC(".maps");
 
-static __always_inline void missed(__u32 what)
+static __always_inline void count_missed(__u32 which)
 {
-	__u64 *n = bpf_map_lookup_elem(&drops_missed, &what);
+	__u64 *n = bpf_map_lookup_elem(&drops_missed, &which);
 
 	if (n)
 		*n += 1;
@@ -158,7 +158,7 @@ static __always_inline __u32 skb_netns(struct sk_buff *skb, struct net_device *d
 	return dst ? BPF_CORE_READ(dst, dev, nd_net.net, ns.inum) : 0;
 }
 
-static __always_inline bool token(struct drop_count *count)
+static __always_inline bool take_token(struct drop_count *count)
 {
 	__u64 now, earliest;
 
@@ -292,7 +292,7 @@ static __always_inline void describe(void *ctx, struct sk_buff *skb, struct net_
 	long n;
 
 	if (!s) {
-		missed(1);
+		count_missed(1);
 		return;
 	}
 	s->key = *key;
@@ -327,7 +327,7 @@ static __always_inline struct drop_count *count_drop(const struct drop_key *key,
 		bpf_map_update_elem(&drops, key, &zero, BPF_NOEXIST);
 		count = bpf_map_lookup_elem(&drops, key);
 		if (!count) {
-			missed(0);
+			count_missed(0);
 			return count;
 		}
 	}
@@ -350,7 +350,7 @@ static __always_inline void drop(__u64 *ctx)
 	};
 	struct drop_count *count;
 
-	missed(3);
+	count_missed(3);
 	key.netns = skb_netns(skb, dev, rx_sk);
 	if (only_netns && key.netns != only_netns)
 		return;
@@ -362,7 +362,7 @@ static __always_inline void drop(__u64 *ctx)
 	if (key.reason == netfilter_drop)
 		key.hook = (__u8)classify_hook(skb, dev);
 	count = count_drop(&key, skb->len);
-	if (count && token(count))
+	if (count && take_token(count))
 		describe(ctx, skb, dev, nfct, &key);
 }
 
@@ -415,7 +415,7 @@ SEC("tp_btf/kfree_skb")
 int drops_again(__u64 *ctx)
 {
 	if (!pop_seen(this_cpu_seen(), ctx[0])) {
-		missed(2);
+		count_missed(2);
 		drop(ctx);
 	}
 	return 0;

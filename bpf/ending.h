@@ -180,7 +180,7 @@ static __always_inline bool cut_off(const struct ending *end)
 	return b && b->service == end->owner && b->state == BACKEND_DOWN;
 }
 
-static __always_inline void pay_service(const struct ending *end)
+static __always_inline void release_service(const struct ending *end)
 {
 	__u32 owner = end->owner, backend = end->backend;
 	struct load *l = bpf_map_lookup_elem(&service_loads, &owner);
@@ -205,7 +205,7 @@ static __always_inline bool bound_in6(const struct ending *end)
 	return end->flags & ENTRY_CROSS ? !(end->ref & REF_4) : end->family == FAMILY_6;
 }
 
-static __always_inline void pay_nat(const struct ending *end)
+static __always_inline void release_nat(const struct ending *end)
 {
 	__u32 owner = end->owner, index = end->ref & ~REF_4;
 	struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &owner);
@@ -235,7 +235,7 @@ static __always_inline void pay_nat(const struct ending *end)
 }
 
 // Releases all resources of a flow. Adds its counters to the counters of its owner.
-__noinline int pay(const struct ending *end)
+__noinline int release_flow(const struct ending *end)
 {
 	struct control *c = the_control();
 	union addr pool;
@@ -244,9 +244,9 @@ __noinline int pay(const struct ending *end)
 	if (!end)
 		return 0;
 	if (end->flags & ENTRY_NAT)
-		pay_nat(end);
+		release_nat(end);
 	else
-		pay_service(end);
+		release_service(end);
 	if (end->flags & ENTRY_BOUND)
 		binding_put(end->ref & ~REF_4, bound_in6(end), end->now);
 	if (end->flags & ENTRY_HALF_OPEN && c)

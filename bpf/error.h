@@ -57,7 +57,7 @@ __noinline int error_plan(const struct packet *about, struct plan *plan)
 				plan_flow(plan, e, index, false);
 		}
 		if (m->twin == NO_ENTRY)
-			aim_again(about, plan, m->owner, m->backend);
+			plan_without_reply(about, plan, m->owner, m->backend);
 		if (have_cookies && m->flags & ENTRY_PRIMARY && m->heard & HEARD_EDITED) {
 			plan->record = index | (about->family == FAMILY_6 ? ADJUST_6 : 0);
 			plan->edits = EDIT_SPLICE;
@@ -73,7 +73,7 @@ __noinline int error_plan(const struct packet *about, struct plan *plan)
 // Handles an error that belongs to no flow. It is dropped if it is addressed to a pool, or if a
 // rule would translate its source, because it could expose an inside address (RFC 5508 REQ-4,
 // REQ-5). Other errors pass.
-__noinline int error_stray(const struct packet *p)
+__noinline int unrelated_error(const struct packet *p)
 {
 	struct pool_addr *address;
 	__u32 number;
@@ -91,7 +91,7 @@ __noinline int error_stray(const struct packet *p)
 // Verifies the checksums of an error and of the quoted IP header (RFC 5508 REQ-3). The checksum of
 // a fragmented error cannot be verified, so that it is refused. Hosts send errors below that size
 // (RFC 1812 §4.3.2.3, RFC 4443 §2.4 (c)).
-static __always_inline bool error_sound(void *ctx, const struct packet *p, const struct quote *q, const bool xdp)
+static __always_inline bool error_valid(void *ctx, const struct packet *p, const struct quote *q, const bool xdp)
 {
 	__u32 len = p->l3_len - header_now(p);
 	__u64 sum;
@@ -347,7 +347,7 @@ static __always_inline bool message4(struct icmp_header *m, const struct quote *
 
 // Reports whether an IPv4 error has a routable destination. Between the families, such an error is
 // translated even if its source is invalid, because it helps to find faults (RFC 7915 §4.1).
-static __always_inline bool odd_source(const struct packet *p)
+static __always_inline bool dest_routable4(const struct packet *p)
 {
 	__u32 to = bpf_ntohl(p->tuple.daddr.w[0]);
 
@@ -357,24 +357,24 @@ static __always_inline bool odd_source(const struct packet *p)
 // Makes the plan for an ICMP error from the plan of a reply to the quoted packet.
 static __always_inline int error_decide(void *ctx, struct packet *p, struct plan *plan, struct work *w, const bool xdp)
 {
-	bool odd = never_routed(p);
+	bool unroutable = never_routed(p);
 	int reason = REASON_NONE;
 
-	if (odd && !odd_source(p))
+	if (unroutable && !dest_routable4(p))
 		return REASON_NOT_ROUTED;
 	if (read_quote(ctx, p, w, xdp)) {
 		if (cross_by_egress)
 			xdp ? xdp_cross_egress(ctx, &w->about) : tc_cross_egress(ctx, &w->about);
 		reason = error_plan(&w->about, plan);
 	}
-	if (odd &&
+	if (unroutable &&
 	    (plan->family == p->family || (action_of(reason) != ACTION_FORWARD && reason != REASON_UNTRANSLATABLE)))
 		return REASON_NOT_ROUTED;
 	if (cross_by_egress)
 		xdp ? xdp_cross_egress(ctx, p) : tc_cross_egress(ctx, p);
 	if (action_of(reason) != ACTION_FORWARD && reason != REASON_UNTRANSLATABLE)
-		return egress(ctx, p, plan, false) ? error_stray(p) : REASON_INTERNAL;
-	if (!error_sound(ctx, p, &w->quote, xdp))
+		return egress(ctx, p, plan, false) ? unrelated_error(p) : REASON_INTERNAL;
+	if (!error_valid(ctx, p, &w->quote, xdp))
 		return REASON_BAD_CHECKSUM;
 	if (reason == REASON_UNTRANSLATABLE) // the error belongs to a rule and must not pass
 		return reason;

@@ -102,7 +102,7 @@ static __always_inline bool put_quote4(void *ctx, __u32 at, const struct plan *p
 // Truncates the frame. This must be the last step: the NIC's checksum of the whole packet
 // (CHECKSUM_COMPLETE) is valid until here, and the kernel discards it on truncation. GSO packets
 // take this step at any size, because it turns them into single packets.
-static __always_inline bool cut(void *ctx, __u32 have, __u32 want, const bool xdp)
+static __always_inline bool truncate(void *ctx, __u32 have, __u32 want, const bool xdp)
 {
 	if (have < want || (have == want && (xdp || !((struct __sk_buff *)ctx)->gso_size)))
 		return true;
@@ -139,7 +139,7 @@ static __always_inline bool move_extension(void *ctx, __u32 from, __u32 to, __u3
 BOTH_HOOKS(move_extension, move_extension(ctx, from, to, len, xdp), __u32 from, __u32 to, __u32 len)
 
 // The ICMP extension of a translated error. All lengths are in bytes.
-struct extended {
+struct error_extension {
 	__u32 len;   // length of the extension; 0: it is absent or does not fit
 	__u32 field; // length of the translated quotation before it
 	__u32 want;  // length of the quotation in the sent error: padded, or four bytes shorter
@@ -147,10 +147,10 @@ struct extended {
 
 // Computes the position of an extension, and sets the length field of the error (RFC 7915 §4.2,
 // §5.2). The extension is omitted if the message type has none (RFC 4884 §4) or if it does not fit.
-static __always_inline void extend(struct extended *e, struct icmp_header *icmp, const struct packet *p,
-				   const struct quote *q, __u32 inner, __u32 limit, const bool to_v6)
+static __always_inline void place_extension(struct error_extension *e, struct icmp_header *icmp, const struct packet *p,
+					    const struct quote *q, __u32 inner, __u32 limit, const bool to_v6)
 {
-	*e = (struct extended){};
+	*e = (struct error_extension){};
 	if (!q->field || (to_v6 && icmp->type != ICMP6_UNREACHABLE && icmp->type != ICMP6_TIME_EXCEEDED))
 		return;
 	e->field = inner + q->at + q->field - q->l4_at;
@@ -169,7 +169,7 @@ static __always_inline void extend(struct extended *e, struct icmp_header *icmp,
 // Returns the highest MTU that a translated error may report (RFC 7915 §4.2, §5.2). The next hop
 // limits it, and so does the interface of arrival. "more" converts the MTU of that interface to the
 // other family.
-static __always_inline __u32 most_mtu(const struct packet *p, __u32 next, int more)
+static __always_inline __u32 mtu_limit(const struct packet *p, __u32 next, int more)
 {
 	__u32 ifindex = p->ifindex;
 	struct interface_addr *in = bpf_map_lookup_elem(&interfaces, &ifindex);
@@ -185,21 +185,21 @@ static __always_inline int translate_error(void *ctx, struct packet *p, struct p
 	__u32 rest = q->end - q->l4_at, len, at, have;
 	__u32 limit = to_v6 ? 1280 - 40 : 576 - 20;
 	struct icmp_header icmp;
-	struct extended e;
+	struct error_extension e;
 	__u64 sum;
 
 	if (untranslatable_route(ctx, p, to_v6, xdp) || extended_fragment(p))
 		return REASON_UNTRANSLATABLE;
 	if (!get(ctx, p->l4_off, &icmp, sizeof(icmp), xdp))
 		return REASON_INTERNAL;
-	mtu = most_mtu(p, mtu, to_v6 ? 20 : q->fragment ? -28 : -20);
+	mtu = mtu_limit(p, mtu, to_v6 ? 20 : q->fragment ? -28 : -20);
 	if (!(to_v6 ? message6(&icmp, q, mtu) : message4(&icmp, q, mtu)))
 		return REASON_UNTRANSLATABLE;
 	if (!q->no_l4 && !translate_quoted_l4(ctx, plan, q, to_v6, xdp))
 		return REASON_INTERNAL;
 	if (!resize_header(ctx, q->l4_at - ETH_HLEN - ICMP_SIZE, outer + inner, to_v6, xdp))
 		return REASON_INTERNAL;
-	extend(&e, &icmp, p, q, inner, limit, to_v6);
+	place_extension(&e, &icmp, p, q, inner, limit, to_v6);
 	len = e.len ? ICMP_SIZE + e.want + e.len : ICMP_SIZE + inner + rest;
 	if (len > limit)
 		len = limit;
@@ -244,7 +244,7 @@ static __always_inline int translate_error(void *ctx, struct packet *p, struct p
 		if (e.want > e.field)
 			have += e.want - e.field;
 	}
-	return cut(ctx, have, ETH_HLEN + outer + len, xdp) ? REASON_NONE : REASON_INTERNAL;
+	return truncate(ctx, have, ETH_HLEN + outer + len, xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
 // Returns the pool address that represents an IPv6 router. A router always has the same address.

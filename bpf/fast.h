@@ -85,7 +85,7 @@ static __always_inline bool fast_flow(const struct packet *p, struct settled *s,
 	if (m->twin == NO_ENTRY || !conn_plain(p, m))
 		return false;
 	s->hop = hop_remembered(m->hop, m->hop_gen, p->ifindex);
-	if (!s->hop || !hop_fresh(s->hop, p->now) || !hop_takes(s->hop, xdp))
+	if (!s->hop || !hop_fresh(s->hop, p->now) || !hop_usable(s->hop, xdp))
 		return false;
 	s->cross = m->flags & ENTRY_CROSS;
 	if (s->cross && !v6 && !summable(p, data, end))

@@ -52,16 +52,16 @@ static __always_inline void next_hop_of(struct held *h, const struct bpf_fib_loo
 }
 
 // Action of user space on a packet.
-enum hand {
-	HAND_FRAGMENT,	 // wait for the first fragment
-	HAND_LARGE,	 // translate the packet and send it in fragments
-	HAND_UNRESOLVED, // wait for the hardware address of the next hop
+enum hold_kind {
+	HOLD_FRAGMENT,	 // wait for the first fragment
+	HOLD_LARGE,	 // translate the packet and send it in fragments
+	HOLD_UNRESOLVED, // wait for the hardware address of the next hop
 };
 
 // Passes a packet of len bytes to user space. Returns false if user space is absent or the rate
 // limit or the ring buffer is exhausted.
-static __always_inline bool hand_over(void *ctx, const struct packet *p, enum hand hand, __u32 len, bool unsummed,
-				      const bool xdp)
+static __always_inline bool hold_frame(void *ctx, const struct packet *p, enum hold_kind kind, __u32 len, bool unsummed,
+				       const bool xdp)
 {
 	struct control *c = the_control();
 	struct work *w = the_work();
@@ -74,9 +74,9 @@ static __always_inline bool hand_over(void *ctx, const struct packet *p, enum ha
 	if (!h)
 		return false;
 	__builtin_memset(h, 0, __builtin_offsetof(struct held, frame));
-	if (hand == HAND_FRAGMENT)
+	if (kind == HOLD_FRAGMENT)
 		fragment_key_of(&h->key, p);
-	else if (hand == HAND_UNRESOLVED)
+	else if (kind == HOLD_UNRESOLVED)
 		next_hop_of(h, (void *)w->fib);
 	h->at = bpf_ktime_get_ns();
 	h->ifindex = p->ifindex;
@@ -95,14 +95,14 @@ static __always_inline bool hand_over(void *ctx, const struct packet *p, enum ha
 // Passes a later fragment without a stored first fragment to user space.
 static __always_inline int hold(void *ctx, const struct packet *p, const bool xdp)
 {
-	return dry_run || hand_over(ctx, p, HAND_FRAGMENT, p->frame_len, false, xdp) ? REASON_HELD_FRAGMENT :
-										       REASON_ORPHAN_FRAGMENT;
+	return dry_run || hold_frame(ctx, p, HOLD_FRAGMENT, p->frame_len, false, xdp) ? REASON_HELD_FRAGMENT :
+											REASON_ORPHAN_FRAGMENT;
 }
 
 // Passes a packet that must be fragmented to user space.
 static __always_inline bool large(void *ctx, const struct packet *p, const bool xdp)
 {
-	return hand_over(ctx, p, HAND_LARGE, p->frame_len, summed_later(ctx, p, p->l4_off, xdp), xdp);
+	return hold_frame(ctx, p, HOLD_LARGE, p->frame_len, summed_later(ctx, p, p->l4_off, xdp), xdp);
 }
 
 // An IPv4 packet without DF may be too large for the path in IPv6 (RFC 7915 §4). A program cannot
@@ -112,7 +112,7 @@ BOTH_HOOKS(fragment6, !p || !large(ctx, p, xdp) ? REASON_TOO_BIG : REASON_TO_FRA
 // Reports whether the kernel accepts a packet with its new source. It drops packets translated by
 // masquerade and replies of a service on an address of this host as martians. Tunnel packets are
 // excluded too.
-static __always_inline bool kernel_takes(void *ctx, const struct packet *p, const struct plan *plan)
+static __always_inline bool kernel_accepts(void *ctx, const struct packet *p, const struct plan *plan)
 {
 	const union addr *from = &plan->to.saddr;
 	struct work *w = the_work();
@@ -128,7 +128,7 @@ static __always_inline bool kernel_takes(void *ctx, const struct packet *p, cons
 // kernel or user space does it.
 static __always_inline int fragment4(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
 {
-	if (kernel_takes(ctx, p, plan))
+	if (kernel_accepts(ctx, p, plan))
 		return REASON_TO_FRAGMENT;
 	return dry_run || large(ctx, p, xdp) ? REASON_TO_FRAGMENT6 : REASON_TOO_BIG;
 }
@@ -143,13 +143,13 @@ static __always_inline int unresolved(void *ctx, const struct packet *p, const s
 {
 	bool unsummed;
 
-	if ((plan->encap ? plan->gateway_family : plan->family) == FAMILY_6 || kernel_takes(ctx, p, plan))
+	if ((plan->encap ? plan->gateway_family : plan->family) == FAMILY_6 || kernel_accepts(ctx, p, plan))
 		return REASON_NO_NEIGHBOUR;
 	unsummed = !(plan->flags & PLAN_ERROR) &&
 		   summed_later(ctx, p, p->l4_off + header_then(p, plan) - header_now(p) + encap_size(plan), xdp);
 	if (unsummed && plan->encap)
 		return REASON_NO_NEIGHBOUR; // user space completes only the checksums of outer segments
-	return hand_over(ctx, p, HAND_UNRESOLVED, len, unsummed, xdp) ? REASON_UNRESOLVED : REASON_NO_NEIGHBOUR;
+	return hold_frame(ctx, p, HOLD_UNRESOLVED, len, unsummed, xdp) ? REASON_UNRESOLVED : REASON_NO_NEIGHBOUR;
 }
 
 __noinline int xdp_unresolved(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)

@@ -27,7 +27,7 @@ static __always_inline __u32 leaves_by(const struct packet *p, const struct plan
 
 // Reports whether a hook may send to a next hop. If TC runs after XDP, packets to an interface
 // without XDP transmission are left to TC, because such an interface would drop XDP frames.
-static __always_inline bool hop_takes(const struct hop *h, const bool xdp)
+static __always_inline bool hop_usable(const struct hop *h, const bool xdp)
 {
 	return !xdp || !tc_behind || h->flags & HOP_XDP;
 }
@@ -62,7 +62,7 @@ static __always_inline void hop_write(struct hop *h, const struct bpf_fib_lookup
 // Stores a next hop in a slot, or reports that the slot contains it. Only one CPU writes a slot:
 // the CPU that has replaced the generation by HOP_WRITING. A slot of a later generation is not
 // taken, because that generation began after the route lookup.
-static __always_inline bool hop_take(struct hop *h, const struct bpf_fib_lookup *fib, __u16 flags, __u32 now, __u32 gen)
+static __always_inline bool hop_save(struct hop *h, const struct bpf_fib_lookup *fib, __u16 flags, __u32 now, __u32 gen)
 {
 	__u32 was = *(volatile __u32 *)&h->gen;
 	bool same;
@@ -98,7 +98,7 @@ __noinline __u32 hop_place(const struct bpf_fib_lookup *fib, __u32 now, __u32 ge
 
 		if (!h)
 			break;
-		if (hop_take(h, fib, flags, now, gen)) {
+		if (hop_save(h, fib, flags, now, gen)) {
 			h->checked = now;
 			return place;
 		}
@@ -369,8 +369,8 @@ static __noinline bool way_back(void *ctx, __u32 ifindex, __be32 from)
 	return false;
 }
 
-#define UNWATCHED_NS 10000000000ULL // user space probes neighbours every second
-#define KERNEL_EVERY 5		    // seconds, as the kernel waits before a probe (delay_first_probe_time)
+#define USER_SPACE_GONE_NS 10000000000ULL // user space probes neighbours every second
+#define KERNEL_PROBE_SECONDS 5		  // seconds, as the kernel waits before a probe (delay_first_probe_time)
 
 // Reports whether the kernel should send the packet, because user space is not running.
 // bpf_fib_lookup uses STALE neighbours without a probe; the kernel probes the neighbours to which
@@ -378,7 +378,7 @@ static __noinline bool way_back(void *ctx, __u32 ifindex, __be32 from)
 static __always_inline bool kernel_probes(void *ctx, const struct control *c, const struct packet *p,
 					  const struct plan *plan)
 {
-	if (!c->watched || bpf_ktime_get_ns() - c->watched < UNWATCHED_NS || p->now / hz % KERNEL_EVERY)
+	if (!c->watched || bpf_ktime_get_ns() - c->watched < USER_SPACE_GONE_NS || p->now / hz % KERNEL_PROBE_SECONDS)
 		return false;
 	return !plan->encap && !(plan->flags & PLAN_ERROR) && plan->family == p->family &&
 	       (plan->family == FAMILY_6 || way_back(ctx, p->ifindex, plan->to.saddr.w[0]));

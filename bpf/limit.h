@@ -99,7 +99,7 @@ static __always_inline void client_drop(const struct client_key *key, struct cli
 	if (__sync_val_compare_and_swap(held, 0, CLIENT_GONE | (__u64)CLIENT_GONE << 32))
 		return;
 	if (have_blocks && key->owner & CLIENT_NAT)
-		give_blocks(key, c->pool - 1);
+		release_blocks(key, c->pool - 1);
 	bpf_map_delete_elem(&clients, key);
 }
 

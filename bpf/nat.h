@@ -107,7 +107,7 @@ __noinline int bind_foresee(struct bind *b)
 }
 
 // The binding that goes before one that was just published, when another CPU has mapped the
-// same endpoint at the same time; else NO_ENTRY. As who_was_first does it with flows.
+// same endpoint at the same time; else NO_ENTRY. As first_flow does it with flows.
 __noinline __u32 first_binding(const struct tuple *key, __u32 index, __u32 v6)
 {
 	__u32 other = NO_ENTRY, first;

@@ -152,7 +152,7 @@ __noinline int part(struct client *c, __u32 rule)
 		return 1;
 	if (owned == POOL_PARTING || __sync_val_compare_and_swap(&c->pool, owned, POOL_PARTING) != owned)
 		return 0;
-	give_blocks(&w->who, number);
+	release_blocks(&w->who, number);
 	*(volatile __u32 *)&c->pool = 0;
 	return 1;
 }
@@ -228,7 +228,7 @@ __noinline int block_of(const struct bind *b, struct port_request *r, __u32 i)
 			log_block(id, &b->inside.saddr, number, block - 1, true);
 			goto found;
 		}
-		give_block(number, block - 1); // another CPU was faster
+		release_block(number, block - 1); // another CPU was faster
 	}
 	return REASON_NO_PORT;
 found:

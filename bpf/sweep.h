@@ -108,7 +108,7 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, __u32 wh
 	if (!(again && keep_place(&end, meta_of(e, v6), index, v6)) && end.twin != NO_ENTRY)
 		kill_index(end.twin, now, ENTRY_DEAD, end.twin_family == FAMILY_6);
 	take_debts(&end, meta_of(e, v6));
-	pay(&end);
+	release_flow(&end);
 	if ((end.heard | end.twin_heard) & HEARD_EDITED) {
 		index |= v6 ? ADJUST_6 : 0;
 		bpf_map_delete_elem(&adjusts, &index);

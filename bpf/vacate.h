@@ -177,7 +177,7 @@ __noinline int take_place(struct new_flow *b, struct vacated *v)
 		return REASON_NONE;
 	}
 	b->index = mine;
-	found = who_was_first(&b->key, mine, v6 == (b->to_family == FAMILY_6) ? twin : NO_ENTRY, v6);
+	found = first_flow(&b->key, mine, v6 == (b->to_family == FAMILY_6) ? twin : NO_ENTRY, v6);
 	if (found == mine) {
 		v->index = NO_ENTRY;
 		return REASON_NEW_FLOW;
