@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Packets from outside for a binding of a NAT rule: whether its filter lets them in, and to whom they go;
-// nat64 and its bindings that are set by hand, towards IPv4 and back.
+// Packets from outside to a binding of a NAT rule. The filter of the rule admits or refuses a
+// packet, and the binding gives its inside destination. The file also handles the hairpin of nat64
+// and its port-forwards.
 #ifndef SLUICE_INWARD_H
 #define SLUICE_INWARD_H
 
 #include "snat.h"
 
-// Whether the filter of a rule lets a remote endpoint send to one of its bindings. from:
-// that endpoint as it is seen outside; to: whose daddr and dport are the binding's.
+// Reports whether the filter of a rule admits packets from a remote endpoint to one of its
+// bindings. "from" is the remote address as seen outside. The destination of "to" is the outside
+// endpoint of the binding.
 static __always_inline bool admitted(const union addr *from, const struct tuple *to, const struct nat_rule *rule,
 				     struct tuple *key, bool v6)
 {
@@ -19,8 +21,8 @@ static __always_inline bool admitted(const union addr *from, const struct tuple 
 	return find(key, v6) != NO_ENTRY;
 }
 
-// Fills b with the inside of the binding of an outside endpoint. No reference is
-// taken: index is that of the entry that leads to the binding.
+// Fills b with the inside endpoint of the binding of an outside endpoint. b->index becomes the
+// index of the entry that leads to the binding. The function takes no reference.
 __noinline int bound_to(__u32 owner, const union addr *outside, __be16 port, struct bind *b)
 {
 	bool v6 = owner & OWNER_6, ours;
@@ -71,8 +73,8 @@ static __always_inline void towards_inside(const struct packet *p, struct plan *
 	plan->gateway_family = b->family;
 }
 
-// Points a packet of nat64 that is for a port-forward to another IPv6 host at that one.
-// plan->to.daddr is the IPv4 address.
+// Directs a nat64 packet to the IPv6 server of a port-forward, if its destination is one.
+// plan->to.daddr is the IPv4 address. Returns 1 if a port-forward applies.
 __noinline int forward64(const struct packet *p, struct plan *plan)
 {
 	struct service *s;
@@ -96,9 +98,10 @@ __noinline int forward64(const struct packet *p, struct plan *plan)
 
 #define FORWARDED REASON_COUNT
 
-// Points a packet of nat64 at the IPv6 host that has its IPv4 destination, plan->to.daddr, outside:
-// FORWARDED by a port-forward, or REASON_NONE by the binding that work.bound is then of.
-// REASON_NOT_OURS: it is for nobody inside. number: of the pool address, or NO_ENTRY.
+// Directs a nat64 packet to the IPv6 host that owns its IPv4 destination, plan->to.daddr. Returns
+// FORWARDED for a port-forward, or REASON_NONE for a binding, which work.bound then describes.
+// Returns REASON_NOT_OURS if no inside host owns the destination. "number" is the number of the
+// pool address, or NO_ENTRY.
 __noinline int nat64_target(const struct packet *p, struct plan *plan, __u32 number)
 {
 	struct work *w = the_work();
@@ -123,15 +126,16 @@ __noinline int nat64_target(const struct packet *p, struct plan *plan, __u32 num
 	return REASON_NONE;
 }
 
-// nat64 to an endpoint that an IPv6 host has outside: from one inside host to another, both seen
-// behind the prefix (RFC 6146 §3.8). plan->to.daddr is the IPv4 address, number that of the
-// pool address or NO_ENTRY. REASON_NOT_OURS: it is for nobody inside.
+// Handles a nat64 packet from one inside host to the outside endpoint of another one: both see the
+// other behind the prefix (RFC 6146 §3.8). plan->to.daddr is the IPv4 address. "number" is the
+// number of the pool address, or NO_ENTRY. Returns REASON_NOT_OURS if no inside host owns the
+// destination.
 __noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id, __u32 number)
 {
 	struct nat_rule *rule, *target;
 	struct work *w = the_work();
 	int reason, found;
-	struct tuple *seen; // the packet as it would be outside
+	struct tuple *seen; // tuple of the packet as seen outside
 	__u32 zone;
 
 	if (!p || !plan || !w)
@@ -177,15 +181,16 @@ __noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id
 		embed(&plan->to.saddr, &rule->prefix, rule->prefix_len, w->bound.outside.w[0]);
 	plan->to.sport = w->bound.port;
 	if (found == FORWARDED && plan->to.l4_proto == IPPROTO_ICMPV6)
-		plan->to.dport = w->bound.port; // the identifier stands for both
+		plan->to.dport = w->bound.port; // the identifier serves as both ports
 	reason = nat_flow(p, plan, &w->bound);
 	if (reason != REASON_NEW_FLOW)
 		binding_put(w->bound.index, true, p->now);
 	return reason;
 }
 
-// The sender of a hairpin from IPv4 as an IPv6 host sees it: behind the prefix of that
-// host's rule. Not in the frame of nat_in, which has no room (Linux 6.1).
+// Writes the sender of a hairpin packet from IPv4 as its IPv6 receiver sees it: behind the prefix
+// of the receiver's rule. A separate function, because the stack frame of nat_in has no room (Linux
+// 6.1).
 __noinline int show_sender(struct plan *plan)
 {
 	struct work *w = the_work();
@@ -201,8 +206,8 @@ __noinline int show_sender(struct plan *plan)
 	return 0;
 }
 
-// Packet to a pool address, without a flow: through the binding of its outside
-// endpoint. number: of the pool address.
+// Translates a packet without a flow to a pool address, through the binding of its outside
+// endpoint. "number" is the number of the pool address.
 __noinline int nat_in(const struct packet *p, struct plan *plan, __u32 number)
 {
 	struct bind *bound, *source;
@@ -239,7 +244,7 @@ __noinline int nat_in(const struct packet *p, struct plan *plan, __u32 number)
 	reason = hairpin_source(p, plan, source, id);
 	if (reason == REASON_FLOW) { // the flow belongs to the sender's binding
 		bound = source;
-		reason = permit(&p->tuple, bound); // it may be answered
+		reason = permit(&p->tuple, bound); // lets the receiver answer
 	}
 	if (reason == REASON_NONE &&
 	    !admitted(bound == source ? &plan->to.saddr : &p->tuple.saddr, &p->tuple, rule, &w->key,

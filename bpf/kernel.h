@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Structures of the running kernel: only the members that are read here, which the
-// loader finds in its BTF.
+// Structures of the running kernel. They declare only the members that the programs read; the
+// loader relocates them by the kernel's BTF.
 #ifndef SLUICE_KERNEL_H
 #define SLUICE_KERNEL_H
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Services: what a packet may do, where it goes.
+// Services: the checks of a packet, the choice of its backend, and the flow.
 #ifndef SLUICE_LB_H
 #define SLUICE_LB_H
 
 #include "service_flow.h"
 
-// ICMP changes its number between the families.
+// Returns the protocol number of a packet in a family: ICMP has one number in IPv4 and another in
+// IPv6.
 static __always_inline __u8 proto_in(__u8 l4_proto, __u8 family)
 {
 	if (l4_proto == IPPROTO_ICMP || l4_proto == IPPROTO_ICMPV6)
@@ -13,7 +14,8 @@ static __always_inline __u8 proto_in(__u8 l4_proto, __u8 family)
 	return l4_proto;
 }
 
-// The IPv4 client of a port-forward as an IPv6 host sees it: behind the prefix of a nat64 rule.
+// Writes the IPv4 client of a port-forward as an IPv6 host sees it: behind the prefix of a nat64
+// rule.
 __noinline int embed_client(struct plan *plan, __u32 rule)
 {
 	struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &rule);
@@ -31,15 +33,15 @@ static __always_inline __be16 server_port(const struct service *s, const struct 
 	return bpf_htons(bpf_ntohs(port) + s->shift);
 }
 
-// Whether a server would answer a client directly, under its own address: they are on one
-// network, or one host. A port-forward's may get the source of a rule instead.
+// Reports whether a server would answer a client directly, under its own address: both are on one
+// network, or on one host. A port-forward may give such a client the source of a NAT rule instead.
 static __always_inline bool answers_directly(const struct packet *p, const struct backend *b)
 {
 	return b->network_len && (p->tuple.l4_proto == IPPROTO_TCP || p->tuple.l4_proto == IPPROTO_UDP) &&
 	       in_prefix(&p->tuple.saddr, &b->addr, b->network_len);
 }
 
-// Rewrites a plan towards a backend, in the way of the service's mode.
+// Directs a plan to a backend, according to the mode of the service.
 static __always_inline void aim(const struct packet *p, struct plan *plan, const struct service *s,
 				const struct backend *b, __u32 id)
 {
@@ -86,7 +88,7 @@ static __always_inline void tally(__u32 backend, __u32 bytes)
 // Counts a packet that keeps no flow.
 static __always_inline void count_stateless(__u32 backend, __u32 bytes)
 {
-	if (!dry_run && bytes) // none: an error's quotation
+	if (!dry_run && bytes) // no bytes: the quotation in an ICMP error
 		tally(backend, bytes);
 }
 
@@ -96,8 +98,8 @@ static __always_inline bool by_hash(const struct service *s)
 	       s->scheduler == SCHEDULER_SYMMETRIC;
 }
 
-// Modes whose replies do not come back this way, or need no flow to do so, with
-// a scheduler that finds the same backend again: nothing is remembered.
+// Reports whether a service keeps no flows. Its replies bypass the gateway or need no flow, and its
+// scheduler finds the same backend for every packet.
 static __always_inline bool service_stateless(const struct service *s)
 {
 	return s->mode >= MODE_DSR && by_hash(s) && !(s->flags & SERVICE_KEEPS_FLOWS);
@@ -110,26 +112,27 @@ static __always_inline enum answer when_down(const struct packet *p, const struc
 	return s->flags & SERVICE_ANSWER_REJECT ? ANSWER_UNREACHABLE_PORT : ANSWER_NONE;
 }
 
-#define KEEPS_FLOW REASON_COUNT // what has been aimed is to have a flow
+#define KEEPS_FLOW REASON_COUNT // service_keep makes a flow for the plan
 
 #define SOURCE_TRIES 8
 
-// Whether a flow whose answers would look like another's may have another source port, as Linux gives it.
+// Reports whether a flow may get another source port, as in Linux, if its replies would be taken
+// for packets of another flow.
 static __always_inline bool moves_source(const struct packet *p, const struct service *s)
 {
 	return s->mode != MODE_DSR && s->mode != MODE_TUNNEL &&
 	       (p->tuple.l4_proto == IPPROTO_TCP || p->tuple.l4_proto == IPPROTO_UDP);
 }
 
-// The source port that is tried after another one: 1024 at least, and far away.
+// Returns the next source port to try: at least 1024, and far from the previous one.
 static __always_inline __be16 next_source(__be16 port)
 {
 	return bpf_htons(1024 + (bpf_ntohs(port) + 16381) % (65536 - 1024));
 }
 
-// Prepares a plan for a packet that goes to a server directly, from the endpoint of a client with a flow to this server
-// by a service: the answers would look like those of the flow. service_keep gives it another source port. False: the
-// packet is none of these.
+// Prepares a plan for a packet that a client sends to a server directly, from an endpoint that has
+// a flow to this server through a service. Without another source port, which service_keep chooses,
+// the replies would be taken for packets of the flow. Returns 0 for any other packet.
 __noinline int beside_flow(struct packet *p, struct plan *plan)
 {
 	bool syn = p && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN, v6;
@@ -158,12 +161,12 @@ __noinline int beside_flow(struct packet *p, struct plan *plan)
 	plan->family = p->family;
 	plan->gateway = p->tuple.daddr;
 	plan->gateway_family = p->family;
-	p->out = 0; // no hairpin of a port-forward
+	p->out = 0; // not the hairpin of a port-forward
 	return 1;
 }
 
-// A flow for what has been aimed: its ports, its half-open quota. REASON_SYN: it can have
-// none, see service_syn.
+// Makes the flow of a plan, with its port and its half-open quota. Returns REASON_SYN if the packet
+// can have no flow; service_syn then handles it.
 __noinline int service_keep(const struct packet *p, struct plan *plan)
 {
 	struct control *c = the_control();
@@ -171,7 +174,7 @@ __noinline int service_keep(const struct packet *p, struct plan *plan)
 	__u32 flags, ref = 0, id;
 	struct service *s;
 	struct backend *b;
-	bool sourced; // gets a source of its backend's pool
+	bool sourced; // the flow gets a source address and port of the backend's pool
 	int reason;
 
 	if (!p || !plan || !c || !w)
@@ -183,22 +186,22 @@ __noinline int service_keep(const struct packet *p, struct plan *plan)
 	if (!s || !b)
 		return REASON_INTERNAL;
 	sourced = s->mode == MODE_FULLNAT || answers_directly(p, b);
-	// The client of a cookie is there.
+	// A valid cookie proves the address of the client: no half-open quota applies.
 	flags = p->tuple.l4_proto == IPPROTO_TCP && !(plan->edits & EDIT_SPLICE) && !dry_run ? ENTRY_HALF_OPEN : 0;
 	__builtin_memset(&w->request, 0, sizeof(w->request));
 	if (flags && !half_open_take(c)) {
-		// Without state the hash finds the backend again (bounded state
-		// under a SYN flood); what needs a port is refused.
+		// The hash finds the backend again without state, so that a SYN flood cannot
+		// exhaust the table. A packet that needs a port is refused.
 		return sourced || plan->family != p->family ? REASON_HALF_OPEN_FULL : REASON_SYN;
 	}
 	if (have_forwards && s->flags & SERVICE_PORT_FORWARD && p->out == p->ifindex &&
-	    plan->family == p->family) { // else the server's answer comes back anyway
+	    plan->family == p->family) { // otherwise the server's reply returns through the gateway anyway
 		__builtin_memset(&w->source, 0, sizeof(w->source));
 		reason = hairpin_source(p, plan, &w->source, NO_ENTRY);
 		if (reason != REASON_FLOW && reason != REASON_NONE)
 			goto refused;
 		if (w->source.now)
-			sourced = false; // a rule has a source for this client
+			sourced = false; // a NAT rule gives the source of this client
 		if (reason == REASON_FLOW && !portless(p)) {
 			flags |= ENTRY_BOUND;
 			ref = w->source.index;
@@ -234,7 +237,8 @@ refused:
 	return reason;
 }
 
-// remember: a flow will be kept, so that the client's persistence begins with it.
+// Chooses the backend of a packet. "remember" records the client's persistence, because the caller
+// will make a flow.
 static __always_inline __u32 service_pick(const struct packet *p, const struct service *s, __u32 id, bool hash_only,
 					  bool remember)
 {
@@ -245,7 +249,7 @@ static __always_inline __u32 service_pick(const struct packet *p, const struct s
 		backend = syn_backend(&p->tuple, p->family);
 		b = bpf_map_lookup_elem(&backends, &backend);
 		if (b && b->service == id && b->state != BACKEND_DOWN)
-			return backend; // the handshake's
+			return backend; // the backend that received the SYN
 		backend = NO_ENTRY;
 	}
 	if (s->flags & SERVICE_SESSIONS)
@@ -260,8 +264,8 @@ static __always_inline __u32 service_pick(const struct packet *p, const struct s
 	return backend;
 }
 
-// Whether a packet whose transport is left alone would have a wrong checksum with
-// the service's addresses in it.
+// Reports whether the checksum of a packet would be wrong if the service changed its addresses and
+// left its transport header unchanged.
 static __always_inline bool checksums_addresses(const struct packet *p, const struct service *s)
 {
 	if (s->mode == MODE_DSR || s->mode == MODE_TUNNEL)
@@ -269,7 +273,7 @@ static __always_inline bool checksums_addresses(const struct packet *p, const st
 	return s->mode == MODE_FULLNAT || p->tuple.l4_proto == PROTO_DCCP || p->tuple.l4_proto == PROTO_UDPLITE;
 }
 
-// Whether a TCP packet of no flow may begin one.
+// Returns REASON_NONE if a TCP packet without a flow may begin one.
 static __always_inline enum reason tcp_begins(const struct packet *p, const struct plan *plan, const struct service *s,
 					      bool syn, bool stateless)
 {
@@ -287,14 +291,15 @@ static __always_inline enum reason tcp_begins(const struct packet *p, const stru
 	return strict && !(plan->flags & PLAN_ADMITTED) ? REASON_STRICT_TCP : REASON_NONE;
 }
 
-// Whether the SYN of what a packet goes on with was admitted, and left no flow.
+// Reports whether the packet continues a handshake that was admitted with its SYN, without a flow.
 static __always_inline bool was_admitted(const struct packet *p, const struct plan *plan, const struct service *s,
 					 bool syn)
 {
 	return plan->edits & EDIT_SPLICE || (!syn && s->mode == MODE_DNAT && shakes_hands(p));
 }
 
-// Whether nftables may have the connection of a packet that has no flow here: its service moves.
+// Reports whether nftables may have the connection of a packet that has no flow here, because its
+// service moves between the datapaths.
 static __always_inline bool moves(const struct packet *p, const struct service *s, bool syn)
 {
 	if (!(s->flags & (SERVICE_ARRIVES | SERVICE_LEAVES)))
@@ -302,8 +307,8 @@ static __always_inline bool moves(const struct packet *p, const struct service *
 	return syn ? s->flags & SERVICE_LEAVES : !shakes_hands(p);
 }
 
-// A SYN that leaves no flow: where it went is remembered, if there is room for the flow that its
-// handshake will make.
+// Forwards a SYN without a flow. The function records the backend, provided that the table has room
+// for the flow that the rest of the handshake makes.
 static __always_inline int syn_passes(const struct packet *p, __u32 backend)
 {
 	if (!table_has_room(p->family == FAMILY_6))
@@ -312,7 +317,8 @@ static __always_inline int syn_passes(const struct packet *p, __u32 backend)
 	return syn_remember(p, backend);
 }
 
-// First packet of a flow, or every packet of what keeps none. KEEPS_FLOW: service_keep goes on.
+// Handles the first packet of a flow, or every packet of a service without flows. Returns
+// KEEPS_FLOW if service_keep has to make a flow.
 __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
@@ -330,7 +336,7 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 	stateless = service_stateless(s);
 	if (moves(p, s, syn))
 		return REASON_MOVING;
-	reason = service_lists(p, s); // who may not connect learns nothing of the backends
+	reason = service_lists(p, s); // first: a refused client must learn nothing about the backends
 	if (reason != REASON_NONE)
 		return reason;
 	if (p->flags & PACKET_NO_FLOW && checksums_addresses(p, s))
@@ -355,7 +361,7 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 	b = bpf_map_lookup_elem(&backends, &backend);
 	if (!b || (!stateless && !syn && p->tuple.l4_proto == IPPROTO_TCP && !(plan->flags & PLAN_ADMITTED) &&
 		   !backend_room(id, backend)))
-		return REASON_LIMIT_BACKEND; // what goes on elsewhere breaks off: it gets this backend or none
+		return REASON_LIMIT_BACKEND; // the connection would break on any other backend
 	if (s->flags & SERVICE_MSS_CLAMP && p->tcp_flags & TCP_SYN)
 		plan->edits |= EDIT_MSS;
 	aim(p, plan, s, b, backend);
@@ -363,13 +369,13 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		count_stateless(backend, p->l3_len);
 		return REASON_STATELESS;
 	}
-	// A flow that takes the place of another needs no room.
+	// A flow that replaces another one needs no room in the table.
 	if (syn && s->flags & SERVICE_SYN_STATELESS && !answers_directly(p, b) && !(w && goes_there(plan, &w->vacated)))
 		return syn_passes(p, backend);
 	return KEEPS_FLOW;
 }
 
-// A SYN for which no flow can be kept: the hash decides, as for what follows.
+// Forwards a SYN that can have no flow. The hash decides its backend, as for the packets after it.
 __noinline int service_syn(const struct packet *p, struct plan *plan)
 {
 	struct service *s;
@@ -392,8 +398,7 @@ __noinline int service_syn(const struct packet *p, struct plan *plan)
 	return syn_passes(p, backend);
 }
 
-// Answer of a backend for which no flow is kept: the virtual endpoint is put
-// back as its source.
+// Handles the reply of a backend without a flow: the virtual endpoint becomes its source.
 __noinline int service_reply(const struct packet *p, struct plan *plan)
 {
 	struct listener_key key = {};
@@ -432,7 +437,7 @@ __noinline int service_reply(const struct packet *p, struct plan *plan)
 		plan->to.sport = bpf_htons(bpf_ntohs(p->tuple.sport) + bpf_ntohs(r->port));
 	if (s->mode == MODE_STATELESS ? key.l4_proto && !listens_on(&key, &r->vip, plan->to.sport, id) :
 					!answers_syn(p, &plan->to))
-		return REASON_NONE; // of the backend's own
+		return REASON_NONE; // a packet of the backend's own connections
 	count_stateless(r->backend, p->l3_len);
 	plan->owner = id;
 	plan->owner_nat = OWNER_SERVICE;

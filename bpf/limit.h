@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Rates and quotas. Looked at only when a flow is made.
+// Rates and quotas of new flows. Packets of existing flows skip them.
 #ifndef SLUICE_LIMIT_H
 #define SLUICE_LIMIT_H
 
 #include "block.h"
 
-#define CLIENT_NAT 0x10000 // client_key.owner: a NAT rule rather than a service
-#define CLIENT_LOG 0x20000 // in client_rates, without an address: the log of a service
+#define CLIENT_NAT 0x10000 // in client_key.owner: the owner is a NAT rule, not a service
+#define CLIENT_LOG 0x20000 // in client_rates, with a zero address: the rate of the service's connection log
 
-// Generic cell rate algorithm (ITU-T I.371): *tat is when the next event
-// conforms. One word, so no lock. True when this event conforms.
+// Generic cell rate algorithm (ITU-T I.371). *tat is the time from which the next event conforms.
+// It is a single word, so that it needs no lock. Returns true if this event conforms.
 static __always_inline bool rate_take(__u64 *tat, __u64 interval_ns, __u64 burst_ns)
 {
 	__u64 now = bpf_ktime_get_ns();
@@ -25,8 +25,8 @@ static __always_inline bool rate_take(__u64 *tat, __u64 interval_ns, __u64 burst
 	return false;
 }
 
-// A counted client, made when it is new; null when there is no room. Whoever adds
-// to flows or ports looks for CLIENT_GONE in what was there.
+// Returns the counters of a client and creates them if needed; null if the map is full. After an
+// increment of flows or ports, the caller checks the old value for CLIENT_GONE.
 static __always_inline struct client *client_get(const struct client_key *key)
 {
 	struct client *c = bpf_map_lookup_elem(&clients, key), fresh = {};
@@ -37,7 +37,7 @@ static __always_inline struct client *client_get(const struct client_key *key)
 	return bpf_map_lookup_elem(&clients, key);
 }
 
-// Whether rate_take would refuse an event now.
+// Reports whether rate_take would refuse an event now.
 static __always_inline bool rate_used_up(const __u64 *tat, __u64 burst_ns)
 {
 	__u64 now = bpf_ktime_get_ns(), was = *(volatile const __u64 *)tat;
@@ -45,7 +45,7 @@ static __always_inline bool rate_used_up(const __u64 *tat, __u64 burst_ns)
 	return was > now && was - now > burst_ns;
 }
 
-// Who a flow is counted for.
+// Fills the key of the client to which a flow is charged.
 static __always_inline void client_of(struct client_key *key, const union addr *a, __u32 owner, bool v6)
 {
 	key->addr = *a;
@@ -54,8 +54,8 @@ static __always_inline void client_of(struct client_key *key, const union addr *
 		key->addr.d[1] = 0; // a /64 is one client
 }
 
-// Whether the rate that is kept for a key lets one more through; unknown: the answer
-// where there is no room to keep it.
+// Reports whether the rate of a key admits one more event. Returns "unknown" if the map has no room
+// for the key.
 __noinline int client_may(const struct client_key *key, __u64 interval_ns, __u64 burst_ns, int unknown)
 {
 	struct client_key who;
@@ -72,8 +72,8 @@ __noinline int client_may(const struct client_key *key, __u64 interval_ns, __u64
 	return c ? rate_take(&c->tat, interval_ns, burst_ns) : unknown;
 }
 
-// Whether the client of a binding may open one more connection now. Not in the frame of
-// bind, which has no room (Linux 6.1).
+// Reports whether the client of a binding may open one more connection now. A separate function,
+// because the stack frame of bind has no room (Linux 6.1).
 __noinline int bind_may(struct bind *b)
 {
 	struct client_key who = {};
@@ -91,7 +91,7 @@ __noinline int bind_may(struct bind *b)
 	return client_may(&who, rule->rate_ns, rule->burst_ns, true);
 }
 
-// Forgets a client that has nothing any more, once.
+// Deletes a client without flows and ports. The compare-and-swap lets one CPU only do so.
 static __always_inline void client_drop(const struct client_key *key, struct client *c)
 {
 	__u64 *held = (__u64 *)&c->flows;
@@ -119,7 +119,7 @@ __noinline int client_flow_put(const struct client_key *key)
 	return 0;
 }
 
-// One flow more for a client with a limit.
+// Charges one more flow to a client that has a limit.
 static __always_inline enum reason client_flow_get(const struct client_key *key, __u32 max)
 {
 	struct client *c = client_get(key);
@@ -131,14 +131,14 @@ static __always_inline enum reason client_flow_get(const struct client_key *key,
 	if (was < max)
 		return REASON_NONE;
 	if (!(was & CLIENT_GONE)) {
-		client_flow_put(key); // its last flow may just have ended
+		client_flow_put(key); // its last flow may have ended meanwhile
 		return REASON_CLIENT_FLOWS;
 	}
 	__sync_fetch_and_sub(&c->flows, 1);
 	return REASON_CLIENTS_FULL;
 }
 
-// Whether a client has all the flows it may have.
+// Reports whether a client has reached its limit of flows.
 static __always_inline bool client_full(const struct client_key *key, __u32 max)
 {
 	struct client *c = bpf_map_lookup_elem(&clients, key);

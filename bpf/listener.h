@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Listeners: which service a packet's destination belongs to, by the interface of arrival too.
+// Listeners: finds the service of a packet by its destination and ingress interface.
 #ifndef SLUICE_LISTENER_H
 #define SLUICE_LISTENER_H
 
@@ -17,8 +17,8 @@ static __always_inline struct listener *listener_find(const struct listener_key 
 	return bpf_map_lookup_elem(&listener_ranges, &prefix);
 }
 
-// The service of an address with listeners of different interfaces that listens at one of
-// them, or NO_ENTRY.
+// Returns the service that listens on an interface, or NO_ENTRY. It covers only addresses that have
+// listeners on different interfaces.
 static __always_inline __u32 listens_at(const struct listener_key *key, __u32 ifindex)
 {
 	struct iface_listener_key at = { .prefix_len = (sizeof(at) - sizeof(at.prefix_len)) * 8,
@@ -40,14 +40,14 @@ static __always_inline __u32 listening(const struct listener_key *key, __u32 ifi
 	return l && (!l->ifindex || l->ifindex == ifindex) ? l->service : NO_ENTRY;
 }
 
-// The service that listens on a packet's destination, or NO_ENTRY.
+// Returns the service that listens on a packet's destination, or NO_ENTRY.
 __noinline __u32 service_of(const struct packet *p)
 {
 	struct listener_key key = {};
 	__u32 service;
 
-	// Of ICMP a service has the pings. What comes later of a packet is decided on only where its
-	// first fragment went on.
+	// A service accepts ICMP echo requests only. A later fragment may pass this check: it
+	// follows the decision of its first fragment.
 	if (!p || ((p->tuple.l4_proto == IPPROTO_ICMP || p->tuple.l4_proto == IPPROTO_ICMPV6) &&
 		   !(p->flags & (PACKET_QUERY | PACKET_LATER_FRAGMENT))))
 		return NO_ENTRY;
@@ -64,7 +64,8 @@ __noinline __u32 service_of(const struct packet *p)
 	return service;
 }
 
-// Whether the service listens on the port that a backend has kept in its answer.
+// Reports whether the service listens on the source port of a backend's reply. The backend kept
+// that port.
 static __always_inline bool listens_on(struct listener_key *key, const union addr *vip, __be16 port, __u32 service)
 {
 	struct listener *l;

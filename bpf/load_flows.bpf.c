@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Complete TCP connections with an HTTP request and a response, without a TCP
-// stack: each packet that comes in is turned into the one that answers it.
+// Complete TCP connections with an HTTP request and a response, without a TCP stack. The programs
+// rewrite each received packet into its reply.
 //
 //	client end                          server end
 //	SYN               --------------->
@@ -10,15 +10,15 @@
 //	ACK, FIN          --------------->
 //	                  <---------------  ACK
 //
-// The server end keeps nothing. The client end keeps 32 bytes a connection, for
-// the retransmission timer and the clock; the injector, run by live frames, opens
-// connections when they are due and repeats what was lost.
+// The server end has no state. The client end has 32 bytes of state per connection, for the
+// retransmission timer and the clock. The injector runs on live frames. It opens connections when
+// they are due, and retransmits lost packets.
 #include "load_server.h"
 #include "load_slots.h"
 
 // --- the client end -------------------------------------------------------
 
-// The slot of an answer's tuple: addresses count first, then ports.
+// Returns the slot of a reply's tuple. Addresses vary slowest, ports fastest.
 static __always_inline __u32 slot_of(const struct arrival *a)
 {
 	__u32 address = a->dest_low - plan.source_low;
@@ -30,8 +30,8 @@ static __always_inline __u32 slot_of(const struct arrival *a)
 	return index;
 }
 
-// Whether the addresses of a packet are those of the service and, above the part
-// that varies, of the clients. What the host does besides is the kernel's.
+// Reports whether a packet is between the service and the clients, apart from the address bits that
+// vary. Other packets belong to the kernel of the host.
 static __always_inline int is_pair4(__be32 service)
 {
 	return service == ((const volatile __u32 *)plan.dest)[3];
@@ -50,8 +50,8 @@ static __always_inline int is_pair6(const struct in6_addr *service, const struct
 
 #define ICMP_HEADER 8
 
-// What an ICMP error quotes: headers without options, and of TCP the ports and
-// the sequence number (RFC 792).
+// The quotation of an ICMP error: headers without options, and ports and sequence number of TCP
+// (RFC 792).
 struct quoted4 {
 	struct iphdr ip;
 	__be16 source, dest;
@@ -64,8 +64,7 @@ struct quoted6 {
 	__be32 seq;
 } __attribute__((packed));
 
-// Reads the packet that an ICMP error is about as if it were its answer. Echoes
-// quote nothing that looks like one.
+// Reads the packet that an ICMP error quotes, as if it were its reply. Echo messages do not match.
 static __always_inline int read_quoted4(struct xdp_md *ctx, struct arrival *a)
 {
 	struct quoted4 *q = (void *)(long)ctx->data + sizeof(struct ethhdr) + sizeof(struct iphdr) + ICMP_HEADER;
@@ -92,8 +91,7 @@ static __always_inline int read_quoted6(struct xdp_md *ctx, struct arrival *a)
 	return is_pair6(&ip->daddr, &ip->saddr);
 }
 
-// Reads what a connection may have caused: an answer, or an ICMP error, which
-// gets the tuple of the answer that will not come.
+// Reads a reply to a connection, or an ICMP error. The error gets the tuple of the missing reply.
 static __always_inline enum arrived read_caused4(struct xdp_md *ctx, struct arrival *a)
 {
 	enum arrived what = read4(ctx, a);
@@ -182,8 +180,8 @@ static __always_inline int on_response(struct xdp_md *ctx, const int family, con
 	return send_back(ctx, family, a, &r, PAYLOAD_REQUEST);
 }
 
-// A reset ends a connection when it answers the SYN or comes next in sequence
-// (RFC 9293 section 3.10.7.3, RFC 5961 section 3.2); any other is a late or forged one.
+// Reports whether a reset ends a connection: it answers the SYN, or has the next sequence number
+// (RFC 9293 section 3.10.7.3, RFC 5961 section 3.2). Any other reset is late or forged.
 static __always_inline int is_reset(const struct slot *s, const struct arrival *a)
 {
 	if (s->stage == STAGE_SYN)
@@ -236,7 +234,7 @@ static __always_inline int receive(struct xdp_md *ctx, const int family, const s
 	return XDP_DROP;
 }
 
-// Loses one arriving packet of so many, to test the timers. 0: none.
+// Drops one in lose_every received packets, to test the timers. 0: none.
 const volatile __u32 lose_every = 0;
 static __u32 arrivals = 0;
 
@@ -270,13 +268,12 @@ int load_client(struct xdp_md *ctx)
 
 // --- the injector ---------------------------------------------------------
 
-// A gateway may put headers on (tunnels, IPv4 to IPv6). veth copies a frame whose
-// headroom is less than XDP_PACKET_HEADROOM into a buffer without room for an
-// answer; this is more than that from the start.
+// A gateway may add headers (tunnels, IPv4 to IPv6). veth copies a frame with less headroom than
+// XDP_PACKET_HEADROOM into a buffer without room for a reply. The injector adds this headroom in
+// advance.
 #define SPARE_HEADROOM 64
 
-// Builds a packet of a connection from nothing: the page holds what an earlier
-// packet left in it.
+// Builds a complete packet of a connection, because the page holds the bytes of a previous packet.
 static __always_inline int inject(struct xdp_md *ctx, __u32 index, const struct answer *r, const int with_request)
 {
 	const enum payload p = with_request ? PAYLOAD_REQUEST : PAYLOAD_NONE;
@@ -331,7 +328,7 @@ static __always_inline int inject(struct xdp_md *ctx, __u32 index, const struct 
 	return bpf_redirect(plan.ifindex, 0);
 }
 
-// Counts a retransmission, or gives the connection up.
+// Counts a retransmission, or closes the connection after too many.
 static __always_inline int may_retry(struct slot *s, __u64 *again, __u64 *gave_up)
 {
 	if (s->tries >= plan.max_tries) {
@@ -345,7 +342,7 @@ static __always_inline int may_retry(struct slot *s, __u64 *again, __u64 *gave_u
 	return 1;
 }
 
-// Repeats what a connection waits for an answer to.
+// Retransmits the packet that a connection waits to have answered.
 static __always_inline int repeat(struct xdp_md *ctx, __u32 index, struct slot *s, struct flow_counts *c, __u64 now)
 {
 	struct answer r = { .seq = s->seq, .ack = s->ack, .flags = FLAG_ACK, .close = (__u8)s->last };
@@ -372,14 +369,14 @@ static __always_inline int repeat(struct xdp_md *ctx, __u32 index, struct slot *
 	return XDP_DROP;
 }
 
-// Another CPU may have sent something after this one looked at the clock: the
-// difference has a sign.
+// Reports whether the retransmission timer has expired. Another CPU may have sent a packet after
+// this one read the clock: the difference is signed.
 static __always_inline int overdue(const struct slot *s, __u64 now)
 {
 	return is_busy(s->stage) && (__s64)(now - s->sent_ns) > (__s64)plan.timeout_ns;
 }
 
-// Looks at one slot's timer.
+// Checks the timer of one slot.
 static __always_inline int sweep(struct xdp_md *ctx, struct flow_counts *c, __u64 now)
 {
 	__u32 index = plan.first_slot + injector.sweep;
@@ -400,7 +397,7 @@ static __always_inline int open_slot(struct xdp_md *ctx, __u32 index, struct slo
 
 	c->started++;
 	count_begun();
-	// Later than any sequence number of the connection before it (RFC 6191).
+	// Above any sequence number of the previous connection (RFC 6191).
 	s->seq += 65536;
 	s->ack = 0;
 	s->due_ns = due;
@@ -457,7 +454,7 @@ int load_inject(struct xdp_md *ctx)
 		return XDP_ABORTED;
 	if (++injector.cursor >= plan.own_slots)
 		injector.cursor = 0;
-	// Without a schedule a turn waits for a slot.
+	// Without a schedule, a turn waits for its slot.
 	if (!plan.interval && is_busy(s->stage))
 		return sweep(ctx, c, now);
 	injector.turns++;

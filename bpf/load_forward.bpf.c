@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Reference forwarders: the limits that a benchmark's other rows are read
-// against. They do the least work that still moves a packet, and carry no
-// services, no states and no ICMP: they are measures, not gateways.
+// Reference forwarders: upper limits for the other rows of a benchmark. They do the least work that
+// moves a packet. They have no services, state or ICMP and are not gateways.
 #include "load_frame.h"
 
 const volatile __u32 out_ifindex = 0;
@@ -27,7 +26,7 @@ static __always_inline int swap_macs(struct ethhdr *eth, void *end)
 	return 1;
 }
 
-// Swaps them and redirects: nothing that forwards can be faster.
+// Swaps the MAC addresses and redirects: no forwarder can be faster.
 SEC("xdp")
 int load_redirect(struct xdp_md *ctx)
 {
@@ -82,8 +81,8 @@ static __always_inline int to_ipv6(struct xdp_md *ctx)
 	return bpf_redirect(out_ifindex, 0);
 }
 
-// Swaps them, puts a header of the other family with constant addresses before the payload,
-// and redirects: no translation between the families can be faster.
+// Swaps the MAC addresses, replaces the IP header by a constant one of the other family, and
+// redirects: no translation between families can be faster.
 SEC("xdp")
 int load_cross(struct xdp_md *ctx)
 {
@@ -96,7 +95,7 @@ int load_cross(struct xdp_md *ctx)
 	return eth->h_proto == bpf_htons(ETH_P_IPV6) ? to_ipv4(ctx) : to_ipv6(ctx);
 }
 
-// The same as load_redirect on TC: what a packet with a socket buffer costs without any work on it.
+// Like load_redirect, on TC: the base cost of a packet with a socket buffer.
 SEC("tc")
 int load_redirect_tc(struct __sk_buff *ctx)
 {
@@ -116,7 +115,7 @@ int load_drop(struct xdp_md *ctx)
 	return XDP_DROP;
 }
 
-// One flow of the barest DNAT. Addresses and ports as on the wire.
+// One flow of a minimal DNAT. Addresses and ports in network order.
 struct bare_key {
 	__be32 source, dest;
 	__be16 source_port, dest_port;
@@ -139,7 +138,7 @@ struct {
 	__type(value, struct bare_flow);
 } bare_flows SEC(".maps");
 
-// RFC 1624: the checksum after 32 bits and 16 bits have changed.
+// Returns the checksum after a change of a 32-bit or 16-bit word (RFC 1624).
 static __always_inline __u16 csum_replace(__u16 csum, __u32 was, __u32 is)
 {
 	__u64 sum = (__u16)~csum;
@@ -149,7 +148,7 @@ static __always_inline __u16 csum_replace(__u16 csum, __u32 was, __u32 is)
 	return csum_fold(sum);
 }
 
-// UDP over IPv4: one hash lookup gives the backend and the next hop.
+// Minimal DNAT of UDP over IPv4: one hash lookup returns the backend and the next hop.
 SEC("xdp")
 int load_bare_dnat(struct xdp_md *ctx)
 {
@@ -187,7 +186,7 @@ int load_bare_dnat(struct xdp_md *ctx)
 	return bpf_redirect(flow->ifindex, 0);
 }
 
-// Asks the kernel's routing table for every packet, IPv4 and IPv6.
+// Looks up the kernel's route for every packet, IPv4 and IPv6.
 SEC("xdp")
 int load_fib(struct xdp_md *ctx)
 {

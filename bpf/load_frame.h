@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// What the programs of the load generator share: folding of checksums, the
-// stamp inside a payload, and the histogram of nanoseconds.
+// Common parts of the load generator's programs: folding of checksums, the stamp in a payload, and
+// the histogram of nanoseconds.
 #ifndef SLUICE_LOAD_FRAME_H
 #define SLUICE_LOAD_FRAME_H
 
@@ -25,8 +25,8 @@ struct stamp {
 
 #define STAMP_MAGIC 0x534c // "SL"
 
-// One's complement sum of 16-bit words in wire order, folded and inverted: the
-// value of a checksum field.
+// Folds and inverts a one's complement sum of 16-bit words in network order: the value of a
+// checksum field.
 static __always_inline __u16 csum_fold(__u64 sum)
 {
 	sum = (sum & 0xffffffff) + (sum >> 32);
@@ -36,15 +36,15 @@ static __always_inline __u16 csum_fold(__u64 sum)
 	return (__u16)~sum;
 }
 
-// The same for a sum that needs 32 bits.
+// Like csum_fold, for a sum that fits into 32 bits.
 static __always_inline __u16 csum_fold32(__u32 sum)
 {
 	sum = (sum & 0xffff) + (sum >> 16);
 	return (__u16) ~(sum + (sum >> 16));
 }
 
-// The time of the n-th of a schedule with an interval in 2^-16 ns. The product
-// would be too large for 64 bits after three days.
+// Returns the time of event n in a schedule with an interval in 2^-16 ns. A single product would
+// exceed 64 bits after three days.
 static __always_inline __u64 schedule_ns(__u64 n, __u64 interval)
 {
 	return n * (interval >> 16) + (n * (interval & 0xffff) >> 16);

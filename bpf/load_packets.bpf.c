@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// The packet sender. BPF_PROG_TEST_RUN with BPF_F_TEST_XDP_LIVE_FRAMES runs it
-// once a packet, in one long call a core. The kernel recycles the pages, and
-// whoever forwarded the last packet has changed its headers, so every header
-// byte is written again each time.
+// The packet sender. BPF_PROG_TEST_RUN with BPF_F_TEST_XDP_LIVE_FRAMES runs it once per packet, in
+// one long call per CPU. The kernel recycles the pages, and the forwarder of the previous packet
+// has changed its headers. Therefore the program writes every header byte again.
 #include "load_frame.h"
 
 #define HEAD_MAX 128
 
-// What to send. User space sets it before load; the verifier then drops the
-// branches that this plan does not need. Offsets count from the frame's start; 0
-// means that the field does not exist, or is the same in every packet and stands
-// in the template.
+// The plan of a sender. User space sets it before load; the verifier then removes the branches that
+// the plan does not need. Offsets count from the start of the frame. An offset of 0 means that the
+// field does not exist, or that its value in the template is constant.
 struct plan {
-	__u64 head[HEAD_MAX / 8]; // template, as on the wire
-	__u32 head_len;		  // bytes of it that are written, even
-	__u32 ifindex;		  // out through this interface
+	__u64 head[HEAD_MAX / 8]; // template in network order
+	__u32 head_len;		  // length of the template to write, even
+	__u32 ifindex;		  // egress interface
 	__u32 flows;		  // distinct tuples, at least 1
 	__u32 first;		  // index of this sender's first tuple
 	__u32 stride;		  // step from tuple to tuple, coprime to flows
@@ -22,30 +20,30 @@ struct plan {
 	__u32 source_count;
 	__u32 source_port; // lowest source port (ICMP: identifier), host order
 	__u32 source_port_count;
-	__u32 dest; // as source
+	__u32 dest; // like source
 	__u32 dest_count;
 	__u32 dest_port;
 	__u32 dest_port_count;
-	__u16 source_off; // of the low 32 bits of the source address
+	__u16 source_off; // offset of the low 32 bits of the source address
 	__u16 dest_off;
 	__u16 source_port_off;
 	__u16 dest_port_off;
-	__u16 l4_off; // of the transport header
+	__u16 l4_off; // offset of the transport header
 	__u16 ip_csum_off;
 	__u16 l4_csum_off;
 	__u16 stamp_off;
-	__u16 frag_off; // of the 16-bit fragment offset field
-	__u32 ip_sum;	// IPv4 header without checksum and varied fields
-	__u32 l4_sum;	// pseudo header and datagram without varied fields
+	__u16 frag_off; // offset of the 16-bit fragment offset field
+	__u32 ip_sum;	// sum of the IPv4 header without checksum and varied fields
+	__u32 l4_sum;	// sum of pseudo-header and datagram without varied fields
 	__u16 pseudo;	// addresses are part of the transport checksum
 	__u16 sender;
-	__u16 senders;	  // CPUs that send: datagrams of no two of them are named alike
-	__u16 fragments;  // packets a datagram, 1: not fragmented
-	__u16 frag_words; // 8-byte units of payload in a fragment
-	__u16 frag_v6;	  // the fragment field is IPv6's
-	__u16 ident_off;  // of the low 16 bits of the datagram's identification
+	__u16 senders;	  // number of sending CPUs, for distinct datagram identifications
+	__u16 fragments;  // fragments per datagram, 1: not fragmented
+	__u16 frag_words; // payload per fragment in 8-byte units
+	__u16 frag_v6;	  // the fragment field is in an IPv6 header
+	__u16 ident_off;  // offset of the low 16 bits of the datagram's identification
 	__u64 limit;	  // stop after so many packets
-	__u64 interval;	  // between packets, in 2^-16 ns; 0: as fast as it goes
+	__u64 interval;	  // interval between packets in 2^-16 ns; 0: no limit
 };
 
 const volatile struct plan plan = {};
@@ -53,9 +51,9 @@ const volatile struct plan plan = {};
 // State of the one CPU that runs this program.
 struct progress {
 	__u64 sent;	// packets handed to the interface, which may refuse them
-	__u64 check;	// when sent reaches this, is_open looks closer
-	__u64 start_ns; // of the first packet, and of the schedule
-	__u64 end_ns;	// of the last one that the plan's limit allows
+	__u64 check;	// value of sent at which is_open checks the limit and the clock
+	__u64 start_ns; // time of the first packet and start of the schedule
+	__u64 end_ns;	// time of the last packet within the plan's limit
 	__u32 tuple;	// index of the next tuple
 	__u32 seq;	// next stamp
 	__u32 fragment; // next fragment of the datagram
@@ -64,9 +62,9 @@ struct progress {
 
 struct progress progress = {};
 
-// The plan, for a compiler that may read each field of it once and keep it, but must
-// not know its value: only the verifier does, and drops the branches that no plan like
-// this one takes. Read as volatile, the reads of these branches would stay.
+// Returns the plan. The compiler may read each field once and keep the value in a register, but
+// must not know it. Only the verifier knows the value, and removes the branches that the plan does
+// not take. Volatile reads in these branches would remain.
 static __always_inline const struct plan *the_plan(void)
 {
 	const struct plan *p = (const struct plan *)&plan;
@@ -75,12 +73,12 @@ static __always_inline const struct plan *the_plan(void)
 	return p;
 }
 
-// Copies len (even) bytes of the template.
+// Copies head_len (even) bytes of the template.
 static __always_inline void write_head(const struct plan *p, __u8 *frame)
 {
 	const __u16 *tail = (const __u16 *)p->head;
 
-	// Unrolled, because each branch is decided at load time.
+	// Unrolled, because the verifier decides each branch at load time.
 #pragma clang loop unroll(full)
 	for (__u32 i = 0; i < HEAD_MAX / 8; i++) {
 		if (p->head_len >= 8 * (i + 1)) {
@@ -112,7 +110,7 @@ static __always_inline __u32 put_port(__u8 *at, __u32 host)
 	return wire;
 }
 
-// Cuts the lowest digit off a mixed-radix number, unless nothing is left above it.
+// Removes the lowest digit of a mixed-radix number, unless no higher digits are in use.
 static __always_inline __u32 cut(__u32 *rest, __u32 radix, __u32 more)
 {
 	__u32 digit = *rest;
@@ -124,9 +122,9 @@ static __always_inline __u32 cut(__u32 *rest, __u32 radix, __u32 more)
 	return digit;
 }
 
-// Writes the addresses and ports that vary and returns what they add to the
-// checksums: addresses in the low half, ports in the high half. Fields that are
-// the same in every packet have no offset: they stand in the template.
+// Writes the variable addresses and ports. Returns their contribution to the checksums: addresses
+// in the low half, ports in the high half. The template contains constant fields, which have no
+// offset.
 static __always_inline __u64 write_tuple(const struct plan *p, __u8 *frame, __u32 rest)
 {
 	__u32 addresses = 0, ports = 0;
@@ -161,8 +159,8 @@ static __always_inline __u64 write_stamp(const struct plan *p, __u8 *at, __u64 n
 	return (words[0] & 0xffffffff) + (words[0] >> 32) + (words[1] & 0xffffffff) + (words[1] >> 32);
 }
 
-// Writes the fragment field, and clears what only a first fragment carries.
-// Returns the field as it counts in the IPv4 header's checksum.
+// Writes the fragment field and the identification. Returns their contribution to the checksum of
+// the IPv4 header.
 static __always_inline __u32 write_fragment(const struct plan *p, __u8 *frame, __u32 nth)
 {
 	__u32 more = nth + 1 < p->fragments;
@@ -179,7 +177,7 @@ static __always_inline __u32 write_fragment(const struct plan *p, __u8 *frame, _
 	return (__u32)field + ident;
 }
 
-// A later fragment carries zeros where the first has the transport header.
+// Writes zeros in a later fragment, in place of the transport header.
 static __always_inline void clear_transport(const struct plan *p, __u8 *frame)
 {
 #pragma clang loop unroll(full)
@@ -188,8 +186,8 @@ static __always_inline void clear_transport(const struct plan *p, __u8 *frame)
 			*(__u16 *)(frame + i) = 0;
 }
 
-// Moves on to the next fragment or tuple. A stride coprime to the number of
-// flows visits every tuple once a round, far from its neighbours in memory.
+// Advances to the next fragment or tuple. A stride coprime to the number of flows visits every
+// tuple once per round, far from its neighbours in memory.
 static __always_inline void next_packet(const struct plan *p, __u32 nth)
 {
 	__u32 tuple;
@@ -208,7 +206,7 @@ static __always_inline void next_packet(const struct plan *p, __u32 nth)
 	progress.tuple = tuple;
 }
 
-// The time for which the next packet is due. 0: not yet.
+// Returns the due time of the next packet, or 0 if it is not due.
 static __always_inline __u64 due_now(const struct plan *p)
 {
 	__u64 now = bpf_ktime_get_ns();
@@ -217,9 +215,9 @@ static __always_inline __u64 due_now(const struct plan *p)
 	return now < due ? 0 : due;
 }
 
-// Notes the times of the first and the last packet. It is asked about these only,
-// and about what comes after: between them one comparison lets packets through.
-// Inline, it would take registers from these.
+// Records the times of the first and the last packet, and closes the plan after its limit. The
+// sender calls it only for these packets: for all others, one comparison suffices. Inline, its code
+// would take registers from them.
 static __noinline int is_open(void)
 {
 	__u64 now;
@@ -230,7 +228,7 @@ static __noinline int is_open(void)
 	if (!progress.start_ns)
 		progress.start_ns = now;
 	if (now < progress.start_ns + schedule_ns(progress.sent, plan.interval))
-		return 0; // not due: end_ns is no earlier than the packet's own time
+		return 0; // not due: end_ns must not precede the packet's own time
 	progress.end_ns = now;
 	progress.check = plan.limit - 1;
 	return 1;
@@ -281,8 +279,8 @@ int load_send(struct xdp_md *ctx)
 	return bpf_redirect(p->ifindex, 0);
 }
 
-// The barest loop: the same bytes every time, no flows, no checksums. It is what
-// load_send is measured against.
+// A minimal loop: the same bytes every time, no flows, no checksums. It is the reference for
+// load_send.
 SEC("xdp")
 int load_loop(struct xdp_md *ctx)
 {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// The server end of connections: it answers each packet from what the packet
-// says, and keeps nothing.
+// The server end of connections: it answers each packet from the packet itself and has no state.
 #ifndef SLUICE_LOAD_SERVER_H
 #define SLUICE_LOAD_SERVER_H
 
 #include "load_tcp.h"
 
-// The server's initial sequence number follows from the client's: a repeated SYN
-// gets the same answer.
+// Computes the server's initial sequence number from the client's one, so that a retransmitted SYN
+// gets the same reply.
 static __always_inline __u32 server_isn(__u32 client_isn)
 {
 	return client_isn * 2654435761U;
@@ -35,10 +34,10 @@ static __always_inline int serve(struct xdp_md *ctx, const int family, const str
 		r.ack++;
 		return send_back(ctx, family, a, &r, PAYLOAD_NONE);
 	}
-	return XDP_DROP; // a bare ACK asks for nothing
+	return XDP_DROP; // a bare ACK needs no reply
 }
 
-// Takes an outer IPv4 or IPv6 header (IPIP) off, for services in mode tunnel.
+// Removes an outer IPv4 or IPv6 header (IPIP), for services in mode tunnel.
 static __always_inline int decapsulate(struct xdp_md *ctx)
 {
 	struct ethhdr *eth = (void *)(long)ctx->data;

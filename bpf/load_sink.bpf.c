@@ -1,28 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// The far end: counts what arrives, optionally checks checksums, sequence
-// numbers and the time on the way, and drops it. Everything that is not test
-// traffic (ARP, neighbour discovery, multicast) goes up to the kernel.
+// The far end: counts and drops test packets. It optionally checks checksums, sequence numbers and
+// latency. It passes other traffic (ARP, neighbour discovery, multicast) to the kernel.
 #include "load_frame.h"
 
 #define SENDERS 64
-#define CHECKED_MAX 9216 // bytes of a datagram whose checksum is verified
+#define CHECKED_MAX 9216 // maximum bytes of a datagram to verify
 
-// What to do beyond counting. Set before load.
+// Optional checks. Set before load.
 const volatile struct {
 	__u32 checksums; // verify IPv4 and transport checksums
 	__u32 stamps;	 // read sequence numbers and latency
 } settings = {};
 
-// What one CPU received.
+// Packets that one CPU received.
 struct received {
 	__u64 packets;
 	__u64 bytes; // frame bytes without FCS
 	__u64 bad_ip_checksum;
 	__u64 bad_l4_checksum;
-	__u64 fragments; // packets that are a fragment; their datagrams are not checked
-	__u64 unchecked; // of other protocols than TCP, UDP and ICMP
-	__u64 unstamped; // no stamp where one was expected
-	__u64 passed;	 // not test traffic, left to the kernel
+	__u64 fragments; // fragments; their datagrams are not checked
+	__u64 unchecked; // packets of protocols other than TCP, UDP and ICMP
+	__u64 unstamped; // packets without the expected stamp
+	__u64 passed;	 // other traffic, passed to the kernel
 };
 
 struct {
@@ -35,8 +34,8 @@ struct {
 // Sequence state by sender. One CPU delivers the packets of one sender; an
 // interface that spreads flows over CPUs makes packets late.
 struct sequence {
-	__u64 lost; // skipped and not seen since
-	__u64 late; // older than one that came before
+	__u64 lost; // sequence numbers skipped and not seen since
+	__u64 late; // packets older than a previous one
 	__u32 next; // expected stamp; it starts over after 2^32 packets
 	__u32 pad;
 };
@@ -55,14 +54,14 @@ struct {
 	__type(value, __u64);
 } load_latency SEC(".maps");
 
-// Where the parts of a received frame are.
+// Positions of the parts of a received frame.
 struct parts {
 	__u8 *l4;     // transport header
-	int l4_len;   // bytes of it and the payload, as the IP header says
-	__u64 pseudo; // pseudo header's sum without the length
+	int l4_len;   // bytes of transport header and payload, from the IP header
+	__u64 pseudo; // sum of the pseudo-header without the length
 	__u8 l4_proto;
 	__u8 v6;
-	__u8 fragment; // 1: not a whole datagram
+	__u8 fragment; // 1: a fragment
 };
 
 enum seen { SEEN_TEST, SEEN_OTHER, SEEN_BAD_IP };
@@ -108,15 +107,15 @@ static __always_inline enum seen parse_v6(__u8 *l3, __u8 *end, struct parts *p)
 	p->l4_proto = ip->nexthdr;
 	p->v6 = 1;
 	p->fragment = ip->nexthdr == IPPROTO_FRAGMENT;
-	// Neighbour discovery to a global address.
+	// Neighbour discovery may use a global address.
 	if (ip->nexthdr == IPPROTO_ICMPV6 && p->l4 + 1 <= end && *p->l4 >= 133 && *p->l4 <= 137)
 		return SEEN_OTHER;
 	p->pseudo = sum_words(&ip->saddr, 32) + bpf_htons(ip->nexthdr);
 	return SEEN_TEST;
 }
 
-// Whether the protocol's checksum is known. Of IPv6 that is so without extension
-// headers.
+// Reports whether the program can verify the checksum of the protocol. For IPv6, only without
+// extension headers.
 static __always_inline int is_checkable(const struct parts *p)
 {
 	switch (p->l4_proto) {
@@ -131,7 +130,7 @@ static __always_inline int is_checkable(const struct parts *p)
 	return 0;
 }
 
-// Sums the datagram, which ends where the frame does, in steps of 32, 4 and 1 bytes.
+// Verifies the checksum of the datagram, which ends with the frame, in steps of 32, 4 and 1 bytes.
 static __always_inline int l4_checksum_good(struct parts *p, __u8 *end)
 {
 	__u8 *at = p->l4;
@@ -140,7 +139,7 @@ static __always_inline int l4_checksum_good(struct parts *p, __u8 *end)
 	int i;
 
 	if (len != p->l4_len)
-		return 0; // cut short
+		return 0; // truncated
 	if (p->l4_proto == IPPROTO_ICMP)
 		sum = 0;
 	if (p->l4_proto == IPPROTO_UDP && at + 8 <= end && !*(__u16 *)(at + 6))
@@ -207,7 +206,7 @@ static __always_inline void examine(struct received *r, struct parts *p, __u8 *e
 		r->unstamped++;
 }
 
-// Cuts off what a frame holds behind its datagram, such as padding.
+// Removes bytes after the datagram in a frame, such as padding.
 static __always_inline void cut_padding(struct xdp_md *ctx)
 {
 	struct ethhdr *eth = (void *)(long)ctx->data;
@@ -225,7 +224,7 @@ static __always_inline void cut_padding(struct xdp_md *ctx)
 	else
 		return;
 	if (more > 0)
-		bpf_xdp_adjust_tail(ctx, -(int)more); // it refuses no frame as long as a header
+		bpf_xdp_adjust_tail(ctx, -(int)more); // succeeds for every frame of at least header length
 }
 
 SEC("xdp")
@@ -264,8 +263,8 @@ int load_sink(struct xdp_md *ctx)
 	return XDP_DROP;
 }
 
-// Sends a datagram back to where it came from: a far end for measuring both ways.
-// Swapping addresses and ports leaves every checksum right.
+// Reflects datagrams, to measure both directions. Swapped addresses and ports leave every checksum
+// valid.
 static __always_inline void swap_ends(void *a, void *b, int words)
 {
 	__u32 *x = a, *y = b;

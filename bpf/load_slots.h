@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// What the ends of connections keep: the client end's slots, counters, clocks,
-// and the injector's place in its schedule.
+// State of the connection ends: the client end's slots, counters, clocks, and the injector's
+// position in its schedule.
 #ifndef SLUICE_LOAD_SLOTS_H
 #define SLUICE_LOAD_SLOTS_H
 
@@ -10,28 +10,28 @@ enum stage {
 	STAGE_CLOSED,
 	STAGE_SYN,     // SYN sent
 	STAGE_REQUEST, // request sent
-	STAGE_IDLE,    // open, nothing under way
+	STAGE_IDLE,    // open, idle
 	STAGE_CLOSING, // FIN sent
 };
 
-// A turn of a slot is under way: a whole connection, or, where connections are
-// held, opening one or one request on it.
+// Reports whether a turn of a slot is in progress. A turn is a whole connection. If connections are
+// held, it is the handshake or one request.
 static __always_inline int is_busy(__u8 stage)
 {
 	return stage != STAGE_CLOSED && stage != STAGE_IDLE;
 }
 
-// One connection of the client end. seq and ack are what the next packet of the
-// client carries; while a request or FIN is out they are those of that packet.
+// One connection of the client end. seq and ack belong to the client's next packet. While a request
+// or FIN is unanswered, they belong to that packet.
 struct slot {
-	__u64 due_ns;  // when its turn was due
-	__u64 sent_ns; // when its last packet left
+	__u64 due_ns;  // due time of its turn
+	__u64 sent_ns; // time of its last packet
 	__u32 seq;
 	__u32 ack;
 	__u8 stage;    // enum stage
-	__u8 tries;    // of the packet that is out
-	__u16 request; // requests done on this connection
-	__u32 last;    // the request under way is the connection's last
+	__u8 tries;    // transmissions of the unanswered packet
+	__u16 request; // completed requests on this connection
+	__u32 last;    // the current request is the connection's last
 };
 
 struct {
@@ -44,7 +44,7 @@ struct {
 // Counters of one CPU.
 struct flow_counts {
 	__u64 started;	   // SYNs of new connections
-	__u64 established; // SYN ACKs that were awaited
+	__u64 established; // expected SYN-ACKs
 	__u64 requests;	   // first transmissions
 	__u64 responses;
 	__u64 completed; // connections closed in both directions
@@ -56,11 +56,11 @@ struct flow_counts {
 	__u64 gave_up_request;
 	__u64 gave_up_fin;
 	__u64 resets;	      // RST from the other side
-	__u64 resets_syn;     // those to a SYN
-	__u64 resets_request; // those to a request
+	__u64 resets_syn;     // RST in answer to a SYN
+	__u64 resets_request; // RST in answer to a request
 	__u64 unreachable;    // ICMP errors about packets of connections
 	__u64 wrong_length;   // responses of a wrong size
-	__u64 stray;	      // packets that belong to nothing under way
+	__u64 stray;	      // packets that match no turn in progress
 };
 
 struct {
@@ -84,8 +84,8 @@ struct {
 	__type(value, __u64);
 } load_response SEC(".maps"); // from the turn's due time to the response
 
-// Turns begun and ended, over all CPUs: the kernel may move the receiving side of
-// a link to another CPU than the injector's.
+// Turns begun and ended on all CPUs. The kernel may process the receiving side of a link on another
+// CPU than the injector.
 struct balance {
 	__u64 begun, ended;
 };
@@ -123,12 +123,12 @@ static __always_inline __u64 under_way(void)
 	return b ? b->begun - b->ended : 0;
 }
 
-// State of the injector; each has a collection of its own.
+// State of an injector. Each injector loads its own collection.
 struct injector {
 	__u64 start_ns;
-	__u64 turns;  // begun
+	__u64 turns;  // turns begun
 	__u32 cursor; // slot of the next turn
-	__u32 sweep;  // slot that is looked at next for its timer
+	__u32 sweep;  // next slot for the timer check
 };
 
 struct injector injector = {};

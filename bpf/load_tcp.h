@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// TCP segments without a TCP stack: reading one, and rewriting it in place into
-// the one that answers it.
+// TCP segments without a TCP stack: reads a segment and rewrites it in place into its reply.
 #ifndef SLUICE_LOAD_TCP_H
 #define SLUICE_LOAD_TCP_H
 
@@ -9,29 +8,29 @@
 #define REQUEST_MAX 256
 #define RESPONSE_HEAD_MAX 128
 
-// What the connections look like. Set before load.
+// The plan of the connections. Set before load.
 struct flow_plan {
-	__u32 ifindex;	    // the injector sends out of this interface
-	__u32 slots;	    // connections at once
+	__u32 ifindex;	    // egress interface of the injector
+	__u32 slots;	    // concurrent connections
 	__u32 first_slot;   // this injector's first slot
-	__u32 own_slots;    // and how many are its own
-	__u32 ports;	    // source ports of each source address
-	__u32 source_port;  // lowest
+	__u32 own_slots;    // number of its slots
+	__u32 ports;	    // source ports per source address
+	__u32 source_port;  // lowest source port
 	__u32 source_low;   // lowest source address, low 32 bits
-	__u32 dest_port;    // of the service
+	__u32 dest_port;    // port of the service
 	__u32 request_len;  // bytes
 	__u32 response_len; // bytes
 	__u32 request_sum;  // checksum words of the request
-	__u32 window;	    // turns under way at most, over all CPUs, when not paced
-	__u32 requests;	    // of a connection
+	__u32 window;	    // maximum turns in progress on all CPUs, without a schedule
+	__u32 requests;	    // requests per connection
 	__u32 hold;	    // connections stay open between their turns
-	__u32 max_tries;    // of any one packet
+	__u32 max_tries;    // transmissions per packet
 	__u32 v6;	    // family of the client end
-	__u64 interval;	    // between turns in 2^-16 ns; 0: as fast as they complete
-	__u64 limit;	    // turns
+	__u64 interval;	    // interval between turns in 2^-16 ns; 0: no schedule
+	__u64 limit;	    // number of turns
 	__u64 timeout_ns;   // retransmission timer
 	__u8 source[16];    // lowest source address on the wire, IPv4 in the last 4 bytes
-	__u8 dest[16];	    // of the service
+	__u8 dest[16];	    // address of the service
 	__u8 source_mac[6];
 	__u8 dest_mac[6];
 	__u8 request[REQUEST_MAX];
@@ -104,8 +103,7 @@ static __always_inline __u64 sum32(const void *at, int words)
 	return sum;
 }
 
-// Writes the TCP header and its checksum. sum holds the addresses' and the
-// payload's words.
+// Writes the TCP header and its checksum. sum holds the words of addresses and payload.
 static __always_inline void write_tcp(struct tcphdr *tcp, const struct tcp_fields *f, __u64 sum)
 {
 	__u32 *w = (__u32 *)tcp;
@@ -122,7 +120,7 @@ static __always_inline void write_tcp(struct tcphdr *tcp, const struct tcp_field
 	w[4] = csum;
 }
 
-// Turns the IPv4 header around: swaps nothing, writes everything.
+// Writes the complete IPv4 header.
 static __always_inline void write_ip4(struct iphdr *ip, __be32 from, __be32 to, __u16 l4_len)
 {
 	__u32 *w = (__u32 *)ip;
@@ -147,8 +145,8 @@ static __always_inline void write_macs(struct ethhdr *eth)
 	}
 }
 
-// The client end, which has an interface to send by, knows its gateway; answers
-// of servers may reach it past that. The server end answers whom it heard.
+// Sets the MAC addresses of a reply. The client end has an egress interface and knows its gateway;
+// replies of servers may bypass the gateway. The server end returns the frame to its sender.
 static __always_inline void turn_macs(struct ethhdr *eth)
 {
 	__u8 mac[ETH_ALEN];
@@ -162,20 +160,20 @@ static __always_inline void turn_macs(struct ethhdr *eth)
 	__builtin_memcpy(eth->h_source, mac, ETH_ALEN);
 }
 
-// What one end received.
+// A received segment.
 struct arrival {
 	__u32 seq, ack;
 	__u16 payload_len;
 	__be16 source, dest; // ports
 	__u32 dest_low;	     // low 32 bits of the destination, host order
 	__u8 flags;
-	__u8 first; // first byte of the payload that the ends look at
+	__u8 first; // first byte of the payload that the ends read
 };
 
 enum arrived { ARRIVED_TCP, ARRIVED_ICMP, ARRIVED_OTHER };
 
-// The byte of a request that asks the server to close: 'c' of "close" or 'k' of
-// "keep-alive" stands right behind this prefix.
+// Offset of the byte that asks the server to close or to keep the connection: 'c' of "close" or 'k'
+// of "keep-alive".
 #define CLOSE_OFFSET 28
 
 static __always_inline void read_tcp(struct arrival *a, const struct tcphdr *tcp)
@@ -222,7 +220,7 @@ static __always_inline enum arrived read6(struct xdp_md *ctx, struct arrival *a)
 
 	if ((void *)(s + 1) > end)
 		return ARRIVED_OTHER;
-	// Neighbour discovery (133 … 137) is the kernel's.
+	// Neighbour discovery (133 … 137) belongs to the kernel.
 	if (s->ip.nexthdr == IPPROTO_ICMPV6)
 		return *(__u8 *)tcp6_of(s) < 128 ? ARRIVED_ICMP : ARRIVED_OTHER;
 	if (s->ip.nexthdr != IPPROTO_TCP)
@@ -240,15 +238,15 @@ static __always_inline enum arrived read6(struct xdp_md *ctx, struct arrival *a)
 	return ARRIVED_TCP;
 }
 
-// An answer: flags, sequence numbers, and which payload.
+// A reply: flags, sequence numbers, and the payload.
 struct answer {
 	__u32 seq, ack;
 	__u8 flags;
-	__u8 close; // the request asks for the end of the connection
+	__u8 close; // the request asks to close the connection
 };
 
-// The byte that tells a request to close from one to keep alive changes the sum
-// by a known amount; Go computes request_sum with 'c'.
+// The byte that distinguishes a closing request changes the sum by a constant. Go computes
+// request_sum with 'c'.
 #define REQUEST_CLOSE 'c'
 #define REQUEST_KEEP 'k'
 
@@ -264,12 +262,12 @@ static __always_inline void write_request(__u8 *payload, int close)
 		payload[CLOSE_OFFSET] = close ? REQUEST_CLOSE : REQUEST_KEEP;
 }
 
-// The start of every response; the rest of the body is zeros, which is what
-// bpf_xdp_adjust_tail leaves in a frame that grows.
+// The start of every response. The rest of the body is zeros, which bpf_xdp_adjust_tail leaves in a
+// frame that grows.
 const volatile __u8 response_head[RESPONSE_HEAD_MAX] = {};
 const volatile __u32 response_head_len = 0;
 const volatile __u32 response_sum = 0;
-const volatile __u32 reply_ifindex = 0; // the server end answers here; 0: where it heard
+const volatile __u32 reply_ifindex = 0; // egress interface of the server end; 0: the ingress interface
 
 static __always_inline void write_response(__u8 *payload)
 {
@@ -280,8 +278,8 @@ static __always_inline void write_response(__u8 *payload)
 	}
 }
 
-// Makes the frame as long as the answer. Shrinks first, so that what grows is
-// zeroed by the kernel.
+// Makes the frame as long as the reply. It shrinks the frame first, so that the kernel
+// zeroes the bytes added after that.
 static __always_inline int resize(struct xdp_md *ctx, __u32 headers, __u32 payload_len)
 {
 	long have = (long)ctx->data_end - (long)ctx->data;
@@ -303,7 +301,7 @@ static __always_inline __u32 payload_len(enum payload p)
 
 static __always_inline __u32 payload_sum(enum payload p, int close)
 {
-	if (p == PAYLOAD_REQUEST) // CLOSE_OFFSET is even: the byte is a low one
+	if (p == PAYLOAD_REQUEST) // CLOSE_OFFSET is even: it is the low byte of a word
 		return plan.request_sum + (close ? 0 : REQUEST_KEEP - REQUEST_CLOSE);
 	return p == PAYLOAD_RESPONSE ? response_sum : 0;
 }
@@ -322,7 +320,7 @@ static __always_inline int write_payload(__u8 *at, void *end, enum payload p, in
 	return 0;
 }
 
-// Rewrites an arrived frame into the answer to it and sends it back.
+// Rewrites a received frame into its reply and sends it back.
 static __always_inline int send_back(struct xdp_md *ctx, const int family, const struct arrival *a,
 				     const struct answer *r, const enum payload p)
 {
@@ -368,8 +366,8 @@ static __always_inline int send_back(struct xdp_md *ctx, const int family, const
 		sum += sum32(&ip6_of(s)->saddr, 8);
 		write_tcp(tcp6_of(s), &f, sum);
 	}
-	// Not XDP_TX: veth wakes the peer after that only where the peer has an XDP
-	// program (veth_xdp_flush, kernel 6.18), and a gateway may have none.
+	// Not XDP_TX: with it, veth wakes the peer only if the peer has an XDP program
+	// (veth_xdp_flush, kernel 6.18). A gateway may have none.
 	if (plan.ifindex)
 		return bpf_redirect(plan.ifindex, 0);
 	return bpf_redirect(reply_ifindex ? reply_ifindex : ctx->ingress_ifindex, 0);

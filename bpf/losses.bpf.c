@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-/* Frames that are lost after an XDP program has said where they go: redirected to
- * an interface that does not take them, or refused by one that does, or aborted.
- * No socket buffer was made of them yet, so that skb:kfree_skb, which drops.bpf.c
- * counts, never sees them.
+/* Frames that the kernel loses after the verdict of an XDP program: the interface
+ * accepts no redirects, its driver refuses the frames, or the program aborts. The
+ * frames have no socket buffer yet. Therefore skb:kfree_skb, which drops.bpf.c
+ * counts, does not see them.
  */
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -24,23 +24,24 @@ struct bpf_prog {
 
 enum loss_kind {
 	LOSS_REDIRECT, /* the redirect was refused: xdp:xdp_redirect_err */
-	LOSS_SEND,     /* the driver did not take the frames: xdp:xdp_devmap_xmit */
+	LOSS_SEND,     /* the driver refused the frames: xdp:xdp_devmap_xmit */
 	LOSS_ABORTED,  /* the program failed, or an XDP_TX: xdp:xdp_exception */
 };
 
 struct loss_key {
 	__u32 netns;	  /* inode of the network namespace */
-	__u32 from;	  /* interface that the frames arrived by */
-	__u32 to;	  /* interface that they were to leave by; 0 not known */
-	__s32 error;	  /* negative errno, 0 none */
+	__u32 from;	  /* ingress interface */
+	__u32 to;	  /* egress interface; 0: not known */
+	__s32 error;	  /* negative errno; 0: none */
 	__u32 kind;	  /* enum loss_kind */
-	char program[16]; /* that said so; empty where the tracepoint does not tell */
+	char program[16]; /* name; empty if the tracepoint does not report it */
 };
 
 const enum loss_kind *_export_kind __attribute__((unused));
 
-/* Frames of each kind; written by the programs below, emptied by user space when a
- * watch begins. Kinds are pairs of interfaces: what finds no room is not counted. */
+/* Lost frames by kind. The programs below write them; user space empties the map
+ * when a watch begins. Kinds include pairs of interfaces: a kind without room in
+ * the map is not counted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(max_entries, 4096);
@@ -65,8 +66,8 @@ static __always_inline void lose(struct loss_key *key, struct net_device *from, 
 		__sync_fetch_and_add(count, frames);
 }
 
-/* (device, program, target, error, map type, map, index). Of a plain redirect, without a
- * map, the index is the interface; of a map of devices the target begins with it. */
+/* (device, program, target, error, map type, map, index). For a redirect without a map,
+ * the index is the interface. For a device map, the target begins with its device. */
 SEC("tp_btf/xdp_redirect_err")
 int redirect_err(__u64 *ctx)
 {
@@ -98,7 +99,7 @@ int devmap_xmit(__u64 *ctx)
 	return 0;
 }
 
-/* (device, program, action). Redirects that fail are told by xdp_redirect_err. */
+/* (device, program, action). xdp_redirect_err reports failed redirects. */
 SEC("tp_btf/xdp_exception")
 int exception(__u64 *ctx)
 {

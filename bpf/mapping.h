@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Mappings that inside hosts have asked for (PCP, RFC 6887): a binding that lives
-// without flows, and that everybody outside may use.
+// Mappings that inside hosts request (PCP, RFC 6887): bindings that live without flows and admit
+// every outside host.
 #ifndef SLUICE_MAPPING_H
 #define SLUICE_MAPPING_H
 
 #include "nat.h"
 
-// Whether an inside endpoint, the destination of a packet as it becomes, is mapped: then
-// the rule's filter does not matter.
+// Reports whether an inside endpoint, the translated destination of a packet, has a mapping. The
+// filter of the rule then does not apply.
 __noinline int mapped(const struct tuple *to, __u32 rule, __u32 family)
 {
 	struct mapping_key key = {};
@@ -22,7 +22,7 @@ __noinline int mapped(const struct tuple *to, __u32 rule, __u32 family)
 	return !!bpf_map_lookup_elem(&mappings, &key);
 }
 
-// The binding of a mapping, with a reference that the mapping holds.
+// Creates or finds the binding of a mapping and takes a reference for the mapping.
 static __always_inline int map_bind(const struct mapping_key *key, const struct mapping *m, __u32 exact, __u32 place,
 				    struct bind *b)
 {
@@ -37,13 +37,13 @@ static __always_inline int map_bind(const struct mapping_key *key, const struct 
 	b->rule = key->rule;
 	b->now = now_ticks();
 	b->exact = exact;
-	b->charged = 1; // mappings have a number for a limit
+	b->charged = 1; // mappings have a limit on their number instead of a rate
 	b->want = bpf_ntohs(m->port);
 	b->place = place;
 	reason = bind(b);
 	if (reason != REASON_FLOW || !exact)
 		return reason;
-	// The endpoint was bound before: to what is wanted, or it cannot be.
+	// The inside endpoint already had a binding. It must have the requested outside endpoint.
 	if ((b->want && b->port != m->port) ||
 	    (place && (m->outside.d[0] != b->outside.d[0] || m->outside.d[1] != b->outside.d[1]))) {
 		binding_put(b->index, b->family == FAMILY_6, b->now);
@@ -52,8 +52,8 @@ static __always_inline int map_bind(const struct mapping_key *key, const struct 
 	return reason;
 }
 
-// The request that user space runs a program with, in the place of a frame: programs
-// of type syscall cannot search tries.
+// Returns the request that user space passes in place of a frame. The programs are of type XDP,
+// because programs of type syscall cannot search LPM tries.
 static __always_inline struct mapping_request *request_of(struct xdp_md *ctx)
 {
 	struct mapping_request *r = (void *)(long)ctx->data;
@@ -61,8 +61,8 @@ static __always_inline struct mapping_request *request_of(struct xdp_md *ctx)
 	return (void *)(r + 1) <= (void *)(long)ctx->data_end ? r : (void *)0;
 }
 
-// Run by user space: makes a mapping. One step for the kernel, so that a killed daemon
-// leaves either both the binding's reference and the mapping, or neither.
+// Creates a mapping; user space runs this program. The kernel completes the run even if the daemon
+// is killed: either both the reference and the mapping exist, or neither.
 SEC("xdp")
 int map_open(struct xdp_md *ctx)
 {
@@ -97,7 +97,7 @@ int map_open(struct xdp_md *ctx)
 	return XDP_PASS;
 }
 
-// Run by user space: ends a mapping.
+// Removes a mapping; user space runs this program.
 SEC("xdp")
 int map_close(struct xdp_md *ctx)
 {

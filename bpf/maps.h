@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Every map. Sizes marked "set at load" come from the
-// configuration or the machine's memory. All maps but "works" are pinned and
-// outlive the daemon.
+// All maps. The loader sets the sizes marked "set at load" from the configuration or the machine's
+// memory. All maps but "works" are pinned and outlive the daemon.
 #ifndef SLUICE_MAPS_H
 #define SLUICE_MAPS_H
 
@@ -9,7 +8,7 @@
 #include "switches.h"
 #include "work.h"
 
-// Words of the datapath as a whole. Generation: user space and programs.
+// Global words of the datapath. User space and the programs increment the generation.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -18,9 +17,9 @@ struct {
 	__type(value, struct control);
 } control SEC(".maps");
 
-// Next hops, placed by a hash of their content. Written by the programs; an
-// entry of an earlier generation may be overwritten. 1,024 neighbours that are
-// in use at once have room; more share places and are looked up again.
+// Next hops, placed by a hash of their content. Written by the programs, which may overwrite an
+// entry of an earlier generation. About 1,024 neighbours in use have places of their own. More
+// neighbours share places, and the programs look them up again.
 #define HOPS 4096
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -29,8 +28,8 @@ struct {
 	__type(value, struct hop);
 } hops SEC(".maps");
 
-// Settings of interfaces, and IPv4 addresses and broadcast addresses of this host, for the check of
-// sources. Written by user space when addresses or settings change.
+// Reverse path settings of the interfaces, and the IPv4 and broadcast addresses of this host, for
+// the check of sources. User space writes them when addresses or settings change.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
@@ -54,8 +53,8 @@ struct {
 	__type(value, struct own_filter);
 } own_filter SEC(".maps");
 
-// MTUs of routes that have one, in bytes; 0 for more specific routes that have none. Written and deleted
-// by user space.
+// MTUs of routes in bytes. A more specific route without an MTU has the value 0. Written and
+// deleted by user space.
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 65536);
@@ -82,7 +81,7 @@ struct {
 	__type(value, struct listener);
 } listeners SEC(".maps");
 
-// Listeners with port ranges, cut into port prefixes, and with every port.
+// Listeners with port ranges, cut into port prefixes, and listeners on all ports.
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 262144);
@@ -91,8 +90,8 @@ struct {
 	__type(value, struct listener);
 } listener_ranges SEC(".maps");
 
-// Numbers of services by interface and listener, where an address has listeners of different
-// interfaces. Written and deleted by user space; as many as there can be of ranges.
+// Service numbers by interface and listener, for addresses that have listeners on different
+// interfaces. Written and deleted by user space; as many as listener_ranges may have.
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 262144);
@@ -101,9 +100,10 @@ struct {
 	__type(value, __u32);
 } iface_listeners SEC(".maps");
 
-// Listeners without flows, in pairs: a key stands at the place of its hash or
-// beside it, and one cache line tells. What finds no place goes the long way,
-// with the same outcome. Written by user space through mmap, the key last.
+// Listeners of services without flows, in buckets of two. A key is in the slot of its hash or in
+// the other slot of the same bucket, so that a search reads one cache line. A listener without a
+// free slot takes the full path, with the same result. User space writes the elements through mmap,
+// the key last.
 enum direct_place {
 	DIRECT_BITS = 13,
 	DIRECT_MULTIPLIER = 0x9e3779b97f4a7c15ULL,
@@ -116,7 +116,7 @@ struct {
 	__type(value, struct direct);
 } directs SEC(".maps");
 
-// Endpoint of a backend to the virtual endpoint. Written by user space.
+// Maps the endpoint of a backend to the virtual endpoint. Written by user space.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -149,8 +149,8 @@ struct {
 	__type(value, struct backend_hop);
 } backend_hops SEC(".maps");
 
-// Scheduler tables, one region a service: backend ids. User space allocates the
-// regions, writes a new one beside the old and then switches service.slots.
+// Scheduler tables, one region per service, of backend ids. User space allocates the regions. It
+// writes the new table into a free region and then switches service.slots.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1 << 22);
@@ -159,7 +159,7 @@ struct {
 	__type(value, __u64); // four slots of 16 bits
 } slots SEC(".maps");
 
-// Counts of services and of backends. Written by the programs.
+// Counters of services and of backends. Written by the programs.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_SERVICES);
@@ -176,7 +176,7 @@ struct {
 	__type(value, struct load);
 } backend_loads SEC(".maps");
 
-// Packets and bytes that keep no flow, by backend and CPU.
+// Packets and bytes without a flow, by backend and CPU.
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, MAX_BACKENDS);
@@ -184,8 +184,8 @@ struct {
 	__type(value, struct tally);
 } tallies SEC(".maps");
 
-// Persistence: the backend of a client. Least recently used goes first: losing
-// one costs a client its backend, not its connection.
+// Persistence: the backend of each client. The map evicts the least recently used client. An
+// evicted client loses its backend for new connections, not its open connections.
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
@@ -193,8 +193,8 @@ struct {
 	__type(value, struct sticky);
 } stickies SEC(".maps");
 
-// Clients under a quota. Made with their first flow, deleted with the last.
-// When it is full no further client is admitted to what has a quota.
+// Clients under a quota. The programs create an element with the first flow and delete it with the
+// last one. A full map admits no further client to a service or rule with a quota.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -203,8 +203,8 @@ struct {
 	__type(value, struct client);
 } clients SEC(".maps");
 
-// Mappings that inside hosts have asked for. Each holds a reference to its binding.
-// Made and deleted by map_open and map_close; user space writes the times.
+// Mappings that inside hosts requested. Each one holds a reference to its binding. map_open creates
+// and map_close deletes them; user space writes the expiry times.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -213,7 +213,7 @@ struct {
 	__type(value, struct mapping);
 } mappings SEC(".maps");
 
-// Rates of clients; the least recently used is forgotten.
+// Rates of clients. The map evicts the least recently used client.
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
@@ -230,8 +230,8 @@ struct {
 	__type(value, __u32);
 } sessions SEC(".maps");
 
-// Prefixes and the sets, rules and exceptions that they belong to. A prefix
-// holds the bits of every shorter one that covers it, so one search is enough.
+// Prefixes and the sets, rules and exceptions they belong to. The value of a prefix includes the
+// bits of all shorter prefixes that cover it, so that one search suffices.
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 1 << 20);
@@ -240,8 +240,8 @@ struct {
 	__type(value, __u64);
 } members SEC(".maps");
 
-// Single addresses of such lists, looked up first. What has no room here stands in
-// the trie. Set at load.
+// Single addresses of the same lists, looked up first. An address without room here is in the trie.
+// Set at load.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1024);
@@ -257,7 +257,7 @@ struct {
 	__type(value, struct firewall_rule);
 } firewall_rules SEC(".maps");
 
-// Rules that translate sources. User space writes all but the counts.
+// Source NAT rules. User space writes everything but the counters.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_NAT_RULES);
@@ -266,7 +266,8 @@ struct {
 	__type(value, struct nat_rule);
 } nat_rules SEC(".maps");
 
-// Their order, and the one that is being written. Written by user space through mmap.
+// Two orders of the NAT rules: the one in force, and the one that user space prepares. Written by
+// user space through mmap.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 2);
@@ -284,8 +285,8 @@ struct {
 	__type(value, struct pool_addr);
 } pools SEC(".maps");
 
-// The NAT rules whose pool an address is in, by its number: bit n: rule n. Written by
-// user space. Set at load.
+// NAT rules of each pool address, indexed by the number of the address: bit n is set if the pool of
+// rule n contains it. Written by user space. Set at load.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -302,9 +303,9 @@ struct {
 	__type(value, __u32);
 } pool_numbers SEC(".maps");
 
-// Numbers of pool addresses, those of each pool one behind the other: a rule and a
-// backend say where theirs begin. The first ones are the numbers themselves, where
-// a pool of neighbours needs no run of its own. Written by user space; set at load.
+// Numbers of pool addresses, with the addresses of each pool in consecutive elements. A rule and a
+// backend store the first element of their pool. The first elements contain their own index, so
+// that a pool with consecutive numbers needs no run of its own. Written by user space. Set at load.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -313,7 +314,7 @@ struct {
 	__type(value, __u64);
 } runs SEC(".maps");
 
-// Ports: element number * 3 + class (0 TCP, 1 UDP, 2 ICMP). Set at load.
+// Port bitmaps: the element is number * 3 + class (0 TCP, 1 UDP, 2 ICMP). Set at load.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 3);
@@ -322,8 +323,7 @@ struct {
 	__type(value, struct port_map);
 } port_maps SEC(".maps");
 
-// Blocks of ports, by pool address: user space marks those that there are not as
-// taken. Set at load.
+// Blocks of ports by pool address. User space marks blocks that do not exist as taken. Set at load.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -332,10 +332,11 @@ struct {
 	__type(value, struct block_map);
 } block_maps SEC(".maps");
 
-// Binding of an outside port: (number * 3 + class) << 16 | port to the index of
-// the entry that leads to it + 1; bit 31: in flows6. 0: none. Two an element, which
-// has eight bytes at least. A part has the ports of one class of one address; user space
-// makes it when the address comes into use. How many there may be is set at load.
+// Bindings by outside port. The key is (number * 3 + class) << 16 | port. The value is the index +
+// 1 of the entry that leads to the binding, with bit 31 set for flows6, or 0. An array element has
+// at least eight bytes and therefore holds two ports. A part covers the ports of one class of one
+// address. User space creates it when the address is first used. The number of parts is set at
+// load.
 struct owner_part {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1 << 15);
@@ -346,7 +347,7 @@ struct owner_part {
 
 PARTS(port_owners, struct owner_part);
 
-// Stateless prefixes, by their role, and those of nat64.
+// Prefixes of stateless rules, by role, and prefixes of nat64 rules.
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 65536);
@@ -355,9 +356,9 @@ struct {
 	__type(value, struct prefix);
 } prefixes SEC(".maps");
 
-// Directions of TCP connections whose backend went down, and their service << 16 | backend: what
-// is still sent in them is answered by a reset. The least recently used is forgotten: who sends
-// in it is not told. Written by the programs.
+// Directions of TCP connections to a backend that is down. The value is service << 16 | backend.
+// The programs answer further packets with a reset. The map evicts the least recently used
+// direction; its sender then gets no reset. Written by the programs.
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
@@ -365,7 +366,7 @@ struct {
 	__type(value, __u32);
 } ended SEC(".maps");
 
-// First fragments. Lost ones cost one datagram.
+// Decisions on first fragments. An evicted one costs one datagram.
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -373,7 +374,7 @@ struct {
 	__type(value, struct fragment);
 } fragments SEC(".maps");
 
-// Fragments that came before their first one: 1,000 of them.
+// Later fragments that arrived before their first fragment: room for about 1,000.
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 21);
@@ -389,9 +390,10 @@ struct {
 	__type(value, struct interface_addr);
 } interfaces SEC(".maps");
 
-// Hardware addresses at which frames are for this host: all of them, and those of the interfaces
-// themselves at the place of their index, with the low 16 bits of it (0: another interface
-// has the place). Written by user space.
+// Hardware addresses of this host: frames to any other one are not for it. "stations" holds all
+// addresses. "own_stations" holds the address of each interface, in the element of its index modulo
+// the size, with the low 16 bits of the index. An element of another interface has other low bits.
+// Written by user space.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -408,12 +410,12 @@ struct {
 	__type(value, __u64);
 } own_stations SEC(".maps");
 
-// SYNs that were sent on without a flow: a fingerprint of client and service and
-// the backend, so that the answer is told from other connections of the backend,
-// and the rest of the handshake stays on it when the scheduler's table changes.
-// A slot holds the last SYN that hashed to it: nothing to fill up, nothing to
-// expire. At a million SYNs a second one answer in a thousand that takes a
-// millisecond finds its slot taken; its client sends the SYN again.
+// SYNs that were forwarded without a flow: a fingerprint of client and service, and the backend.
+// The fingerprint distinguishes the SYN-ACK from other packets of the backend. It also keeps the
+// rest of the handshake on this backend when the scheduler's table changes. A slot holds the last
+// SYN with its hash, so that the table cannot fill up and needs no expiry. At a million SYNs per
+// second, one handshake in a thousand with a delay of one millisecond finds its slot overwritten.
+// The client then sends its SYN again.
 #define RECENT_SYNS (1 << 20)
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -422,9 +424,9 @@ struct {
 	__type(value, __u64); // fingerprint << 32 | backend
 } recent_syns SEC(".maps");
 
-// SYNs to services that were refused: a fingerprint of the tuple and its first number, so that what
-// is sent again for want of an answer is counted as one connection. A slot holds the last one
-// that hashed to it.
+// Refused SYNs to services: a fingerprint of the tuple and the initial sequence number. It
+// recognizes retransmissions, so that the counters count one connection. A slot holds the last SYN
+// with its hash.
 #define REFUSED_SYNS (1 << 16)
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -433,9 +435,9 @@ struct {
 	__type(value, __u32);
 } refused_syns SEC(".maps");
 
-// Flows whose sequence numbers are changed, by the index of their primary entry;
-// bit 31: in flows6. Made by the client's SYN or cookie, deleted by the sweeper. Small
-// until programs edit TCP headers; then set at load.
+// Flows with changed sequence numbers, by the index of their primary entry, with bit 31 set for
+// flows6. The client's SYN or cookie creates an element; the sweeper deletes it. The map is small
+// until a configuration needs edits of TCP headers; then set at load.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -446,15 +448,15 @@ struct {
 
 #define ADJUST_6 0x80000000U
 
-// What user space is asked to do.
+// Requests and notifications to user space.
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
 	__type(value, struct event);
 } events SEC(".maps");
 
-// Working memory of a CPU: programs run one after the other, and their stacks
-// are small. Explain has its own, where it leaves the plan.
+// Working memory of each CPU, because the stacks of the programs are small. The programs of one CPU
+// run one after the other. "sluice explain" loads its own instance and reads the plan there.
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -462,7 +464,7 @@ struct {
 	__type(value, struct work);
 } works SEC(".maps");
 
-// The one timer, that sweeps.
+// The timer of the sweeper.
 struct sweeper {
 	struct bpf_timer timer;
 };

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// What is asked of the kernel before a packet may open a flow.
+// Lookups in the kernel before a packet may open a flow: sockets and routes.
 #ifndef SLUICE_MISS_H
 #define SLUICE_MISS_H
 
 #include "rewrite.h"
 #include "source.h"
 
-// A local socket goes before a binding of the same port. Its tuple is not in the frame
-// that everything behind a miss stands on.
+// Reports whether a local socket receives the packet: it has precedence over a binding of the same
+// port. A separate function, so that its tuple does not occupy the stack frame of miss.
 static __noinline bool socket_here(void *ctx, const struct packet *p)
 {
 	struct bpf_sock_tuple t = {};
@@ -47,8 +47,8 @@ static __always_inline bool to_local_pool(const struct packet *p)
 	return address && address->local;
 }
 
-// What is asked once a flow: sockets and routes of the untranslated packet. REASON_NONE: it
-// may be decided on.
+// Looks up sockets and routes of the untranslated packet, once per flow. Returns REASON_NONE if the
+// decision may proceed.
 static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan, const bool xdp)
 {
 	if (never_routed(p) || (p->family == FAMILY_4 && refuses_source(ctx, p->ifindex, p->tuple.saddr.w[0],
@@ -63,8 +63,8 @@ static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan, 
 	return REASON_NONE;
 }
 
-// The TCP header of a packet that may have to do with a cookie. What cannot be
-// read is left without a length, and asks for none.
+// Reads the TCP header of a packet that may carry a cookie or need one. An unreadable header gets
+// the length 0, so that no cookie applies.
 static __always_inline int cookie_read(void *ctx, const struct packet *p, const bool xdp)
 {
 	struct work *w = the_work();
@@ -75,7 +75,7 @@ static __always_inline int cookie_read(void *ctx, const struct packet *p, const 
 	if (!get(ctx, p->l4_off, w->cookie.tcp, sizeof(struct tcphdr), xdp))
 		w->cookie.tcp[12] = 0;
 	end = (w->cookie.tcp[12] >> 4) * 4;
-	bounded(end); // or the loop's own bound is left out, which Linux 6.1 needs
+	bounded(end); // keeps the explicit bound of the loop in the code: Linux 6.1 needs it
 	for (__u32 at = sizeof(struct tcphdr); at < sizeof(w->cookie.tcp) && at < end; at += 4) {
 		if (get(ctx, p->l4_off + at, w->cookie.tcp + at, 4, xdp))
 			continue;

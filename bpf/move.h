@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Flows that come from nftables with the service that they belong to.
+// Takes over flows from nftables, together with their service.
 #ifndef SLUICE_MOVE_H
 #define SLUICE_MOVE_H
 
@@ -12,7 +12,7 @@ static __always_inline struct flow_request *flow_request_of(struct xdp_md *ctx)
 	return (void *)(r + 1) <= (void *)(long)ctx->data_end ? r : (void *)0;
 }
 
-// What both sides of a flow have been heard to say, while nftables had it.
+// Records the TCP state that both sides of a flow reached while nftables had it.
 static __always_inline void heard_before(struct entry_meta *m, struct entry_meta *twin, __u8 heard, bool open)
 {
 	__sync_fetch_and_or(flags_word(m), (__u32)heard << HEARD_SHIFT);
@@ -23,7 +23,8 @@ static __always_inline void heard_before(struct entry_meta *m, struct entry_meta
 	}
 }
 
-// Run by user space, with the request in the place of a frame: makes a flow that nftables had.
+// Makes a flow that nftables had. User space runs this program with the request in place of a
+// frame.
 SEC("xdp")
 int flow_take(struct xdp_md *ctx)
 {

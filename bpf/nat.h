@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Outside endpoints: which pool address and port an inside endpoint is bound to.
+// Bindings: the pool address and port of each inside endpoint.
 #ifndef SLUICE_NAT_H
 #define SLUICE_NAT_H
 
@@ -12,7 +12,7 @@ static __always_inline bool has_client(const struct nat_rule *rule)
 	return !(rule->flags & NAT_DETERMINISTIC) && (rule->block || rule->pool_len > 1 || rule->pool6_len > 1);
 }
 
-// Allocates an outside endpoint for b without making it known.
+// Allocates an outside endpoint for b without publishing it.
 static __always_inline int bind_allocate(struct bind *b, const struct nat_rule *rule, struct port_request *r,
 					 struct client_key *who)
 {
@@ -34,7 +34,7 @@ static __always_inline int bind_allocate(struct bind *b, const struct nat_rule *
 			return REASON_CLIENTS_FULL;
 		}
 		if (rule->max_ports && was >= rule->max_ports) {
-			client_port_put(&b->inside.saddr, b->rule); // its last port may just have been given back
+			client_port_put(&b->inside.saddr, b->rule); // its last port may have been freed meanwhile
 			return REASON_CLIENT_PORTS;
 		}
 		b->client_seen = 1;
@@ -61,7 +61,7 @@ static __always_inline int bind_allocate(struct bind *b, const struct nat_rule *
 	return REASON_NONE;
 }
 
-// Gives back the port that was taken for a binding which is not made after all.
+// Frees the port of a binding that the caller does not make after all.
 static __always_inline void bind_cancel(const struct bind *b)
 {
 	give_port(b->slot >> 16, b->slot & 0xffff);
@@ -69,7 +69,7 @@ static __always_inline void bind_cancel(const struct bind *b)
 		client_port_put(&b->inside.saddr, b->rule);
 }
 
-// Whether what was allocated is what the client insists on.
+// Reports whether the allocated endpoint is the one that the client requires.
 static __always_inline bool as_wanted(const struct bind *b, const struct nat_rule *rule, const struct port_request *r)
 {
 	__u32 first = b->outside_family == FAMILY_6 ? rule->pool6 : rule->pool;
@@ -78,8 +78,9 @@ static __always_inline bool as_wanted(const struct bind *b, const struct nat_rul
 	       (!b->place || r->map / PORT_CLASSES == pool_number(first + b->place - 1));
 }
 
-// What explain says of a binding that is not made: the outside endpoint of the one
-// that is there, else the only address of the pool. 0 is chosen with the packet.
+// Fills b with the outside endpoint for "sluice explain", which makes no binding. It is the
+// endpoint of the existing binding, or the only address of the pool. Zero means that the packet
+// itself decides.
 __noinline int bind_foresee(struct bind *b)
 {
 	struct pool_addr *address = 0;
@@ -106,8 +107,9 @@ __noinline int bind_foresee(struct bind *b)
 	return 0;
 }
 
-// The binding that goes before one that was just published, when another CPU has mapped the
-// same endpoint at the same time; else NO_ENTRY. As first_flow does it with flows.
+// Returns another binding of the same endpoint that has precedence over a new one, or NO_ENTRY. Two
+// CPUs may publish bindings of one endpoint at the same time. first_flow does the same for
+// flows.
 __noinline __u32 first_binding(const struct tuple *key, __u32 index, __u32 v6)
 {
 	__u32 other = NO_ENTRY, first;
@@ -126,8 +128,8 @@ __noinline __u32 first_binding(const struct tuple *key, __u32 index, __u32 v6)
 	return other;
 }
 
-// The entry of a new binding. REASON_NEW_FLOW, REASON_FLOW when another CPU was
-// faster, REASON_TABLE_FULL.
+// Makes the entry of a new binding. Returns REASON_NEW_FLOW, REASON_FLOW if another CPU was faster,
+// or REASON_TABLE_FULL.
 static __always_inline int bind_entry(struct bind *b, const struct tuple *key)
 {
 	__u32 index, other, flags;
@@ -169,9 +171,9 @@ static __always_inline int bind_entry(struct bind *b, const struct tuple *key)
 	return REASON_FLOW;
 }
 
-// The binding of an inside endpoint. REASON_FLOW or REASON_NEW_FLOW with one
-// reference taken, else why not. Of b->alone a new one is only a port, without an
-// entry: the flow that the caller makes of it is to hold it.
+// Finds or makes the binding of an inside endpoint. Returns REASON_FLOW or REASON_NEW_FLOW with one
+// reference taken, otherwise the cause of the failure. With b->alone, a new binding is only a port
+// without an entry, and the flow that the caller makes holds it.
 __noinline int bind(struct bind *b)
 {
 	struct work *w = the_work();
@@ -212,7 +214,7 @@ __noinline int bind(struct bind *b)
 	return b->alone ? REASON_NEW_FLOW : bind_entry(b, &w->key);
 }
 
-// NAT rules in the order of the configuration.
+// Returns the NAT rules in the order of the configuration.
 static __always_inline struct nat_order *order_now(void)
 {
 	struct control *c = the_control();

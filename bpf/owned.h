@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Virtual addresses of the gateway, and what is sent there to no service.
+// Packets to virtual addresses of the gateway that no service accepts.
 #ifndef SLUICE_OWNED_H
 #define SLUICE_OWNED_H
 
 #include "hop.h"
 
-// What becomes of a packet that nothing wants. Others route virtual addresses to this host;
-// its own default route would lead the packet back to them, until its TTL is used up. It is
-// answered without a route too: many routers have none, or a blackhole that they announce. The
-// host's own addresses are not in the list: bpf_fib_lookup tells them from no route by nothing.
+// Refuses a packet to a virtual address that no service accepts. Routers send virtual addresses to
+// this host. Its own default route would return the packet to them, until its TTL expired. The
+// refusal needs no route to the address: many gateways have no such route, or announce a blackhole
+// route. LIST_SERVED does not mark addresses of the host itself, because bpf_fib_lookup cannot
+// distinguish them from missing routes.
 static __always_inline int unserved_here(void *ctx, struct packet *p, struct plan *plan)
 {
 	__u64 address = member_of(&p->tuple.daddr, LIST_SERVED, p->family == FAMILY_6);
@@ -26,7 +27,7 @@ static __always_inline int unserved_here(void *ctx, struct packet *p, struct pla
 			return REASON_NOT_OURS;
 	}
 	if (is_icmp(p->tuple.l4_proto) && !(p->flags & PACKET_QUERY))
-		return REASON_UNSERVED; // an answer that nobody asked for
+		return REASON_UNSERVED; // an unsolicited reply
 	if (address & SERVED_RESET)
 		plan->answer = tcp ? ANSWER_RESET : ANSWER_UNREACHABLE_PORT;
 	else if (address & SERVED_REJECT)

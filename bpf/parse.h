@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// From frame to struct packet. Nothing here writes a packet or knows a hook.
+// Parses a frame into struct packet. This file writes no packet and is independent of the hook.
 #ifndef SLUICE_PARSE_H
 #define SLUICE_PARSE_H
 
@@ -32,10 +32,10 @@
 #define NEXT_NONE 59
 #define NEXT_DEST 60
 #define OPTION_JUMBO 0xc2    // RFC 2675, in a hop-by-hop header
-#define JUMBO_SIZE 8	     // of such a header, which BIG TCP packets of IPv6 have
-#define EXTENSIONS_MAX 7     // headers walked before a packet is called bad,
-#define EXTENSIONS_BYTES 960 // and bytes (RFC 8504 §5.3)
-#define EXTENDED_OFF 0x3ff   // bits of ETH_HLEN + 40 + EXTENSIONS_BYTES, the furthest that a header begins
+#define JUMBO_SIZE 8	     // bytes of such a header, as in BIG TCP packets of IPv6
+#define EXTENSIONS_MAX 7     // at most so many extension headers,
+#define EXTENSIONS_BYTES 960 // and so many bytes (RFC 8504 §5.3)
+#define EXTENDED_OFF 0x3ff   // mask for ETH_HLEN + 40 + EXTENSIONS_BYTES, the highest offset of a header
 
 struct ports {
 	__be16 source;
@@ -57,8 +57,8 @@ struct fragment_header {
 	__be32 id;
 };
 
-// A length as an IP or UDP header states it: 0 where the field is too small, as the kernel writes it into packets that
-// are segmented later (BIG TCP).
+// Returns the length field of an IP or UDP header. It is 0 if the field is too small. The kernel
+// does the same for packets that it segments later (BIG TCP).
 static __always_inline __be16 stated_len(__u32 len)
 {
 	return len > 0xffff ? 0 : bpf_htons(len);
@@ -69,8 +69,8 @@ static __always_inline __u32 now_ticks(void)
 	return (__u32)bpf_jiffies64();
 }
 
-// Whether more ticks than so many have passed since then. Another CPU may have noted "then"
-// a moment after this one looked at its clock.
+// Reports whether more than "ticks" ticks have passed since "then". Another CPU may have recorded
+// "then" slightly after "now" was read.
 static __always_inline bool elapsed(__u32 now, __u32 then, __u32 ticks)
 {
 	return now + hz - then > ticks + hz;
@@ -85,12 +85,12 @@ static __always_inline bool icmp_is_error(__u8 type, const bool v6)
 {
 	if (v6)
 		return type >= ICMP6_UNREACHABLE && type <= ICMP6_PARAMETER;
-	// Not source quench, which is nobody's business any more (RFC 5508 REQ-10c, RFC 6633).
+	// Source quench is not included: it is obsolete (RFC 5508 REQ-10c, RFC 6633).
 	return type == ICMP4_UNREACHABLE || type == ICMP4_TIME_EXCEEDED || type == ICMP4_PARAMETER ||
 	       type == ICMP4_REDIRECT;
 }
 
-// ICMP and ICMPv6: which types are queries, answers and errors.
+// Classifies ICMP and ICMPv6 types as queries, replies and errors.
 static __always_inline enum reason parse_icmp(const struct icmp_header *icmp, struct packet *p, const bool v6)
 {
 	__u8 type = icmp->type;
@@ -111,11 +111,11 @@ static __always_inline enum reason parse_icmp(const struct icmp_header *icmp, st
 	if (v6 && type >= 130 && type <= 137) // MLD, neighbour discovery, redirect
 		return REASON_NOT_ROUTED;
 	p->flags |= PACKET_NO_FLOW;
-	p->tuple.kind = KIND_NONE; // or it would be found with the flow whose identifier is 0
+	p->tuple.kind = KIND_NONE; // the tuple must not match a flow with the identifier 0
 	return REASON_NONE;
 }
 
-// Transport header at l4, which ends before end, and before the packet does.
+// Parses the transport header at l4. It must end before "end" and within the packet.
 static __always_inline enum reason parse_l4(void *l4, void *end, struct packet *p, const bool v6)
 {
 	int room = (int)(ETH_HLEN + p->l3_len) - (int)p->l4_off;
@@ -135,9 +135,9 @@ static __always_inline enum reason parse_l4(void *l4, void *end, struct packet *
 			return REASON_TRUNCATED;
 		break;
 	case IPPROTO_SCTP:
-		if (l4 + 12 > end || room < 12) // its common header (RFC 9260 §3.1)
+		if (l4 + 12 > end || room < 12) // SCTP common header (RFC 9260 §3.1)
 			return REASON_TRUNCATED;
-		p->flags |= PACKET_NO_FLOW; // but of a service: its ports are never changed
+		p->flags |= PACKET_NO_FLOW; // flows of services only: SCTP ports never change
 		break;
 	case IPPROTO_ICMP:
 	case IPPROTO_ICMPV6:
@@ -157,7 +157,8 @@ static __always_inline enum reason parse_l4(void *l4, void *end, struct packet *
 	return REASON_NONE;
 }
 
-// IPv4 header at offset 14. joined: the packet is segmented later (GSO), and may be longer than its header can state.
+// Parses the IPv4 header at offset 14. "joined" marks a packet that the kernel segments later (GSO)
+// and that may exceed the length field of its header.
 static __always_inline enum reason parse_ipv4(void *data, void *end, struct packet *p, bool joined)
 {
 	struct iphdr *ip = data + ETH_HLEN;
@@ -209,7 +210,7 @@ static __always_inline bool is_extension(__u8 next)
 	return false;
 }
 
-// The same of IPv6. Extension headers are left to next_extension.
+// Parses the IPv6 header. next_extension handles extension headers.
 static __always_inline enum reason parse_ipv6(void *data, void *end, struct packet *p, bool joined)
 {
 	struct ipv6hdr *ip = data + ETH_HLEN;
@@ -238,7 +239,7 @@ static __always_inline enum reason parse_ipv6(void *data, void *end, struct pack
 	return parse_l4(data + p->l4_off, end, p, true);
 }
 
-// What a fragment header says.
+// Reads a fragment header.
 static __always_inline void parse_fragment(const struct fragment_header *f, __u32 off, struct packet *p)
 {
 	p->fragment_at = off - ETH_HLEN;
@@ -253,18 +254,18 @@ static __always_inline void parse_fragment(const struct fragment_header *f, __u3
 		p->flags |= PACKET_FIRST_FRAGMENT;
 }
 
-// A walk over the extension headers of a packet.
+// The state of a walk over the extension headers of a packet.
 struct extensions {
 	__u32 walked; // headers
-	__u32 off;    // of the next one
-	__u32 next;   // what it is
+	__u32 off;    // offset of the next header
+	__u32 next;   // type of the next header
 	__u32 reason;
 };
 
-// Walks over the next one. Not zero: it was the last one, or the packet is dropped.
+// Skips the next extension header. Returns non-zero at the end of the walk, or to drop the packet.
 static __always_inline int next_extension(void *data, void *end, struct packet *p, struct extensions *x)
 {
-	__u32 off = x->off & EXTENDED_OFF, l3_end = ETH_HLEN + p->l3_len; // as it was, which the verifier must know
+	__u32 off = x->off & EXTENDED_OFF, l3_end = ETH_HLEN + p->l3_len; // unchanged, but the verifier needs the bound
 	__u8 *header = data + off;
 
 	if (!is_extension(x->next) || p->flags & PACKET_LATER_FRAGMENT)
@@ -309,11 +310,11 @@ static __always_inline struct extensions first_extension(const struct packet *p)
 	return (struct extensions){ .off = ETH_HLEN + sizeof(struct ipv6hdr), .next = p->tuple.l4_proto };
 }
 
-// Ends the walk: the transport header behind the extension headers. What follows the header of a later fragment
-// is in the first fragment.
+// Ends the walk and parses the transport header after the extension headers. A later fragment has
+// no transport header.
 static __always_inline enum reason parse_behind(void *data, void *end, struct packet *p, const struct extensions *x)
 {
-	__u32 off = x->off & EXTENDED_OFF; // as it was
+	__u32 off = x->off & EXTENDED_OFF; // unchanged, but the verifier needs the bound
 
 	if (x->reason != REASON_NONE)
 		return x->reason;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Pools: which of its addresses a client is offered, and the ports, paired, in blocks or computed.
+// Pools: chooses the pool address of a client and a port, paired, in blocks or computed.
 #ifndef SLUICE_POOL_H
 #define SLUICE_POOL_H
 
 #include "port.h"
 #include "prefix.h"
 
-// The pool address that an address is, with its number; null for others.
+// Returns the pool address with this address, and its number; null if there is none.
 static __always_inline struct pool_addr *pool_of(const union addr *a, __u32 *number)
 {
 	union addr key = *a;
@@ -18,8 +18,8 @@ static __always_inline struct pool_addr *pool_of(const union addr *a, __u32 *num
 	return bpf_map_lookup_elem(&pools, number);
 }
 
-// The number of the pool address at a place of runs; where there is none, one that is
-// nobody's.
+// Returns the number of the pool address in an element of runs, or NO_ENTRY if the element does not
+// exist.
 __noinline __u32 pool_number(__u32 place)
 {
 	__u64 *number = bpf_map_lookup_elem(&runs, &place);
@@ -27,7 +27,7 @@ __noinline __u32 pool_number(__u32 place)
 	return number ? *number : NO_ENTRY;
 }
 
-// The outside endpoint of the binding that an entry leads to.
+// Fills b with the outside endpoint of the binding that an entry leads to.
 static __always_inline bool bind_outside(struct bind *b, __u32 index)
 {
 	if (b->family == FAMILY_6) {
@@ -67,9 +67,9 @@ static __always_inline __u32 used_ports(__u32 number, __u32 class)
 	return m ? *(volatile __u32 *)&m->used : 0;
 }
 
-// Where the search for a pool address begins: of two that the client's address
-// hashes to, the emptier one, so that clients who stay with an address (RFC 4787
-// REQ-2) fill all of them alike.
+// Returns the pool address at which the search begins. The client's address hashes to two
+// candidates; the one with fewer used ports wins. Clients keep their pool address (RFC 4787 REQ-2),
+// so this choice fills the pool evenly.
 static __always_inline __u32 first_address(const union addr *a, __u32 first, __u32 len, __u32 class)
 {
 	__u32 h = (a->w[0] ^ a->w[1] ^ a->w[2] ^ a->w[3]) * 0x9e3779b1U;
@@ -99,10 +99,10 @@ static __always_inline bool set_pool(const struct bind *b, struct port_request *
 	return true;
 }
 
-#define POOL_TRIES 16 // pool addresses that a client without one is offered
+#define POOL_TRIES 16 // pool addresses to try for a client that has none
 
-// The functions that follow are verified on their own: the client that bind_allocate
-// has counted is looked up again, by a key that needs no stack.
+// The verifier checks the functions below one by one. They look up the client that bind_allocate
+// counted again. The key is in the working memory and needs no stack.
 static __always_inline struct client *client_again(void)
 {
 	struct work *w = the_work();
@@ -110,8 +110,8 @@ static __always_inline struct client *client_again(void)
 	return w ? bpf_map_lookup_elem(&clients, &w->who) : (void *)0;
 }
 
-// Makes the pool address of a port that was taken the client's, or gives the port back
-// because another CPU chose another address.
+// Assigns the pool address of a newly taken port to the client. It frees the port if another CPU
+// chose another address.
 static __always_inline bool pair(struct client *client, struct port_request *r)
 {
 	__u32 mine = r->map / PORT_CLASSES + 1, owned = __sync_val_compare_and_swap(&client->pool, 0, mine);
@@ -123,12 +123,12 @@ static __always_inline bool pair(struct client *client, struct port_request *r)
 	return false;
 }
 
-#define POOL_PARTING 0xffffffffU // no number: one CPU takes the client's blocks back
+#define POOL_PARTING 0xffffffffU // not an address number: one CPU is freeing the blocks of the client
 
-// Parts a client from a pool address that has left the rule's pool. One with blocks of it
-// keeps it until its ports have rested, because nobody else may have them meanwhile;
-// unless the host has lost the address: then they are nobody's. False: try again. The
-// request is told the address that it has.
+// Releases a client from a pool address that left the pool of the rule. A client with blocks keeps
+// the address until its ports have passed their hold-down, because no other client may use them
+// before. The exception is an address that the host lost. Returns 0 if the caller has to try again.
+// w->request.owned becomes the client's address if the pool still contains it.
 __noinline int part(struct client *c, __u32 rule)
 {
 	struct work *w = the_work();
@@ -159,8 +159,8 @@ __noinline int part(struct client *c, __u32 rule)
 
 #define NEXT_ADDRESS REASON_COUNT
 
-// A port of the client's pool address, or of the one that is to be tried while it has
-// none. NEXT_ADDRESS: another one may have some.
+// Takes a port of the client's pool address. A client without one tries the address at "at".
+// Returns NEXT_ADDRESS if another address may have a port.
 __noinline int take_at(const struct bind *b, struct port_request *r, __u32 at)
 {
 	struct client *client;
@@ -176,7 +176,7 @@ __noinline int take_at(const struct bind *b, struct port_request *r, __u32 at)
 	return client && pair(client, r) ? REASON_NONE : NEXT_ADDRESS;
 }
 
-// The same, of one pool address after the other.
+// Takes a port and tries the pool addresses in turn.
 __noinline int take_paired(const struct bind *b, struct port_request *r)
 {
 	__u32 at;
@@ -194,7 +194,8 @@ __noinline int take_paired(const struct bind *b, struct port_request *r)
 	return REASON_NO_PORT;
 }
 
-// Points r at the i-th block of a client, which is taken when it has no such one yet.
+// Sets the port range of r to the i-th block of a client. It allocates the block if the client has
+// none there.
 __noinline int block_of(const struct bind *b, struct port_request *r, __u32 i)
 {
 	__u32 at, number, owned, block, id;
@@ -238,7 +239,7 @@ found:
 	return REASON_NONE;
 }
 
-// A port of the client's blocks.
+// Takes a port from the blocks of the client.
 static __always_inline int take_blocked(const struct bind *b, struct port_request *r)
 {
 	for (__u32 i = 0; i < CLIENT_BLOCKS; i++) {
@@ -252,9 +253,10 @@ static __always_inline int take_blocked(const struct bind *b, struct port_reques
 	return REASON_NO_PORT;
 }
 
-// RFC 7422: pool address and block follow from the client's address, its place
-// among the rule's sources. Such a list's value is 1 << 63 | place of the prefix's
-// first address << 8 | host bits. False: the rule has no block for it.
+// Computes pool address and block from the client's address (RFC 7422), more exactly from its
+// position among the sources of the rule. The value of a prefix in LIST_BLOCKS is 1 << 63 |
+// position of its first address << 8 | host bits. Returns false if the rule has no block for the
+// client.
 static __always_inline bool compute_block(const struct bind *b, struct port_request *r, const struct nat_rule *rule,
 					  __u32 id)
 {

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Ports of the pool addresses: bitmaps, of which free ones are taken by chance.
+// Ports of the pool addresses: bitmaps with random allocation.
 #ifndef SLUICE_PORT_H
 #define SLUICE_PORT_H
 
 #include "binding.h"
 
-// Position of a port in its map: even ports first.
+// Returns the bit number of a port in its bitmap: even ports precede odd ports.
 static __always_inline __u32 bit_of(__u16 port)
 {
 	return (port & 1) << 15 | port >> 1;
 }
 
-// Bits of word w (of one parity) that stand for half-ports first..last.
+// Returns the bits of word w that represent half-ports first..last. A half-port is a port / 2; w
+// counts the words of one parity.
 static __always_inline __u64 usable(__u32 w, __u32 first, __u32 last)
 {
 	__u64 mask = ~0ULL;
@@ -23,7 +24,7 @@ static __always_inline __u64 usable(__u32 w, __u32 first, __u32 last)
 	return mask;
 }
 
-// Takes a free bit of one word. The position, or -1.
+// Takes a free bit of one word. Returns its bit number, or -1.
 __noinline int take_word(__u32 map, __u32 w, __u64 mask)
 {
 	struct port_map *m = bpf_map_lookup_elem(&port_maps, &map);
@@ -53,8 +54,8 @@ __noinline int take_word(__u32 map, __u32 w, __u64 mask)
 	return -1;
 }
 
-// The first word at or after w, within from..to and round its end, that the
-// summary does not call full; w itself when there is none.
+// Returns the first word at or after w that the summary does not mark as full. The search wraps
+// around within from..to. It returns w itself if all words are full.
 __noinline __u32 open_word(__u32 map, __u32 w, __u32 from, __u32 to)
 {
 	struct port_map *m = bpf_map_lookup_elem(&port_maps, &map);
@@ -81,8 +82,9 @@ __noinline __u32 open_word(__u32 map, __u32 w, __u32 from, __u32 to)
 	return w;
 }
 
-// Ports of parity r->odd within half-ports r->from..r->to: a random word, then the
-// next one that is not full. Two looks are nearly always enough, at any fill.
+// Takes a port of parity r->odd within half-ports r->from..r->to. The search begins at a random
+// word and continues with the next word that is not full. At any load, two steps nearly always
+// suffice.
 __noinline int take_half(struct port_request *r)
 {
 	__u32 w;
@@ -103,7 +105,7 @@ __noinline int take_half(struct port_request *r)
 	return -1;
 }
 
-// Ports of one parity within first..last.
+// Takes a port of one parity within first..last.
 static __always_inline int take_parity(struct port_request *r, __u32 odd, __u32 first, __u32 last)
 {
 	if (first > last || last < odd)
@@ -114,7 +116,7 @@ static __always_inline int take_parity(struct port_request *r, __u32 odd, __u32 
 	return take_half(r);
 }
 
-// Ports of r within first..last: of the wanted parity, else of the other one.
+// Takes a port within first..last, preferably of the same parity as r->want.
 static __always_inline int take_range(struct port_request *r, __u32 first, __u32 last)
 {
 	int bit = take_parity(r, r->want & 1, first, last);
@@ -122,7 +124,7 @@ static __always_inline int take_range(struct port_request *r, __u32 first, __u32
 	return bit >= 0 ? bit : take_parity(r, !(r->want & 1), first, last);
 }
 
-// Takes the wanted port itself.
+// Takes exactly the port r->want.
 __noinline int take_exact(struct port_request *r)
 {
 	__u32 bit;
@@ -136,9 +138,8 @@ __noinline int take_exact(struct port_request *r)
 	return 1;
 }
 
-// Ports of r within first..last. On an address of this host those that its sockets get
-// (ip_local_port_range) are given out last, so that its own connections hardly ever take the endpoint of a
-// flow.
+// Takes a port within first..last. On an address of this host, the ports of ip_local_port_range are
+// the last choice: connections of the host itself then rarely conflict with a flow.
 static __always_inline int take_upper(struct port_request *r, __u32 first, __u32 last)
 {
 	__u32 number = r->map / PORT_CLASSES;
@@ -155,8 +156,8 @@ static __always_inline int take_upper(struct port_request *r, __u32 first, __u32
 	return bit >= 0 ? bit : take_range(r, first, last);
 }
 
-// Takes a port; REASON_NONE and r->port, or REASON_NO_PORT. Ports below 1024 stand
-// for each other, and those above, as long as there are some (RFC 4787 REQ-3a).
+// Takes a port and returns REASON_NONE with r->port, or REASON_NO_PORT. A port below 1024 gets one
+// below 1024, and a port above gets one above, as long as one is free (RFC 4787 REQ-3a).
 static __always_inline int choose_port(struct port_request *r)
 {
 	int bit;
@@ -176,7 +177,7 @@ static __always_inline int choose_port(struct port_request *r)
 	return REASON_NONE;
 }
 
-// The same, after the port that is wanted.
+// Takes the exact port if the request requires it and it is free, otherwise any other.
 static __always_inline int choose_wanted(struct port_request *r)
 {
 	if (have_mappings && r->exact && take_exact(r))
@@ -184,7 +185,7 @@ static __always_inline int choose_wanted(struct port_request *r)
 	return choose_port(r);
 }
 
-// The same in a function of its own.
+// Takes a port; a global function that the verifier checks once.
 __noinline int take_port(struct port_request *r)
 {
 	return r ? choose_wanted(r) : REASON_INTERNAL;

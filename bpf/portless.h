@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Protocols of which a NAT rule translates the address alone: ESP, GRE, tunnels, and SCTP,
-// whose ports stay as they are. Such a packet has no outside port that could tell inside hosts
-// apart, and so no binding: of each pool address one inside host may talk to a peer by a
-// protocol, of SCTP by the same two ports, as with the kernel's connection tracking. The flow's
-// reply entry is what says whose that is.
+// Source NAT of protocols without ports: ESP, GRE, tunnels, and SCTP, which keeps its ports. A rule
+// translates only the address. Such a packet has no outside port that could distinguish inside
+// hosts, and therefore no binding. On each pool address, only one inside host may talk to a given
+// peer by a protocol, or for SCTP by the same two ports. Conntrack has the same limit. The reply
+// entry of the flow records the inside host.
 #ifndef SLUICE_PORTLESS_H
 #define SLUICE_PORTLESS_H
 
 #include "nat.h"
 
-// Of DCCP and UDP-Lite a checksum covers the addresses; ICMP has a flow by its identifier, or none.
+// Reports whether a packet has a protocol without ports. DCCP and UDP-Lite are excluded, because
+// their checksums cover the addresses. ICMP has a flow by its identifier, or none.
 static __always_inline bool portless(const struct packet *p)
 {
 	switch (p->tuple.l4_proto) {
@@ -24,8 +25,9 @@ static __always_inline bool portless(const struct packet *p)
 
 #define PORTLESS_TRIES (POOL_TRIES + 1)
 
-// The i-th pool address to try, or NO_ENTRY: first the one that the client has ports of, so
-// that ESP leaves with the address of its key exchange; of deterministic blocks there is no other.
+// Returns the i-th pool address to try, or NO_ENTRY. The first is the address on which the client
+// has ports, so that ESP uses the address of its key exchange. A rule with deterministic blocks has
+// only one address per client.
 __noinline __u32 nth_address(struct bind *b, __u32 i)
 {
 	struct work *w = the_work();
@@ -56,7 +58,7 @@ __noinline __u32 nth_address(struct bind *b, __u32 i)
 	return pool_number(r->pool + (hash % r->pool_len + i - 1) % r->pool_len);
 }
 
-// Gives a packet the pool address of a number, unless its answers would be another flow's.
+// Gives a packet the pool address with this number, unless its replies would match another flow.
 __noinline int take_number(struct plan *plan, __u32 number)
 {
 	struct pool_addr *address = bpf_map_lookup_elem(&pools, &number);
@@ -70,7 +72,7 @@ __noinline int take_number(struct plan *plan, __u32 number)
 	return find(&w->key, plan->family == FAMILY_6) == NO_ENTRY ? REASON_NONE : REASON_CLASH;
 }
 
-// A pool address for a packet whose destination is planned. b->slot tells which.
+// Chooses a pool address for a packet with a planned destination. b->slot records the address.
 __noinline int take_address(struct plan *plan, struct bind *b)
 {
 	int reason = REASON_NO_PORT;

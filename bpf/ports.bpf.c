@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-/* Which local ports programs asked for by number, of those where they wait for
- * others: TCP listeners, and UDP sockets without a remote side.
+/* Local ports that programs bound by number: ports of TCP listeners, and of UDP
+ * sockets without a remote side.
  *
- * The kernel remembers it, because such a port outlives a disconnect, but shows
- * it in no file and by no netlink message. Iterators walk the sockets of the
- * network namespace of whoever opens them.
+ * The kernel records this fact, because such a port outlives a disconnect. No file
+ * and no netlink message shows it. An iterator walks the sockets of the network
+ * namespace in which it was opened.
  */
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -20,7 +20,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define IPPROTO_TCP 6
 #define IPPROTO_UDP 17
 #define TCP_LISTEN 10
-#define SOCK_BINDPORT_LOCK 8 /* net/sock.h: bind() named the port */
+#define SOCK_BINDPORT_LOCK 8 /* net/sock.h: bind() chose the port */
 
 struct asked_port {
 	__u16 port;

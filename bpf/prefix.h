@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Prefix lists, and rules that rewrite prefixes without state.
+// Prefix lists, and stateless rules on prefixes.
 #ifndef SLUICE_PREFIX_H
 #define SLUICE_PREFIX_H
 
 #include "maps.h"
 
-// Whether an interface is one of a list.
+// Reports whether a list of interfaces contains this interface.
 __noinline int listed(__u32 list, __u32 ifindex)
 {
 	struct interface_addr *i = bpf_map_lookup_elem(&interfaces, &ifindex);
@@ -13,13 +13,13 @@ __noinline int listed(__u32 list, __u32 ifindex)
 	return i && i->lists >> (list & 63) & 1;
 }
 
-// Whether the interfaces of a rule, 0 for every one, include the one with this index.
+// Reports whether the interfaces of a rule include this index. Zero means every interface.
 static __always_inline bool includes(__u32 of, __u32 ifindex)
 {
 	return !of || of == ifindex || (of & INTERFACE_LIST && listed(of, ifindex));
 }
 
-// With a frame of its own, so that the keys are not in those of all callers.
+// A separate function, so that its keys do not occupy the stack frames of its callers.
 __noinline __u64 member_find(const union addr *a, __u32 list, __u32 v6)
 {
 	struct member_key key = {
@@ -32,7 +32,7 @@ __noinline __u64 member_find(const union addr *a, __u32 list, __u32 v6)
 		return 0;
 	__builtin_memcpy(key.addr, a, sizeof(key.addr));
 	if (host_lists >> (list & 31) & 1) {
-		bits = bpf_map_lookup_elem(&hosts, &key.list); // a host_key is the rest of a member_key
+		bits = bpf_map_lookup_elem(&hosts, &key.list); // a host_key is the tail of a member_key
 		if (bits)
 			return *bits;
 	}
@@ -42,7 +42,7 @@ __noinline __u64 member_find(const union addr *a, __u32 list, __u32 v6)
 	return bits ? *bits : 0;
 }
 
-// Bits of the sets, rules or exceptions that an address belongs to.
+// Returns the bits of the sets, rules or exceptions that contain an address.
 static __always_inline __u64 member_of(const union addr *a, __u32 list, bool v6)
 {
 	return (host_lists | trie_lists) >> (list & 31) & 1 ? member_find(a, list, v6) : 0;
@@ -60,7 +60,7 @@ static __always_inline struct prefix *prefix_of(const union addr *a, enum prefix
 	return bpf_map_lookup_elem(&prefixes, &key);
 }
 
-// Puts the first "bits" bits of prefix in front of a.
+// Replaces the first "bits" bits of an address with a prefix.
 static __always_inline void replace_prefix(union addr *a, const union addr *prefix, __u32 bits)
 {
 	for (int i = 0; i < 4; i++) {
@@ -85,8 +85,8 @@ static __always_inline bool in_prefix(const union addr *a, const union addr *pre
 	return put.d[0] == a->d[0] && put.d[1] == a->d[1];
 }
 
-// RFC 6052 §2.2: an IPv4 address behind a prefix of 32, 40, 48, 56, 64 or 96
-// bits; bits 64 to 71 stay 0.
+// Embeds an IPv4 address in a prefix of 32, 40, 48, 56, 64 or 96 bits (RFC 6052 §2.2). Bits 64 to
+// 71 remain 0.
 static __always_inline void embed(union addr *out, const union addr *prefix, __u32 len, __be32 v4)
 {
 	__u8 *b = (__u8 *)&v4;
@@ -111,7 +111,7 @@ static __always_inline void embed(union addr *out, const union addr *prefix, __u
 		__builtin_memcpy(&out->b[5], b, 3);
 		out->b[9] = b[3];
 		break;
-	default: // 32
+	default: // a prefix of 32 bits
 		out->w[1] = v4;
 	}
 }
@@ -143,8 +143,9 @@ static __always_inline __be32 extract(const union addr *a, __u32 len)
 	return a->w[1];
 }
 
-// Whether Linux routes nothing from an IPv4 address (ip_route_input_slow): unspecified, loopback, multicast,
-// broadcast. It routes the rest of 0/8 and 240/4, and 169.254/16.
+// Reports whether Linux drops packets from an IPv4 address as martian (ip_route_input_slow):
+// unspecified, loopback, multicast and broadcast. It routes the rest of 0/8 and 240/4, and
+// 169.254/16.
 static __always_inline bool martian4(__be32 v4)
 {
 	__u32 a = bpf_ntohl(v4);
@@ -152,7 +153,8 @@ static __always_inline bool martian4(__be32 v4)
 	return !a || a >> 24 == 127 || a >> 28 == 0xe || a == 0xffffffff;
 }
 
-// Whether an IPv4 address has no meaning in IPv6: a martian one, or a link-local one (RFC 3927 §2.7).
+// Reports whether an IPv4 address has no meaning in IPv6: a martian one, or a link-local one (RFC
+// 3927 §2.7).
 static __always_inline bool nowhere4(__be32 v4)
 {
 	return martian4(v4) || bpf_ntohl(v4) >> 16 == 0xa9fe;

@@ -2,8 +2,8 @@
 
 /* CPU time by kernel stack: runs at each tick of a per-CPU clock event.
  *
- * Stacks are kept by a 64-bit hash of their frames. The kernel's own stack map
- * gives each stack one slot by 32 bits of hash and loses those that collide: a
+ * The map has a 64-bit hash of the frames as its key. The kernel's own stack map
+ * gives each stack one slot by a 32-bit hash and loses stacks that collide: a
  * third of all samples on a busy host.
  */
 #include <linux/bpf.h>
@@ -19,7 +19,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define FNV_PRIME 0x100000001b3ULL
 
 struct profile_key {
-	__u64 hash; /* of the frames; 0 in user space */
+	__u64 hash; /* hash of the frames; 0 in user space */
 	char comm[TASK_COMM_LEN];
 };
 
@@ -30,8 +30,9 @@ struct profile_stack {
 	__u64 ips[STACK_FRAMES]; /* innermost first */
 };
 
-/* Samples by what ran. Written here, read at the end. 8192: distinct kernel
- * stacks of a busy router in ten seconds are some thousands; at 800 bytes each. */
+/* Samples by process and stack. User space reads them at the end. A busy router has
+ * some thousands of distinct kernel stacks in ten seconds, of 800 bytes each: 8192
+ * elements have room for them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 8192);
@@ -39,7 +40,7 @@ struct {
 	__type(value, struct profile_stack);
 } profile_stacks SEC(".maps");
 
-/* Where a CPU puts the stack together; too large for its own stack. */
+/* Buffer in which a CPU assembles the stack, too large for the BPF stack. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -47,7 +48,7 @@ struct {
 	__type(value, struct profile_stack);
 } scratch SEC(".maps");
 
-/* [0]: samples that found no room in profile_stacks. */
+/* [0]: samples without room in profile_stacks. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);

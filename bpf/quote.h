@@ -7,13 +7,13 @@
 
 #define ICMP_SIZE 8
 
-// Steps over the extension headers of a quoted IPv6 packet. False: they do not end
-// within the quotation, or it is a later fragment, about which no host may send
-// errors (RFC 4443 §2.4 (e)).
+// Skips the extension headers of a quoted IPv6 packet. Returns false if they do not end within the
+// quotation. Returns false also for a later fragment, because no host may send errors about one
+// (RFC 4443 §2.4 (e)).
 static __always_inline bool quoted_extensions(void *ctx, struct quote *q, const bool xdp)
 {
 	for (int i = 0; i < EXTENSIONS_MAX && is_extension(q->l4_proto); i++) {
-		struct fragment_header h; // the first two bytes mean the same in all
+		struct fragment_header h; // all extension headers share the first two fields
 
 		if (q->l4_at + sizeof(h) > q->end || !get(ctx, q->l4_at, &h, sizeof(h), xdp))
 			return false;
@@ -38,10 +38,10 @@ static __always_inline bool quoted_extensions(void *ctx, struct quote *q, const 
 	return !is_extension(q->l4_proto) && q->l4_at <= q->end;
 }
 
-#define FIELD_MIN 128 // RFC 4884 §3: what stands before an extension is no shorter
+#define FIELD_MIN 128 // RFC 4884 §3: minimum length of the quoted packet before an extension
 
-// Bytes of the quoted packet, padded, where the error has an extension behind them
-// (RFC 4884 §4); else 0.
+// Returns the padded length of the quoted packet if an extension follows it in the error (RFC 4884
+// §4), otherwise 0.
 static __always_inline __u32 quoted_field(void *ctx, const struct packet *p, const bool xdp)
 {
 	bool v6 = p->family == FAMILY_6;
@@ -58,7 +58,8 @@ static __always_inline __u32 quoted_field(void *ctx, const struct packet *p, con
 	return field >= FIELD_MIN && p->l4_off + ICMP_SIZE + field < ETH_HLEN + p->l3_len ? field : 0;
 }
 
-// The quotation ends with the packet in it, before an extension, or with the error.
+// Computes the end of the quotation: the end of the quoted packet, the start of an extension, or
+// the end of the error.
 static __always_inline void quote_ends(struct quote *q, const struct packet *p, __u32 len)
 {
 	__u32 end = q->field ? q->at + q->field : ETH_HLEN + p->l3_len;
@@ -110,18 +111,18 @@ static __always_inline bool read_quote4(void *ctx, const struct packet *p, struc
 	return true;
 }
 
-// Ports or identifier of the quoted packet. False: they are not there, or it is an
-// error itself, about which no host may send one (RFC 1122 §3.2.2).
+// Reads the ports or the identifier of the quoted packet. Returns false if the quotation is too
+// short, or if it is itself an error: no host may send an error about one (RFC 1122 §3.2.2).
 static __always_inline bool read_quoted_l4(void *ctx, const struct packet *p, struct quote *q, const bool xdp)
 {
-	struct icmp_header head; // eight bytes, which RFC 792 promises
+	struct icmp_header head; // eight bytes, the minimum of RFC 792
 	bool v6 = p->family == FAMILY_6;
 
 	q->no_l4 = 1;
 	switch (q->l4_proto) {
 	case IPPROTO_TCP:
 	case IPPROTO_UDP:
-	case IPPROTO_SCTP: // found by its ports, which nobody changes
+	case IPPROTO_SCTP: // the ports identify the flow and never change
 		break;
 	case IPPROTO_ICMP:
 	case IPPROTO_ICMPV6:
@@ -152,8 +153,8 @@ static __always_inline bool read_quoted_l4(void *ctx, const struct packet *p, st
 	return true;
 }
 
-// Reads the quoted packet's headers and turns its ends round: "about" is what a
-// packet that answers it would be. False when they are not there.
+// Reads the headers of the quoted packet and swaps its endpoints: "about" then describes a reply to
+// the quoted packet. Returns false if the headers are incomplete.
 static __always_inline bool read_quote(void *ctx, const struct packet *p, struct work *w, const bool xdp)
 {
 	struct packet *about = &w->about;
@@ -173,7 +174,7 @@ static __always_inline bool read_quote(void *ctx, const struct packet *p, struct
 	about->tuple.l4_proto = q->l4_proto;
 	about->tuple.kind = q->no_l4 == QUOTE_OTHER_ICMP ? KIND_NONE : KIND_FLOW;
 	about->tuple.state = ENTRY_LIVE;
-	about->tcp_flags = TCP_SYN | TCP_ACK; // as the answer of a backend
+	about->tcp_flags = TCP_SYN | TCP_ACK; // like the SYN-ACK of a backend
 	about->family = p->family;
 	about->ifindex = p->ifindex;
 	about->now = p->now;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// A larger index of a flow table, filled while packets come. Who makes entries meanwhile, or
-// frees them, does so in both (claim_slot and unindex in stock.h); here the others get their slots.
+// Fills a larger index of a flow table while packets flow. Insertions and deletions during this
+// time update both indexes (claim_slot and unindex in stock.h). This program adds the slots of all
+// other entries.
 #ifndef SLUICE_REINDEX_H
 #define SLUICE_REINDEX_H
 
@@ -10,10 +11,10 @@ struct reindex {
 	__u32 v6;
 	__u32 first; // entry
 	__u32 count;
-	__u32 failed; // entries that found both of their buckets full
+	__u32 failed; // entries with no free slot in either bucket
 };
 
-// Whether one of a tuple's two buckets has a slot of the entry.
+// Reports whether one of the two buckets of a tuple has a slot for the entry.
 static __always_inline bool indexed_in(__u64 in, const struct tuple *t, __u32 index, const bool v6)
 {
 	struct place at = place_in(in, t, v6);
@@ -30,16 +31,17 @@ static __always_inline bool indexed_in(__u64 in, const struct tuple *t, __u32 in
 	return false;
 }
 
-// Gives an entry that the index in force finds by a key a slot in the next one too. False when there is no room.
+// Adds an entry to the next index, if the index in force has it under this key. Returns false if
+// there is no room.
 static __always_inline bool reindex_key(const struct tuple *key, __u32 index, const bool v6)
 {
 	__u64 in = index_in_force(v6), next = next_index(v6);
 
 	if (!indexed_in(in, key, index, v6) || indexed_in(next, key, index, v6))
-		return true; // who makes it just now puts it in both
+		return true; // an insertion in progress writes to both indexes
 	if (!(v6 ? claim_in6(key, index, next) : claim_in4(key, index, next)))
 		return false;
-	if (!indexed_in(in, key, index, v6)) { // freed in between, perhaps before it had this slot
+	if (!indexed_in(in, key, index, v6)) { // freed meanwhile, possibly before this slot existed
 		if (v6)
 			unindex_in6(key, index, next);
 		else
@@ -80,7 +82,7 @@ static long reindex_nth6(__u32 i, void *ctx)
 	return reindex_nth(i, ctx, true);
 }
 
-// Run by user space: gives entries slots in the index that is made ready.
+// Adds a range of entries to the next index; user space runs this program.
 SEC("syscall")
 int fill_index(struct reindex *ctx)
 {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Bytes of a packet by either hook: rewriting within a family, sending.
-// "xdp" is a constant that the compiler removes; what both hooks do alike is
-// written once.
+// Accesses to packet bytes for both hooks: rewriting within one family, and sending. "xdp" is a
+// constant that the compiler removes, so that common code exists once.
 #ifndef SLUICE_REWRITE_H
 #define SLUICE_REWRITE_H
 
@@ -33,7 +32,7 @@ static __always_inline __u16 fold16(__u64 sum)
 	return sum;
 }
 
-// What a change of one word adds to a sum.
+// Returns the amount that a change of one word adds to a sum.
 static __always_inline __u64 change(__u32 was, __u32 is)
 {
 	return (__u64)(__u32)~was + is;
@@ -63,8 +62,8 @@ static __always_inline __u16 check_after(__u16 check, __u64 delta)
 typedef __u32 __attribute__((may_alias)) word32;
 typedef __u16 __attribute__((may_alias)) word16;
 
-// Copies in words of four and two bytes: of memory that it knows nothing about,
-// clang copies single bytes for this machine.
+// Copies in words of four and two bytes. Without known alignment, clang would copy single bytes on
+// this target.
 static __always_inline void copy(void *to, const void *from, const __u32 len)
 {
 	__u32 i = 0;
@@ -84,7 +83,7 @@ static __always_inline bool put(void *ctx, __u32 off, const void *from, const __
 	struct xdp_md *md = ctx;
 	void *end = (void *)(long)md->data_end, *at = (void *)(long)md->data + (off & FRAME_MAX);
 
-	bounded(end); // every access has its own comparison
+	bounded(end); // each access needs its own bounds check
 	if (at + len > end)
 		return false;
 	copy(at, from, len);
@@ -105,8 +104,8 @@ static __always_inline bool get(void *ctx, __u32 off, void *to, const __u32 len,
 	return true;
 }
 
-// The same by a helper: of as many bytes as a variable says, or where the verifier would look at far more
-// instructions.
+// Reads bytes through a helper. It accepts a variable length, and it saves verifier instructions
+// where the direct access needs many.
 static __always_inline bool load(void *ctx, __u32 off, void *to, __u32 len, const bool xdp)
 {
 	return xdp ? !bpf_xdp_load_bytes(ctx, off, to, len) : !bpf_skb_load_bytes(ctx, off, to, len);
@@ -130,8 +129,8 @@ static __always_inline bool is_icmp(__u8 l4_proto)
 	return l4_proto == IPPROTO_ICMP || l4_proto == IPPROTO_ICMPV6;
 }
 
-// Adds changes to a transport checksum: pseudo of the pseudo-header, payload of
-// bytes that the checksum covers.
+// Updates a transport checksum. "pseudo" is the change of the pseudo-header; "payload" is the
+// change of bytes that the checksum covers.
 static __always_inline bool fix_check(void *ctx, __u32 off, __u8 l4_proto, __u64 pseudo, __u64 payload, const bool xdp)
 {
 	__u16 check;
@@ -152,13 +151,13 @@ static __always_inline bool fix_check(void *ctx, __u32 off, __u8 l4_proto, __u64
 
 	if (pseudo && bpf_l4_csum_replace(ctx, off, 0, fold32(pseudo), BPF_F_PSEUDO_HDR | mangled))
 		return false;
-	// Ports that stay as they are add up to the other zero of one's complement.
+	// Unchanged ports sum to the other representation of zero in one's complement.
 	return !changed || changed == 0xffffffff || !bpf_l4_csum_replace(ctx, off, 0, changed, mangled);
 }
 
-// Ports are covered by a checksum that fix_check changes along with them, so
-// that TC must not count them into the packet's sum a second time; but for UDP
-// without a checksum.
+// Writes the ports. fix_check updates the transport checksum, which covers the ports. On TC, the
+// packet's sum must therefore not include their change a second time. UDP without a checksum is the
+// exception.
 static __always_inline bool put_ports(void *ctx, __u32 off, const struct ports *ports, __u8 l4_proto, const bool xdp)
 {
 	__u16 check = 1;
@@ -172,7 +171,7 @@ static __always_inline bool put_ports(void *ctx, __u32 off, const struct ports *
 
 // ---- within one family ----
 
-// What the rewrite does to the sums.
+// Changes of the checksums by the rewrite.
 struct deltas {
 	__u64 addrs;
 	__u64 ports;
@@ -185,15 +184,15 @@ static __always_inline void deltas_of(struct deltas *d, const struct packet *p, 
 	d->ports = change(p->tuple.sport, plan->to.sport) + change(p->tuple.dport, plan->to.dport);
 }
 
-// What the hop limit goes down by. The kernel takes one off what it sends on itself, and off a
-// tunnel's outer header.
+// Returns the decrement of the TTL or hop limit. The kernel decrements it itself for packets that
+// it sends, and for the outer header of a tunnel.
 static __always_inline __u8 hops_down(const struct plan *plan)
 {
 	return plan->flags & PLAN_KERNEL && !plan->encap ? 0 : 1;
 }
 
-// The change of a TTL as a change of its word, of which it is the high byte: one less is
-// ~0x0100 + 0 in wire order.
+// Returns the checksum change of a TTL decrement. The TTL is the high byte of its word: a decrement
+// adds ~0x0100 + 0 in wire order.
 static __always_inline __u32 ttl_change(__u8 down)
 {
 	return down ? (__u16)~bpf_htons(0x0100) : 0;
@@ -219,7 +218,7 @@ static __always_inline void write_ip(void *l3, const struct plan *plan, __u64 ad
 	ip->check = check_after(ip->check, addrs + ttl_change(down));
 }
 
-// Rewrites a packet whose sums all stand in its headers.
+// Rewrites a packet that has all its checksums in its headers.
 static __always_inline int rewrite_headers(void *data, void *end, const struct packet *p, const struct plan *plan,
 					   const bool v6)
 {
@@ -239,11 +238,12 @@ static __always_inline int rewrite_headers(void *data, void *end, const struct p
 
 		if ((void *)(icmp + 1) > end)
 			return REASON_INTERNAL;
-		// The checksum covers nothing that changes. That of only zeros would become the other zero.
+		// The checksum covers no changed field. An update would turn the sum of an all-zero
+		// message into the other zero.
 		if (!v6 && plan->to.dport == p->tuple.dport)
 			return REASON_NONE;
 		icmp->check = check_after(icmp->check, (v6 ? d.addrs : 0) + change(p->tuple.dport, plan->to.dport));
-		if (plan->to.dport != p->tuple.dport) // not every message has an identifier there
+		if (plan->to.dport != p->tuple.dport) // only some messages have an identifier in this field
 			icmp->id = plan->to.dport;
 		return REASON_NONE;
 	}
@@ -277,8 +277,8 @@ static __always_inline int xdp_rewrite(struct xdp_md *ctx, const struct packet *
 
 extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak; // Linux 6.2
 
-// Whether the sum of a packet stands in its transport header alone, complete: then it
-// is rewritten there as XDP does it, without helpers.
+// Reports whether the transport header holds the complete checksum of a packet. The rewrite then
+// works as in XDP, without helpers.
 static __always_inline bool summed_in_header(struct __sk_buff *ctx)
 {
 	__u8 *summed;
@@ -313,7 +313,7 @@ static __always_inline int tc_rewrite(struct __sk_buff *ctx, const struct packet
 		} else {
 			((struct ports *)l4)->source = plan->to.sport;
 			((struct ports *)l4)->dest = plan->to.dport;
-			// Without a checksum nothing makes up for the ports.
+			// Without a UDP checksum, nothing compensates for the change of the ports.
 			if (p->tuple.l4_proto == IPPROTO_UDP && !*(__u16 *)(l4 + UDP_CHECK))
 				bpf_csum_update(ctx, fold32(d.ports));
 		}
@@ -322,8 +322,8 @@ static __always_inline int tc_rewrite(struct __sk_buff *ctx, const struct packet
 		if (!fix_check(ctx, p->l4_off, p->tuple.l4_proto, d.addrs, d.ports, false))
 			return REASON_INTERNAL;
 	}
-	// A checksum over the whole packet (CHECKSUM_COMPLETE): of IPv4 the
-	// header's own checksum has made up for its changes.
+	// A checksum over the whole packet (CHECKSUM_COMPLETE). In IPv4, the update of the header
+	// checksum compensates for the other changes of the header.
 	if (v6) {
 		__u64 header = minus(sum_addr(&p->tuple.saddr, true)) + minus(sum_addr(&p->tuple.daddr, true)) +
 			       sum_addr(&plan->to.saddr, true) + sum_addr(&plan->to.daddr, true) +
@@ -336,8 +336,8 @@ static __always_inline int tc_rewrite(struct __sk_buff *ctx, const struct packet
 
 // ---- sending ----
 
-// Redirect even to where the packet came from: on a veth XDP_TX loses packets
-// that a local stack has sent (TestSNATOffice, port-forward from inside).
+// Redirects even to the ingress interface. On a veth, XDP_TX loses packets that a local stack sent
+// (TestSNATOffice, port-forward from inside).
 static __always_inline int xdp_send(struct xdp_md *ctx, const struct hop *h)
 {
 	struct ethhdr *eth = (void *)(long)ctx->data;
@@ -350,7 +350,7 @@ static __always_inline int xdp_send(struct xdp_md *ctx, const struct hop *h)
 
 static __always_inline int tc_send(struct __sk_buff *ctx, const struct hop *h)
 {
-	struct ethhdr *eth = (void *)(long)ctx->data; // no checksum covers it
+	struct ethhdr *eth = (void *)(long)ctx->data; // no checksum covers the Ethernet header
 
 	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
 		return TC_ACT_SHOT;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Scheduling: finds the slot of a service that a packet belongs to, and the backend in this slot.
+// Scheduling: finds the slot of a packet in its service, and the backend in this slot.
 #ifndef SLUICE_SCHEDULE_H
 #define SLUICE_SCHEDULE_H
 
@@ -14,7 +14,7 @@ static __always_inline __u32 rol32(__u32 x, int k)
 	return x << k | x >> (32 - k);
 }
 
-// Bob Jenkins' lookup3 as the kernel and nftables compute it (balance.JHash).
+// Returns Bob Jenkins' lookup3 hash as the kernel and nftables compute it (balance.JHash).
 static __always_inline __u32 jhash(const __u32 *word, int words, __u32 seed)
 {
 	__u32 a = JHASH_INITVAL + words * 4 + seed, b = a, c = a;
@@ -65,8 +65,8 @@ static __always_inline __u32 jhash(const __u32 *word, int words, __u32 seed)
 	return c;
 }
 
-// The concatenation "saddr . sport . daddr . dport", every field padded to
-// words as nftables does.
+// Hashes the concatenation "saddr . sport . daddr . dport", with every field padded to words as in
+// nftables.
 static __always_inline __u32 hash_endpoints(const union addr *s, __be16 sport, const union addr *d, __be16 dport,
 					    const bool v6)
 {
@@ -86,7 +86,7 @@ static __always_inline __u32 hash_endpoints(const union addr *s, __be16 sport, c
 	return jhash(word, 10, hash_seed);
 }
 
-// The smaller endpoint first, so that both directions agree.
+// Hashes both endpoints, the smaller one first, so that both directions have the same hash.
 static __always_inline __u32 hash_symmetric(const struct tuple *t, const bool v6)
 {
 	bool swap = false;
@@ -124,7 +124,7 @@ static __always_inline __u32 slot_at(__u32 i)
 	return four ? *four >> (i % 4 * 16) & 0xffff : NO_ENTRY;
 }
 
-// Flows of a backend and one, or 0 when it takes no more.
+// Returns the number of flows of a backend plus one, or 0 if it accepts no more.
 __noinline __u32 backend_room(__u32 service, __u32 id)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &service);
@@ -148,7 +148,7 @@ struct least {
 	__u32 count;
 	__u32 start;
 	__u32 best; // backend
-	__u32 room; // its flows and one
+	__u32 room; // flows of this backend plus one
 	__u32 weight;
 };
 
@@ -170,7 +170,8 @@ static long least_look(__u32 i, void *ctx)
 	return 0;
 }
 
-// Fewest flows per weight among up to LEAST_LOOKS backends from a random one on.
+// Returns the backend with the fewest flows per weight, among up to LEAST_LOOKS backends from a
+// random one onwards.
 static __always_inline __u32 slot_least(__u32 service, __u32 first, __u32 count)
 {
 	struct least least = {
@@ -185,9 +186,9 @@ static __always_inline __u32 slot_least(__u32 service, __u32 first, __u32 count)
 	return least.best;
 }
 
-#define ROOMY_LOOKS 16 // backends asked for room from the scheduled one on
+#define ROOMY_LOOKS 16 // backends to try, from the scheduled one onwards
 
-// A backend that takes one more flow, at the slot or soon behind it.
+// Returns a backend that accepts one more flow, at the slot or shortly after it.
 __noinline __u32 slot_roomy(__u32 service, __u32 first, __u32 count, __u32 slot)
 {
 	for (__u32 i = 0; i < ROOMY_LOOKS && count; i++) {
@@ -199,10 +200,11 @@ __noinline __u32 slot_roomy(__u32 service, __u32 first, __u32 count, __u32 slot)
 	return NO_ENTRY;
 }
 
-#define HASH_ONLY 1 // schedule: without state, so that every packet of the flow gets the same
-#define HASH_ROOM 2 // the same, but one that has room
+#define HASH_ONLY 1 // for schedule: no state, so that every packet of the flow gets the same backend
+#define HASH_ROOM 2 // like HASH_ONLY, but a backend with room
 
-// Picks the backend of a new flow; NO_ENTRY when all are full or there is none. by_hash: HASH_*.
+// Chooses the backend of a new flow. Returns NO_ENTRY if all are full or there is none. by_hash is
+// 0 or HASH_*.
 __noinline __u32 schedule(const struct packet *p, __u32 service, __u32 by_hash)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &service);
@@ -258,7 +260,7 @@ static __always_inline void sticky_key_of(struct sticky_key *key, const struct p
 		__builtin_memcpy(key->dmac, p->dmac, ETH_ALEN);
 }
 
-// The backend that a client is kept on, while that one takes flows.
+// Returns the persistent backend of a client, provided that it accepts flows.
 __noinline __u32 sticky_get(const struct packet *p, __u32 service)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &service);
@@ -283,7 +285,7 @@ __noinline __u32 sticky_get(const struct packet *p, __u32 service)
 	return id;
 }
 
-// Keeps a client on a backend from now on. Its key is the one of sticky_get.
+// Records the persistent backend of a client. It reuses the key that sticky_get prepared.
 __noinline int sticky_put(__u32 backend, __u32 now)
 {
 	struct sticky fresh = { .backend = backend, .seen = now };
@@ -294,7 +296,7 @@ __noinline int sticky_put(__u32 backend, __u32 now)
 	return 0;
 }
 
-// The backend that the configuration pins a client to.
+// Returns the backend to which the configuration pins a client.
 __noinline __u32 schedule_session(const struct packet *p, __u32 service)
 {
 	struct session_key key = { .prefix_len = 32 + 128, .service = service };
@@ -303,7 +305,7 @@ __noinline __u32 schedule_session(const struct packet *p, __u32 service)
 
 	if (!p)
 		return NO_ENTRY;
-	// IPv4 clients stand as ::ffff:a.b.c.d, beside the IPv6 ones.
+	// IPv4 clients have keys of the form ::ffff:a.b.c.d in the same trie as IPv6 clients.
 	if (p->family == FAMILY_6) {
 		__builtin_memcpy(key.addr, &p->tuple.saddr, 16);
 	} else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// The flow of a service: how it is made, who pays for it, and the source that fullnat gives it.
+// The flow of a service: its creation, its charges to quotas, and its source in mode fullnat.
 #ifndef SLUICE_SERVICE_FLOW_H
 #define SLUICE_SERVICE_FLOW_H
 
@@ -9,8 +9,8 @@
 #include "syn.h"
 #include "vacate.h"
 
-// Whether a packet is for a port-forward that inside hosts may use; then plan->gateway
-// is its server.
+// Reports whether a packet is for a port-forward that inside hosts may use. If so, plan->gateway
+// becomes the server.
 __noinline int to_server(const struct packet *p, struct plan *plan)
 {
 	struct service *s;
@@ -63,7 +63,8 @@ static __always_inline void refuse(struct plan *plan, enum reason reason, enum a
 	plan->answer = answer;
 }
 
-// What the flow of a service is to be, with its client's quota. REASON_NONE: it may be made.
+// Fills work.new_flow for a service and charges the quota of the client. Returns REASON_NONE if the
+// flow may be made.
 __noinline int new_service_flow(const struct packet *p, const struct plan *plan, __u32 flags, __u32 ref)
 {
 	struct work *w = the_work();
@@ -96,7 +97,7 @@ __noinline int new_service_flow(const struct packet *p, const struct plan *plan,
 	return plan->flags & PLAN_ADMITTED ? REASON_NONE : reason;
 }
 
-// Counts the flow of a service that was made, and notes what its packets are changed by.
+// Counts a new flow of a service and records the edits that its packets need.
 __noinline int service_made(const struct packet *p, struct plan *plan)
 {
 	struct load *l, *bl;
@@ -122,7 +123,7 @@ __noinline int service_made(const struct packet *p, struct plan *plan)
 		log_connection(p, id);
 	plan->entry = w->new_flow.index;
 	m = meta_at(plan->entry, p->family == FAMILY_6);
-	if (m && m->hop) { // of the flow that it replaces
+	if (m && m->hop) { // the next hop of the replaced flow
 		plan->hop = m->hop;
 		plan->hop_gen = m->hop_gen;
 	}
@@ -134,8 +135,8 @@ __noinline int service_made(const struct packet *p, struct plan *plan)
 	return REASON_NEW_FLOW;
 }
 
-// Makes the flow of a service, with everything that counts it. In steps, as deep calls follow
-// each of them (Linux 6.1).
+// Makes the flow of a service with all its charges and counters. It calls the steps one by one,
+// because every step has a deep call chain (Linux 6.1).
 static __always_inline int service_flow(const struct packet *p, struct plan *plan, struct work *w, __u32 flags,
 					__u32 ref)
 {
@@ -153,8 +154,8 @@ static __always_inline int service_flow(const struct packet *p, struct plan *pla
 	return reason;
 }
 
-// fullnat: a port of the backend's pool. On an address of this host only those
-// that its own sockets are not given.
+// Chooses the source of a fullnat flow from the backend's pool. On an address of this host, the
+// port is below ip_local_port_range, so that it cannot conflict with local sockets.
 __noinline int service_source(const struct packet *p, struct plan *plan, struct port_request *r)
 {
 	__u32 class, id, at, first, len;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Rules that translate sources (snat, masquerade, nat64): which one takes a packet, and its new flow.
+// Source NAT rules (snat, masquerade, nat64): finds the rule of a packet and makes its flow.
 #ifndef SLUICE_SNAT_H
 #define SLUICE_SNAT_H
 
 #include "lb.h"
 #include "mapping.h"
 
-// What the flow of a NAT rule is to be, with its share of the quotas. REASON_NONE: it may be
-// made; of a protocol without ports it has no binding. The client of bound->inside pays for it.
+// Fills work.new_flow for a NAT rule and charges its quotas. Returns REASON_NONE if the flow may be
+// made. The flow of a protocol without ports has no binding. The quota belongs to the client of
+// bound->inside.
 __noinline int new_nat_flow(const struct packet *p, struct plan *plan, const struct bind *bound)
 {
 	struct control *c = the_control();
@@ -50,8 +51,8 @@ __noinline int new_nat_flow(const struct packet *p, struct plan *plan, const str
 	return reason;
 }
 
-// Makes the flow of a NAT rule, which holds a binding that has no entry. In steps, as deep
-// calls follow each of them (Linux 6.1).
+// Makes the flow of a NAT rule. The flow itself holds a binding that has no entry. The function
+// calls the steps one by one, because every step has a deep call chain (Linux 6.1).
 __noinline int nat_flow(const struct packet *p, struct plan *plan, struct bind *bound)
 {
 	struct control *c = the_control();
@@ -67,7 +68,7 @@ __noinline int nat_flow(const struct packet *p, struct plan *plan, struct bind *
 		return reason;
 	reason = make_flow(&w->new_flow);
 	if (reason == REASON_NEW_FLOW && bound->index == NO_ENTRY) {
-		bound->index = w->new_flow.index; // from now on the port is the flow's
+		bound->index = w->new_flow.index; // the flow owns the port from here
 		reason = binding_hold(bound, w->new_flow.index);
 	}
 	plan->entry = w->new_flow.index;
@@ -85,8 +86,9 @@ __noinline int nat_flow(const struct packet *p, struct plan *plan, struct bind *
 	return reason;
 }
 
-// Remote address that a binding's owner has sent to (address-dependent
-// filtering). Its twin is the binding's port, as a key of port_owners.
+// Fills the key of a permit: a remote address to which the owner of a binding has sent
+// (address-dependent filtering). entry_meta.twin of a permit is the binding's port, as an index of
+// port_owners.
 static __always_inline void permit_key(struct tuple *key, const union addr *remote, const union addr *outside,
 				       __be16 port, __u8 l4_proto)
 {
@@ -155,8 +157,8 @@ __noinline int permit(const struct tuple *to, const struct bind *bound)
 	return REASON_NONE;
 }
 
-// The service that stands for a port-forward from an IPv4 address to an IPv6 host, by which other
-// IPv6 hosts may reach it; or NO_ENTRY.
+// Returns the service that implements a port-forward from an IPv4 address to an IPv6 host, or
+// NO_ENTRY. Other IPv6 hosts may use it too.
 __noinline __u32 forward64_of(const struct packet *p, const union addr *four)
 {
 	struct listener_key key = {};
@@ -174,7 +176,7 @@ __noinline __u32 forward64_of(const struct packet *p, const union addr *four)
 	return s && s->nat_rule != NO_RULE && s->flags & SERVICE_PORT_FORWARD ? id : NO_ENTRY;
 }
 
-// Whether the outside endpoint with a packet's port is an IPv6 host's.
+// Reports whether an IPv6 host owns the outside endpoint with the packet's destination port.
 static __always_inline bool bound64(const struct packet *p, __u32 number)
 {
 	__u32 slot = port_slot(number, p->tuple.l4_proto, p->tuple.dport), *owner;
@@ -183,10 +185,10 @@ static __always_inline bool bound64(const struct packet *p, __u32 number)
 	return owner && *owner & OWNER_6;
 }
 
-// Whether a nat64 rule translates a packet for its prefix: where the packet leaves is asked for its
-// IPv4 destination, but for endpoints of pools, which are turned round (RFC 6146 §3.8), and of this
-// host's own addresses those that an IPv6 host has; a more specific route than the prefix leads to
-// it untranslated (RFC 7915 §5.6).
+// Reports whether a nat64 rule translates a packet to its prefix. The egress interface of the IPv4
+// destination must match the rule. Endpoints of pools are exempt, because their packets return to
+// the inside (RFC 6146 §3.8). An address of this host is exempt only where an IPv6 host owns the
+// port. A more specific route than the prefix excludes the packet from translation (RFC 7915 §5.6).
 static __always_inline bool takes64(const struct packet *p, const struct nat_rule *r)
 {
 	__u64 route = member_of(&p->tuple.daddr, LIST_ROUTED, true);
@@ -205,8 +207,8 @@ static __always_inline bool takes64(const struct packet *p, const struct nat_rul
 	return have_forwards && forward64_of(p, &four) != NO_ENTRY;
 }
 
-// Whether the part of a masquerade rule that is for a packet is that of an id: for IPv4 the next
-// hop decides, as it was just looked up, and for IPv6 the destination.
+// Reports whether the part "id" of a masquerade rule applies to a packet. The next hop of the
+// latest lookup decides for IPv4, the destination for IPv6.
 __noinline int part_for(const struct packet *p, __u32 id, __u32 group)
 {
 	struct work *w = the_work();
@@ -218,14 +220,14 @@ __noinline int part_for(const struct packet *p, __u32 id, __u32 group)
 	if (p->family == FAMILY_6)
 		return member_of(&p->tuple.daddr, LIST_TOWARDS | group << 16, true) == id + 1;
 	fib = (void *)w->fib;
-	if (fib->family != AF_INET) // an IPv6 next hop is in no network of IPv4
+	if (fib->family != AF_INET) // an IPv6 next hop is in no IPv4 network
 		return 0;
 	hop.w[0] = fib->ipv4_dst;
 	return member_of(&hop, LIST_TOWARDS | group << 16, false) == id + 1;
 }
 
-// Whether a rule translates a packet, which is of a source of the rule's. Verified on its
-// own, not for each of the rules.
+// Reports whether a rule translates a packet from one of its sources. A global function, so that
+// the verifier checks it once and not for each rule.
 __noinline int takes(const struct packet *p, __u32 id)
 {
 	struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &id);
@@ -239,7 +241,8 @@ __noinline int takes(const struct packet *p, __u32 id)
 	return !r->group || part_for(p, id, r->group - 1);
 }
 
-// Whether a rule leaves a packet's destination alone; of nat64 also the IPv4 one in it.
+// Reports whether the exceptions of a rule contain the packet's destination. For nat64, they may
+// also contain the embedded IPv4 address.
 __noinline int excepted(const struct packet *p, __u32 id)
 {
 	struct nat_rule *r = bpf_map_lookup_elem(&nat_rules, &id);
@@ -255,10 +258,10 @@ __noinline int excepted(const struct packet *p, __u32 id)
 	return member_of(&four, LIST_EXCEPT, false) >> (id & 63) & 1;
 }
 
-#define EXCEPTED MAX_NAT_RULES // no rule's id
+#define EXCEPTED MAX_NAT_RULES // not the id of a rule
 
-// The first rule that translates a packet's source, or NO_ENTRY; EXCEPTED: it would, but leaves
-// the destination alone.
+// Returns the first rule that translates the packet's source, or NO_ENTRY. Returns EXCEPTED if that
+// rule excepts the destination.
 __noinline __u32 nat_rule_of(const struct packet *p)
 {
 	struct nat_order *order = order_now();
@@ -276,13 +279,13 @@ __noinline __u32 nat_rule_of(const struct packet *p)
 	return NO_ENTRY;
 }
 
-// Whether a rule would translate a packet's source, if it could open a flow.
+// Reports whether a rule would translate the source of a packet that may open a flow.
 static __always_inline bool translates(const struct packet *p)
 {
 	return nat_rule_of(p) < EXCEPTED;
 }
 
-// Touches what a new port leads to: its owner's place, and the answers'.
+// Touches the memory that a new port needs: its owner and the index buckets of the replies.
 __noinline int touch_outside(const struct plan *plan, __u32 slot)
 {
 	struct tuple back = {};
@@ -298,8 +301,8 @@ __noinline int touch_outside(const struct plan *plan, __u32 slot)
 	return 1;
 }
 
-// The flow of a binding, and the binding if there is none. REASON_FLOW: another CPU was
-// faster; where bound->alone still stands its binding is another, which is there now.
+// Makes a flow and, if needed, its binding. Returns REASON_FLOW if another CPU was faster. If
+// bound->alone is still set then, another CPU has just made the binding.
 static __always_inline int nat_open(const struct packet *p, struct plan *plan, struct bind *bound)
 {
 	int reason;
@@ -314,12 +317,12 @@ static __always_inline int nat_open(const struct packet *p, struct plan *plan, s
 	plan->to.saddr = bound->outside;
 	plan->to.sport = bound->port;
 	if (plan->to.l4_proto == IPPROTO_ICMP || plan->to.l4_proto == IPPROTO_ICMPV6)
-		plan->to.dport = bound->port; // the identifier stands for both
+		plan->to.dport = bound->port; // the identifier serves as both ports
 	if (fresh)
 		touch_outside(plan, bound->slot);
 	reason = nat_flow(p, plan, bound);
 	if (reason == REASON_NEW_FLOW) {
-		permit(&plan->to, bound); // a full table: then only the remote endpoint itself may answer
+		permit(&plan->to, bound); // if the table is full, only the remote endpoint itself may reply
 		return reason;
 	}
 	if (!fresh)
@@ -329,7 +332,7 @@ static __always_inline int nat_open(const struct packet *p, struct plan *plan, s
 	return reason;
 }
 
-// From inside to outside through a rule. plan->to.daddr, dport, l4_proto and
+// Translates a packet from inside to outside by a rule. plan->to.daddr, dport, l4_proto and
 // plan->family are set.
 __noinline int nat_out(const struct packet *p, struct plan *plan, __u32 id)
 {
@@ -368,13 +371,13 @@ __noinline int nat_out(const struct packet *p, struct plan *plan, __u32 id)
 			break;
 	}
 	if (reason == REASON_FLOW && bound->alone)
-		return REASON_CLASH; // twice another CPU was as fast: what is sent again will pass
+		return REASON_CLASH; // another CPU won twice; the retransmission will pass
 	if (reason != REASON_FLOW && reason != REASON_NEW_FLOW)
 		refuse(plan, reason, rule->flags & NAT_PROHIBITED ? ANSWER_PROHIBITED : ANSWER_UNREACHABLE_HOST);
 	return reason;
 }
 
-// The same of a protocol without ports: see portless.h.
+// Translates a packet of a protocol without ports by a rule; see portless.h.
 __noinline int nat_portless(const struct packet *p, struct plan *plan, __u32 id)
 {
 	struct nat_rule *rule = bpf_map_lookup_elem(&nat_rules, &id);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Sources that the kernel forwards no IPv4 packets from: rp_filter, and addresses of this host
-// (fib_validate_source). The kernel has no such check for IPv6. A refused packet is passed to the kernel as
-// it arrived, so that the kernel drops, counts and logs it (log_martians).
+// Checks of IPv4 sources that the kernel also makes when it forwards: rp_filter, and addresses of
+// this host (fib_validate_source). The kernel has no such check for IPv6. The programs pass a
+// refused packet to the kernel unchanged, so that the kernel drops, counts and logs it
+// (log_martians).
 #ifndef SLUICE_SOURCE_H
 #define SLUICE_SOURCE_H
 
@@ -23,9 +24,9 @@ static __always_inline __u32 checks_now(void)
 	return c ? *(volatile __u32 *)&c->checks : 0;
 }
 
-// Reports whether a strict interface has a route of its own back to a source. A route over several next
-// hops leads back by each of them, and the lookup returns one: then a route with the same metric by the
-// interface counts.
+// Reports whether a route back to a source uses its strict interface. The lookup returns only one
+// next hop of a multipath route. A route with the same metric through the interface then also
+// counts.
 static __always_inline bool strict_back(void *ctx, __u32 ifindex, __be32 source, struct bpf_fib_lookup *back,
 					__u32 checks)
 {
@@ -48,29 +49,30 @@ static __always_inline bool strict_back(void *ctx, __u32 ifindex, __be32 source,
 	return false;
 }
 
-// Reports whether rp_filter of the interface refuses a source. to: the destination after its translation,
-// which "ip rule" may choose the way back by.
+// Reports whether rp_filter of the interface refuses a source. "to" is the translated destination,
+// because rules of "ip rule" may match it on the way back.
 static __noinline bool without_way_back(void *ctx, __u32 ifindex, __be32 source, __be32 to, __u32 flags)
 {
 	struct bpf_fib_lookup back = {};
 
 	back.family = AF_INET;
 	back.ifindex = ifindex;
-	back.tot_len = 1; // or TC measures the packet
+	back.tot_len = 1; // otherwise TC checks the size of the packet
 	back.ipv4_dst = source;
 	back.ipv4_src = to;
 	switch (bpf_fib_lookup(ctx, &back, sizeof(back), 0)) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
 		return flags & SOURCE_STRICT && !strict_back(ctx, ifindex, source, &back, checks_now());
-	case BPF_FIB_LKUP_RET_FWD_DISABLED: // the route lookup of the packet finds that too
+	case BPF_FIB_LKUP_RET_FWD_DISABLED: // the route lookup of the packet also detects this
 		return false;
 	}
 	return true;
 }
 
-// Reports whether the kernel forwards no packet from this source. known: "to" is the destination after its
-// translation; otherwise, if there are rules of "ip rule", only the source itself is checked.
+// Reports whether the kernel refuses to forward packets from this source. "known" means that "to"
+// is the translated destination. Otherwise, with rules of "ip rule", the function checks only the
+// source itself.
 static __noinline bool refuses_source(void *ctx, __u32 ifindex, __be32 source, __be32 to, bool known)
 {
 	__u32 checks = checks_now(), *kind = 0, *flags = 0, have = 0;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// A connection whose client shook hands with a cookie: the backend's handshake
-// comes after it, and its sequence numbers are shifted to the cookie's.
+// Splices connections that a cookie opened. The client completes its handshake with the cookie
+// first, and the gateway then opens the connection to the backend. Sequence numbers of the backend
+// are shifted to match the cookie.
 //
-// Until the backend has answered, every packet of the client becomes the SYN,
-// which is so sent again when it was lost: a client that has something to send
-// probes the window of 0. The backend's SYN-ACK becomes a segment with one byte
-// that the client has already: a keepalive (RFC 9293 §3.8.4). It opens the window,
-// and makes the client send an acknowledgement at once, which ends the backend's
-// handshake; a server that speaks first needs that.
+// Until the backend replies, every packet of the client becomes the SYN. A lost SYN is therefore
+// repeated, because a client with data probes the window of 0. The backend's SYN-ACK becomes a
+// segment with one byte that the client already has: a keepalive (RFC 9293 §3.8.4). It opens the
+// window, and the client acknowledges it at once. This acknowledgement completes the backend's
+// handshake, as a server that sends first needs.
 #ifndef SLUICE_SPLICE_H
 #define SLUICE_SPLICE_H
 
@@ -24,15 +24,15 @@ ASSERT_SIZE(struct syn_segment, 24);
 
 #define KEEPALIVE_SIZE (sizeof(struct tcphdr) + 1)
 
-// Whether a packet is one segment, whole: neither several that are cut later (GSO), nor a
-// fragment, which must not grow into the next one, and whose sum nobody knows.
+// Reports whether a packet is one complete segment. A GSO packet is split later. A fragment must
+// not grow into the next one, and its checksum cannot be computed.
 static __always_inline bool single(const struct packet *p)
 {
 	return p->segment == p->l3_len && !(p->flags & PACKET_FIRST_FRAGMENT);
 }
 
-// Puts a segment of "size" bytes, of which those beyond is->tcp are all 0 unless
-// it has an option, in the place of the packet's.
+// Replaces the packet's segment with another one of "size" bytes. Bytes after is->tcp are 0, except
+// for the option of a SYN.
 static __always_inline int replace_segment(void *ctx, const struct packet *p, const struct plan *plan,
 					   const struct syn_segment *is, const __u32 size, const bool xdp)
 {
@@ -65,7 +65,7 @@ static __always_inline int replace_segment(void *ctx, const struct packet *p, co
 	return bpf_skb_change_tail(ctx, off + size, 0) ? REASON_INTERNAL : REASON_NONE;
 }
 
-// Replaces a number at a place in the TCP header.
+// Replaces a 32-bit field of the TCP header.
 static __always_inline int put_number(void *ctx, __u32 off, const __u32 place, __be32 was, __u32 is, const bool xdp)
 {
 	__be32 now = bpf_htonl(is);
@@ -82,7 +82,7 @@ static __always_inline struct adjust *splice_of(const struct plan *plan)
 	return bpf_map_lookup_elem(&adjusts, &key);
 }
 
-// From the client.
+// Edits a segment from the client.
 static __always_inline int splice_forward(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
 {
 	struct adjust *a = splice_of(plan);
@@ -105,14 +105,14 @@ static __always_inline int splice_forward(void *ctx, const struct packet *p, con
 	syn.tcp.doff = sizeof(syn) / 4;
 	syn.tcp.syn = 1;
 	syn.tcp.window = a->window;
-	syn.tcp.check = tcp.check; // becomes true when all else has
+	syn.tcp.check = tcp.check; // fix_check updates the checksum incrementally
 	syn.kind = TCP_OPTION_MSS;
 	syn.size = TCP_OPTION_MSS_SIZE;
 	syn.mss = bpf_htons(a->mss < most ? a->mss : most);
 	return replace_segment(ctx, p, plan, &syn, sizeof(syn), xdp);
 }
 
-// To the client.
+// Edits a segment to the client.
 static __always_inline int splice_answer(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
 {
 	struct adjust *a = splice_of(plan);
@@ -126,11 +126,11 @@ static __always_inline int splice_answer(void *ctx, const struct packet *p, cons
 		return REASON_INTERNAL;
 	if (!tcp.syn && !(a->flags & ADJUST_HEARD) && (!tcp.ack || bpf_ntohl(tcp.ack_seq) != a->base))
 		return REASON_NO_FLOW; // a reset of an older connection (RFC 9293 §3.10.7.3)
-	if (!tcp.syn)		       // of what comes before the SYN-ACK only a reset gets here
+	if (!tcp.syn)		       // before the SYN-ACK, only a reset gets here
 		return put_number(ctx, off, 4, tcp.seq,
 				  a->flags & ADJUST_HEARD ? bpf_ntohl(tcp.seq) + a->ahead : a->cookie + 1, xdp);
 	if (!tcp.ack || bpf_ntohl(tcp.ack_seq) != a->base)
-		return REASON_NO_FLOW; // of an older connection
+		return REASON_NO_FLOW; // SYN-ACK of an older connection
 	if (!(a->flags & ADJUST_HEARD)) {
 		*(volatile __u32 *)&a->ahead = a->cookie - bpf_ntohl(tcp.seq);
 		*(volatile __u32 *)&a->flags = ADJUST_COOKIE | ADJUST_HEARD;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// static (1:1), npt66 and siit: prefixes rewritten without any state.
+// static (1:1), npt66 and siit: stateless translation of prefixes.
 #ifndef SLUICE_STATELESS_H
 #define SLUICE_STATELESS_H
 
 #include "prefix.h"
 
-// RFC 6296 §3.1: changes one 16-bit word so that the address's sum stays the
-// same. Prefixes of up to 48 bits use bits 48 to 63, longer ones the first word
-// of the interface identifier that is not 0xffff. False: no such word.
+// Changes one 16-bit word so that the sum of the address stays the same (RFC 6296 §3.1). Prefixes
+// of up to 48 bits use bits 48 to 63. Longer prefixes use the first word of the interface
+// identifier that is not 0xffff. Returns false if there is no such word.
 static __always_inline bool npt_adjust(union addr *a, __u16 adjust, __u32 len)
 {
 	__u16 *word = (__u16 *)a->b;
@@ -33,7 +33,7 @@ static __always_inline bool npt_adjust(union addr *a, __u16 adjust, __u32 len)
 	return false;
 }
 
-// One address through one rule, within its family.
+// Translates one address by one rule within its family.
 static __always_inline enum reason map_address(union addr *a, const struct prefix *by)
 {
 	replace_prefix(a, &by->to, by->to_len);
@@ -42,7 +42,7 @@ static __always_inline enum reason map_address(union addr *a, const struct prefi
 	return npt_adjust(a, by->adjust, by->to_len) ? REASON_NONE : REASON_UNTRANSLATABLE;
 }
 
-// 32 bits of an IPv6 address, from bit "at" on; behind its end stand zeros.
+// Returns 32 bits of an IPv6 address from bit "at" onwards, padded with zeros.
 static __always_inline __u32 bits_at(const union addr *a, __u32 at)
 {
 	__u64 high = bpf_be64_to_cpu(a->d[0]), low = bpf_be64_to_cpu(a->d[1]);
@@ -52,7 +52,7 @@ static __always_inline __u32 bits_at(const union addr *a, __u32 at)
 	return (at ? high << at | low >> (64 - at) : high) >> 32;
 }
 
-// Puts 32 bits there, where zeros are.
+// Inserts 32 bits at bit "at", where the address has zeros.
 static __always_inline void put_bits(union addr *a, __u32 at, __u32 bits)
 {
 	__u64 high = (__u64)bits << 32, low = 0;
@@ -68,9 +68,9 @@ static __always_inline void put_bits(union addr *a, __u32 at, __u32 bits)
 	a->d[1] |= bpf_cpu_to_be64(low);
 }
 
-// An address through the mapping that covers it, into the other family (RFC 7757
-// §3.3, RFC 6052 §2.3). The suffix of the IPv6 prefix may be the longer one: the bits of
-// the IPv4 one stand first in it.
+// Translates an address into the other family by the mapping that covers it (RFC 7757 §3.3, RFC
+// 6052 §2.3). The suffix of the IPv6 prefix may be longer: the bits of the IPv4 suffix are its
+// first ones.
 static __always_inline void cross_address(union addr *a, const struct prefix *by, bool v6)
 {
 	union addr was = *a;
@@ -96,16 +96,16 @@ static __always_inline bool same_embedding(const struct prefix *a, const struct 
 	return a->embed_len == b->embed_len && a->embed.d[0] == b->embed.d[0] && a->embed.d[1] == b->embed.d[1];
 }
 
-// A destination that a rule leaves alone.
+// Reports whether a rule excepts an address.
 static __always_inline bool excepts(const struct prefix *by, const union addr *a, bool v6)
 {
 	return by->except && member_of(a, LIST_PREFIX | (__u32)by->rule << 16, v6);
 }
 
-// A packet that a rule translates.
+// Applies the settings of a rule to a packet and counts it.
 static __always_inline void take_prefix(struct prefix *by, const struct packet *p, struct plan *plan)
 {
-	if (!p->l3_len) // an error's quotation
+	if (!p->l3_len) // the quotation in an ICMP error
 		return;
 	if (by->clamp && p->tcp_flags & TCP_SYN && !(p->flags & PACKET_LATER_FRAGMENT))
 		plan->edits |= EDIT_MSS;
@@ -115,9 +115,10 @@ static __always_inline void take_prefix(struct prefix *by, const struct packet *
 	__sync_fetch_and_add(&by->bytes, p->l3_len);
 }
 
-// What keeps a packet from being translated although a mapping has its destination: it is
-// for this host, or the routing table has a more specific route to it than the mapping, of
-// "len" bits (RFC 7915 §4.6, §5.6). Then other rules may take it. REASON_FLOW: nothing.
+// Returns the reason to leave a packet untranslated although a mapping covers its destination, or
+// REASON_FLOW for none. Either the destination is this host, or the routing table has a more
+// specific route than the mapping of "len" bits (RFC 7915 §4.6, §5.6). In the latter case,
+// REASON_NONE lets other rules translate the packet.
 static __always_inline enum reason untranslated(const union addr *dest, __u32 len, bool v6)
 {
 	__u64 route = member_of(dest, LIST_ROUTED, v6);
@@ -127,8 +128,8 @@ static __always_inline enum reason untranslated(const union addr *dest, __u32 le
 	return (route & 0xff) > len ? REASON_NONE : REASON_FLOW;
 }
 
-// Whether a packet is of a rule's traffic, which comes in by its "in" and leaves by its
-// "out", or of the answers. turned: it goes back into the network that it came from.
+// Reports whether the interfaces of a packet match a rule: from "in" to "out", or back. "turned"
+// marks a packet that returns to its own network.
 static __always_inline bool of_interfaces(const struct prefix *by, const struct packet *p, bool turned)
 {
 	__u32 in = by->in, out = by->out;
@@ -138,7 +139,7 @@ static __always_inline bool of_interfaces(const struct prefix *by, const struct 
 	return includes(out, p->ifindex) && includes(in, p->cross_out);
 }
 
-// Addresses that a siit rule leaves alone, at either end and in either family.
+// Reports whether a siit rule excepts one of the addresses, before or after translation.
 static __always_inline bool siit_excepts(const struct prefix *by, const struct packet *p, const struct plan *plan)
 {
 	bool v6 = p->family == FAMILY_6;
@@ -147,7 +148,7 @@ static __always_inline bool siit_excepts(const struct prefix *by, const struct p
 			      excepts(by, &p->tuple.saddr, v6) || excepts(by, &plan->to.saddr, !v6));
 }
 
-// A packet that a siit rule translates, and what the rule says of how.
+// Copies the options of a siit rule to the plan of a packet.
 static __always_inline int siit_take(struct prefix *by, const struct packet *p, struct plan *plan)
 {
 	if (siit_excepts(by, p, plan))
@@ -160,9 +161,9 @@ static __always_inline int siit_take(struct prefix *by, const struct packet *p, 
 	return REASON_STATIC;
 }
 
-// RFC 7757 §4.2.2: an address in the prefix that stands for a host with an
-// explicit mapping. The packet stays in IPv6, and its source is seen in the prefix,
-// so that the answers come back this way. plan->to holds the IPv4 addresses.
+// Handles a hairpin (RFC 7757 §4.2.2): the destination is in the prefix but belongs to a host with
+// an explicit mapping. The packet stays in IPv6. Its source becomes an address in the prefix, so
+// that the replies return through the gateway. plan->to holds the IPv4 addresses.
 static __always_inline bool siit_hairpin(struct plan *plan, const struct prefix *by)
 {
 	struct prefix *back = prefix_of(&plan->to.daddr, ROLE_CROSSING, false);
@@ -176,12 +177,12 @@ static __always_inline bool siit_hairpin(struct plan *plan, const struct prefix 
 	return true;
 }
 
-// siit from IPv6: both addresses by their explicit mapping, else by the RFC 6052
-// prefix of the same rule. REASON_NONE: of no rule.
+// siit from IPv6: translates both addresses by an explicit mapping, or else by the RFC 6052 prefix
+// of the same rule. Returns REASON_NONE if no rule applies.
 static __always_inline int siit_from6(const struct packet *p, struct plan *plan)
 {
-	// volatile: the compiler must not join tests of the two pointers with
-	// "or", which the verifier does not let pointers do.
+	// volatile: the compiler must not combine the tests of both pointers with "or", because the
+	// verifier rejects arithmetic on pointers.
 	struct prefix *volatile by_source = prefix_of(&p->tuple.saddr, ROLE_CROSSING, true);
 	struct prefix *volatile by_dest = prefix_of(&p->tuple.daddr, ROLE_CROSSING, true);
 	struct prefix *source = by_source, *dest, *by;
@@ -215,9 +216,9 @@ static __always_inline int siit_from6(const struct packet *p, struct plan *plan)
 	return taken;
 }
 
-// The destination of an IPv4 packet: by its explicit mapping; else by the prefix of the rule
-// that maps the source, or of the one that translates all between its interfaces. The
-// rule, or null.
+// Translates the destination of an IPv4 packet: by its explicit mapping, by the prefix of the rule
+// that maps the source, or by the prefix of a rule for all traffic between its interfaces. Returns
+// the prefix entry used, or null.
 static __always_inline struct prefix *siit_dest4(const struct packet *p, const struct prefix *source, union addr *to,
 						 __u32 *len)
 {
@@ -239,8 +240,8 @@ static __always_inline struct prefix *siit_dest4(const struct packet *p, const s
 	return (struct prefix *)by;
 }
 
-// siit from IPv4. An address at one end has an explicit mapping, or the rule has none and
-// names its interfaces: the prefix alone has a place for every address.
+// siit from IPv4. A rule with explicit mappings needs one for either address. A rule without them
+// names its interfaces, because its prefix covers every address.
 static __always_inline int siit_from4(const struct packet *p, struct plan *plan)
 {
 	struct prefix *source = prefix_of(&p->tuple.saddr, ROLE_CROSSING, false), *by;
@@ -269,8 +270,8 @@ static __always_inline int siit_from4(const struct packet *p, struct plan *plan)
 	return taken;
 }
 
-// Between the families (RFC 7915 §1.2: what of ICMP has no counterpart is dropped
-// in silence).
+// Translates between the families. ICMP messages without a counterpart are dropped silently (RFC
+// 7915 §1.2).
 __noinline int siit(const struct packet *p, struct plan *plan)
 {
 	bool v6;
@@ -283,7 +284,7 @@ __noinline int siit(const struct packet *p, struct plan *plan)
 	reason = v6 ? siit_from6(p, plan) : siit_from4(p, plan);
 	if (reason != REASON_STATIC || plan->family == p->family)
 		return reason;
-	if (!v6 && p->tuple.l4_proto == IPPROTO_IGMP) // of one link, or of routers (RFC 7915 §4.2)
+	if (!v6 && p->tuple.l4_proto == IPPROTO_IGMP) // for one link, or for routers (RFC 7915 §4.2)
 		return REASON_UNTRANSLATABLE;
 	if (p->tuple.l4_proto == (v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP)) {
 		if (p->flags & PACKET_NO_FLOW)
@@ -293,7 +294,8 @@ __noinline int siit(const struct packet *p, struct plan *plan)
 	return reason;
 }
 
-// The destination that a packet gets in the other family, of siit or nat64; 0: there is none.
+// Computes the destination of a packet in the other family, for siit or nat64. Returns 0 if there
+// is none.
 __noinline int crossed_dest(const struct packet *p, union addr *to)
 {
 	struct prefix *by;
@@ -311,9 +313,9 @@ __noinline int crossed_dest(const struct packet *p, union addr *to)
 	return 1;
 }
 
-// static and npt66. A leaving packet goes out of the rule's interface, unless it is
-// turned round to another outside address; for a fragment or an error, whose route
-// nobody has asked for, the interface is not looked at.
+// static and npt66. An outbound packet leaves through the "out" interface of the rule, unless its
+// destination is another outside address of the rules (hairpin). For a fragment or an error, no
+// route lookup has set p->out, and the rule applies on any interface.
 __noinline int prefix_pair(const struct packet *p, struct plan *plan)
 {
 	struct prefix *volatile by_source, *volatile by_dest; // volatile: see siit_from6
@@ -355,7 +357,7 @@ __noinline int prefix_pair(const struct packet *p, struct plan *plan)
 	return REASON_STATIC;
 }
 
-// Rewrites both addresses of a packet. REASON_NONE when no rule wants it.
+// Translates both addresses of a packet. Returns REASON_NONE if no rule applies.
 static __always_inline int stateless(const struct packet *p, struct plan *plan)
 {
 	int reason = REASON_NONE;
@@ -372,7 +374,7 @@ static __always_inline int stateless(const struct packet *p, struct plan *plan)
 	plan->owner_nat = OWNER_STATELESS;
 	plan->gateway = plan->to.daddr;
 	plan->gateway_family = plan->family;
-	// The checksum of an ICMPv6 message covers its addresses, whatever the message is.
+	// The checksum of every ICMPv6 message covers its addresses.
 	if (p->flags & PACKET_LATER_FRAGMENT || (p->flags & PACKET_NO_FLOW && p->tuple.kind != KIND_NONE))
 		plan->flags |= PLAN_NO_L4;
 	return REASON_STATIC;

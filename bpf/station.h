@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Whether a frame is for this host: by its destination's hardware address, as the kernel looks
-// at it (eth_type_trans; ip_forward forwards PACKET_HOST alone). Others come in where an
-// interface is promiscuous, a mirror's target, or flooded by its switch.
+// Decides whether a frame is for this host, by its destination address as in the kernel
+// (eth_type_trans; ip_forward forwards only PACKET_HOST). Other frames arrive on a promiscuous
+// interface, on the target of a mirror, or when a switch floods.
 #ifndef SLUICE_STATION_H
 #define SLUICE_STATION_H
 
@@ -9,7 +9,7 @@
 
 enum station {
 	STATION_OWN,
-	STATION_GROUP, // broadcast or multicast: the host may want it, nobody forwards it
+	STATION_GROUP, // broadcast or multicast: for the host at most, never forwarded
 	STATION_OTHER,
 };
 
@@ -19,15 +19,15 @@ enum station {
 
 typedef __u64 __attribute__((may_alias)) word64;
 
-// A frame's destination, in the high six bytes.
+// Returns the destination address of a frame in the high six bytes.
 static __always_inline __u64 destination_of(const void *data)
 {
 	return *(const word64 *)data << 16;
 }
 
-// What own_stations does not tell: addresses of links that stand on the interface in this
-// namespace (macvlan, VRRP), of the bridge or bond that it is a port of, and its own where
-// another interface has its place.
+// Looks up addresses that are not in own_stations: addresses of links on top of the interface
+// (macvlan, VRRP), and of the bridge or bond of a port. It also covers an interface that shares its
+// element with another one.
 __noinline int further_station(__u64 destination, __u32 ifindex)
 {
 	struct station_key key = {};
@@ -39,7 +39,7 @@ __noinline int further_station(__u64 destination, __u32 ifindex)
 	return bpf_map_lookup_elem(&stations, &key) ? STATION_OWN : STATION_OTHER;
 }
 
-// data: of a whole Ethernet header.
+// Classifies a frame. "data" points to a complete Ethernet header.
 static __always_inline int xdp_station(struct xdp_md *ctx, const void *data)
 {
 	__u64 destination = destination_of(data), *own;
@@ -66,7 +66,7 @@ static __always_inline int tc_station(struct __sk_buff *ctx)
 
 // ---- priority tags: VLAN 0 is the interface itself (IEEE 802.1Q §9.6) ----
 
-struct vlan_header { // behind the addresses
+struct vlan_header { // follows the addresses
 	__be16 tpid;
 	__be16 tci;
 	__be16 type;
@@ -82,7 +82,7 @@ static __always_inline bool is_tag(__be16 tpid)
 	return tpid == bpf_htons(ETH_P_8021Q) || tpid == bpf_htons(ETH_P_8021AD);
 }
 
-// The type of the IP packet behind a frame's priority tag; 0: there is none.
+// Returns the type of the IP packet after a priority tag, or 0.
 static __always_inline __be16 behind_priority(void *data, void *end)
 {
 	struct vlan_header *v = data + 2 * ETH_ALEN;
@@ -92,8 +92,8 @@ static __always_inline __be16 behind_priority(void *data, void *end)
 	return v->type;
 }
 
-// Takes a priority tag off a frame. The type of its IP packet; 0: the frame has none, and is as
-// it came.
+// Removes the priority tag of a frame. Returns the type of its IP packet, or 0 if the frame has no
+// tag and is unchanged.
 __noinline int xdp_untag(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
@@ -104,7 +104,7 @@ __noinline int xdp_untag(struct xdp_md *ctx)
 		return 0;
 	if ((void *)(w + 4) > end)
 		return 0;
-	w[3] = w[2]; // twelve bytes of addresses go four further
+	w[3] = w[2]; // move the twelve bytes of addresses by four
 	w[2] = w[1];
 	w[1] = w[0];
 	return bpf_xdp_adjust_head(ctx, 4) ? 0 : type;
@@ -114,7 +114,7 @@ __noinline int tc_untag(struct __sk_buff *ctx)
 {
 	__be16 type = ctx->protocol;
 
-	if (ctx->vlan_present) { // beside the frame
+	if (ctx->vlan_present) { // the tag is in the metadata of the socket buffer
 		if (ctx->vlan_tci & 0x0fff || !is_ip(type))
 			return 0;
 	} else {

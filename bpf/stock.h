@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Entries of the flow tables that are taken and given back, and the slots by which they are found; see
-// table.h.
+// Allocation of flow table entries and of their index slots; see table.h.
 #ifndef SLUICE_STOCK_H
 #define SLUICE_STOCK_H
 
@@ -19,8 +18,8 @@ static __always_inline void key_of_entry(struct tuple *key, void *e, const bool 
 	}
 }
 
-// Touches the entries that the next flow is likely to be given: they are freed, and
-// first used, in order.
+// Touches the entries that the next flow will probably use: entries are freed, and first used, in
+// order.
 static __always_inline void touch_entries(const bool v6)
 {
 	__u32 zero = 0, one, two;
@@ -40,7 +39,7 @@ static __always_inline void touch_entries(const bool v6)
 		touch_word(state_word(e, v6));
 }
 
-// Takes an entry: one that was freed, else one that was never used.
+// Allocates an entry: from the free list, else one that was never used.
 static __always_inline __u32 take_entry(const bool v6)
 {
 	__u32 zero = 0, room, fresh;
@@ -49,7 +48,7 @@ static __always_inline __u32 take_entry(const bool v6)
 	if (!stock)
 		return NO_ENTRY;
 #pragma clang loop unroll(disable)
-	for (int i = 0; i < 64; i++) { // tries: each failed one is another CPU's success
+	for (int i = 0; i < 64; i++) { // each failed try is a success of another CPU
 		__u64 top = *(volatile __u64 *)&stock->top, next;
 		void *e;
 
@@ -66,11 +65,11 @@ static __always_inline __u32 take_entry(const bool v6)
 	if (*(volatile __u32 *)&stock->fresh >= room)
 		return NO_ENTRY;
 	fresh = __sync_fetch_and_add(&stock->fresh,
-				     1); // a number behind the room is of no use later either: at most one for each CPU
+				     1); // the number is lost: at most one per CPU
 	return fresh < room ? fresh : NO_ENTRY;
 }
 
-// Whether two entries are left: one for each direction of a flow. It only looks.
+// Reports whether two entries are free, one for each direction of a flow. It allocates nothing.
 static __always_inline bool table_has_room(bool v6)
 {
 	__u32 zero = 0;
@@ -80,8 +79,8 @@ static __always_inline bool table_has_room(bool v6)
 			 *(volatile __u32 *)&stock->fresh + 1 < *(volatile __u32 *)&stock->room);
 }
 
-// Gives back an entry that nothing points at. One that many CPUs at once keep from the
-// stack is left to the sweeper.
+// Puts an unreferenced entry on the free list. If many CPUs compete for the list, the entry is left
+// to the sweeper.
 static __always_inline void give_entry(void *e, __u32 index, const bool v6)
 {
 	__u32 zero = 0;
@@ -125,7 +124,7 @@ __noinline int give(__u32 index, __u32 v6)
 	return 0;
 }
 
-// Takes one of the slots from..to of a bucket.
+// Writes a value to a free slot among from..to of a bucket.
 static __always_inline bool take_slot(struct bucket *bucket, int from, int to, __u32 value)
 {
 #pragma clang loop unroll(disable)
@@ -136,7 +135,7 @@ static __always_inline bool take_slot(struct bucket *bucket, int from, int to, _
 	return false;
 }
 
-// The same of the second bucket of a tuple, which its first one counts.
+// Takes a slot in the second bucket of a tuple; the first bucket counts it.
 static __always_inline bool spill_slot(struct bucket *one, struct bucket *two, int from, int to, __u32 value)
 {
 	if (one == two || !take_slot(two, from, to, value))
@@ -145,10 +144,10 @@ static __always_inline bool spill_slot(struct bucket *one, struct bucket *two, i
 	return true;
 }
 
-// Lets a free slot of an index point at a tuple's entry. False when both buckets are full. The
-// second is used when the first is nearly full and the second is not as full: of an index
-// that is as full as it gets (see buckets in tables.go) one slot in forty is a second one,
-// and one bucket in nine has spilled; of a half full one, one slot in 10,000.
+// Makes a free slot of an index point to the entry of a tuple. Returns 0 if both buckets are full.
+// The second bucket is used if the first is nearly full and the second has more room. In an index
+// at its highest load (see buckets in tables.go), one slot in forty is in a second bucket, and one
+// bucket in nine has spilled. In a half full index, it is one slot in 10,000.
 static __always_inline int claim_in(__u64 in, const struct tuple *t, __u32 index, const bool v6)
 {
 	struct place at = place_in(in, t, v6);
@@ -172,7 +171,7 @@ __noinline int claim_in6(const struct tuple *t, __u32 index, __u64 in)
 	return t ? claim_in(in, t, index, true) : 0;
 }
 
-// Frees a slot of a bucket that has a value.
+// Frees the slot of a bucket that holds a value.
 static __always_inline bool clear_slot(struct bucket *bucket, __u32 value)
 {
 #pragma clang loop unroll(disable)
@@ -184,7 +183,7 @@ static __always_inline bool clear_slot(struct bucket *bucket, __u32 value)
 	return false;
 }
 
-// Frees the slot of an index by which a tuple finds an entry.
+// Frees the slot of an index through which a tuple finds an entry.
 static __always_inline int unindex_in(__u64 in, const struct tuple *t, __u32 index, const bool v6)
 {
 	struct place at = place_in(in, t, v6);
@@ -211,7 +210,7 @@ __noinline int unindex_in6(const struct tuple *t, __u32 index, __u64 in)
 	return t ? unindex_in(in, t, index, true) : 0;
 }
 
-// Frees the slots by which a tuple finds an entry. False when there was none.
+// Frees all slots through which a tuple finds an entry. Returns 0 if there was none.
 static __always_inline int unindex(const struct tuple *t, __u32 index, const bool v6)
 {
 	__u64 in = index_in_force(v6), next = next_index(v6);
@@ -222,9 +221,10 @@ static __always_inline int unindex(const struct tuple *t, __u32 index, const boo
 	return freed;
 }
 
-// Lets slots point at a tuple's entry: of the index that is made ready, and of the one in force. That
-// comes last, and is freed first: what fill_index finds there has its slot in the other one, or is left to
-// it. False when there is no room in one of them.
+// Makes slots point to the entry of a tuple: first in the next index, then in the index in force.
+// They are freed in the opposite order. An entry that fill_index finds in the index in force
+// therefore has its slot in the next index, or fill_index adds it. Returns 0 if one of the indexes
+// has no room.
 static __always_inline int claim_slot(const struct tuple *t, __u32 index, const bool v6)
 {
 	__u64 in = index_in_force(v6), next = next_index(v6);
@@ -244,7 +244,8 @@ static __always_inline int claim_slot(const struct tuple *t, __u32 index, const 
 	return 0;
 }
 
-// An entry for a tuple, which searches find once it is live; or NO_ENTRY.
+// Allocates an entry for a tuple, with its slots. Searches find the entry once it is live. Returns
+// NO_ENTRY if there is no room.
 static __always_inline __u32 claim(const struct tuple *t, bool v6)
 {
 	__u32 index = v6 ? take6() : take4();
@@ -255,8 +256,8 @@ static __always_inline __u32 claim(const struct tuple *t, bool v6)
 	return NO_ENTRY;
 }
 
-// Gives back the slot and the entry of a key. Only for entries that were never
-// live, or long dead.
+// Frees the slot and the entry of a key. Only for entries that were never live, or that have been
+// dead for a second.
 static __always_inline void release(const struct tuple *t, __u32 index, const bool v6)
 {
 	if (unindex(t, index, v6))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// The death of flows: one timer that walks over the tables, a part at a time.
-// It is pinned with its map and runs on without the daemon.
+// Expiry of flows: a timer walks over the tables in steps. It is pinned with its map and continues
+// without the daemon.
 #ifndef SLUICE_SWEEP_H
 #define SLUICE_SWEEP_H
 
@@ -11,8 +11,9 @@
 #define SWEEP_TICK_MS 10
 #define CLOCK_MONOTONIC 1
 
-// A packet that found the flow before it died may end the handshake, or close the
-// connection, at this moment: who changes the bit gives back what it stands for.
+// Takes over the charges of a flow that still apply. A packet that found the flow before its death
+// may complete the handshake or close the connection concurrently. The CPU that changes the bit
+// releases the charge.
 static __always_inline void take_debts(struct ending *end, struct entry_meta *m)
 {
 	__u32 was = __sync_fetch_and_and(flags_word(m), ~ENTRY_HALF_OPEN);
@@ -22,8 +23,8 @@ static __always_inline void take_debts(struct ending *end, struct entry_meta *m)
 	end->heard = (end->heard & ~HEARD_CLOSED) | (was >> HEARD_SHIFT & HEARD_CLOSED);
 }
 
-// Whether neither end has sent for longer than a timeout. "later" would be wrong: one
-// direction may be silent for half of the clock's range and longer.
+// Reports whether both directions have been idle for longer than a timeout. The function later()
+// would be wrong here: one direction may have been idle for more than half of the clock's range.
 static __always_inline bool silent(const struct ending *end, __u32 timeout)
 {
 	return elapsed(end->now, end->own_seen, timeout) && elapsed(end->now, end->twin_seen, timeout);
@@ -36,8 +37,8 @@ static __always_inline bool opened_again(const struct ending *end)
 			  end->twin != NO_ENTRY);
 }
 
-// Who takes the life of a flow gives back what it held: the sweeper, or a packet that opens
-// another one in its place.
+// Kills a live flow and reports success. The CPU that succeeds releases the resources of the flow:
+// the sweeper, or a packet that opens another flow in its place.
 static __always_inline bool take_life(void *e, __u32 now, enum entry_state state, const bool v6)
 {
 	__u32 *word = state_word(e, v6), was = *(volatile __u32 *)word;
@@ -47,7 +48,7 @@ static __always_inline bool take_life(void *e, __u32 now, enum entry_state state
 	       __sync_val_compare_and_swap(word, was, (was & 0xffffff) | (__u32)state << STATE_SHIFT) == was;
 }
 
-// Keeps the entries and the port of a flow that a SYN has ended for the connection that it opens.
+// Keeps the entries and the port of a flow that a SYN ended, for the connection that the SYN opens.
 static __always_inline bool keep_place(struct ending *end, const struct entry_meta *m, __u32 index, const bool v6)
 {
 	struct work *w = the_work();
@@ -64,14 +65,14 @@ static __always_inline bool keep_place(struct ending *end, const struct entry_me
 static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, __u32 why, const bool v6)
 {
 	enum entry_state state = ENTRY_DEAD;
-	bool again; // a SYN opens another connection in its tuple
+	bool again; // a SYN reuses the tuple
 	struct ending end = {};
 	void *twin;
 
 	if (!(meta_of(e, v6)->flags & ENTRY_PRIMARY))
 		return;
 	gather_primary(&end, e, v6);
-	end.twin_seen = end.own_seen; // of one direction: it stands for both, as in conn_update
+	end.twin_seen = end.own_seen; // a flow of one direction counts for both, as in conn_update
 	end.twin_heard = end.heard;
 	if (end.twin != NO_ENTRY) {
 		if (end.twin_family == FAMILY_6) {
@@ -92,7 +93,7 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, __u32 wh
 	if (made_with_binding(meta_of(e, v6))) {
 		end.ref = binding_leave(index, v6);
 		if (end.ref == NO_ENTRY)
-			return; // whoever made it is taking it back
+			return; // its creator is removing it
 		if (end.ref == index) {
 			state = ENTRY_HOLD;
 			end.flags &= ~ENTRY_BOUND;
@@ -115,7 +116,7 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, __u32 wh
 	}
 }
 
-// Whether more than three quarters of a table were in use when it was last swept.
+// Reports whether more than three quarters of a table were in use at the last sweep.
 static __always_inline bool crowded(const bool v6)
 {
 	__u32 zero = 0;
@@ -125,9 +126,9 @@ static __always_inline bool crowded(const bool v6)
 	return c && stock && (v6 ? c->used6 : c->used4) > stock->room - stock->room / 4;
 }
 
-// A permit lives as long as its binding: longer than a sweep nobody gets its port. A binding
-// may live for weeks and be used towards millions: when the table fills up, those go to
-// which no flow was opened for the time that one of UDP lives without packets.
+// Ends a permit. It lives as long as its binding; the port has no new owner for at least one sweep
+// after that. A binding may live for weeks and have millions of peers. When the table is nearly
+// full, permits without a new flow for the UDP timeout also end.
 static __always_inline void sweep_permit(void *e, __u32 now, const bool v6)
 {
 	__u32 slot = meta_of(e, v6)->twin, *owner = owner_at(slot);
@@ -136,7 +137,7 @@ static __always_inline void sweep_permit(void *e, __u32 now, const bool v6)
 		kill(e, now, ENTRY_DEAD, v6);
 }
 
-// A dead entry that kept the port of its binding gives it back.
+// Frees the port that a dead entry held.
 static __always_inline void sweep_port(void *e, const struct tuple *key, const bool v6)
 {
 	struct entry_meta *m = meta_of(e, v6);
@@ -171,7 +172,7 @@ static __always_inline void sweep_dead(__u32 index, __u32 now, __u32 state, cons
 	give(index, v6);
 }
 
-// Frames of their own, beside that of the end of a flow.
+// Separate functions, so that their stack frames do not add to the one of the end of a flow.
 __noinline int sweep_dead4(__u32 index, __u32 now, __u32 state)
 {
 	sweep_dead(index, now, state, false);
@@ -259,7 +260,7 @@ static long sweep_nth6(__u32 i, void *ctx)
 	return sweep_nth(i, ctx, true);
 }
 
-// Entries that were ever used: those behind them need no sweeping.
+// Returns the number of entries that were ever used. Later entries need no sweep.
 static __always_inline __u32 entries_used(const bool v6)
 {
 	__u32 zero = 0;
@@ -270,7 +271,7 @@ static __always_inline __u32 entries_used(const bool v6)
 	return stock->fresh < stock->room ? stock->fresh : stock->room;
 }
 
-// One part of a pass; the part is as large as the pace asks for.
+// Sweeps one part of a table. The pace decides its size.
 static __always_inline void sweep_part(struct control *c, __u32 now, const bool v6)
 {
 	__u32 total = entries_used(v6);
@@ -317,8 +318,8 @@ static int sweep_tick(void *map, __u32 *key, struct sweeper *s)
 	return 0;
 }
 
-// Run by user space: starts the timer, or takes it over for this program. What the
-// kernel refused with, else 0.
+// Starts the timer, or makes it call this program; user space runs it. Returns the error of the
+// kernel, or 0.
 SEC("syscall")
 int sweep_start(void *ctx)
 {
@@ -330,13 +331,13 @@ int sweep_start(void *ctx)
 	if (!s)
 		return -ENOENT;
 	err = bpf_timer_init(&s->timer, &sweepers, CLOCK_MONOTONIC);
-	if (err && err != -EBUSY) // there already
+	if (err && err != -EBUSY) // already initialized
 		return err;
 	err = bpf_timer_set_callback(&s->timer, sweep_tick);
 	return err ?: bpf_timer_start(&s->timer, SWEEP_TICK_MS * 1000000ULL, 0);
 }
 
-// Run by user space: one pass over both tables at once.
+// Sweeps both tables completely; user space runs it.
 SEC("syscall")
 int sweep_all(void *ctx)
 {
@@ -349,11 +350,11 @@ int sweep_all(void *ctx)
 }
 
 struct victim {
-	__u32 index; // of the opener's entry
+	__u32 index; // index of the opener's entry
 	__u32 v6;
 };
 
-// Run by user space: ends a flow, whatever its time, and gives back what it held.
+// Ends a flow before its timeout and releases its resources; user space runs it.
 SEC("syscall")
 int sweep_end(struct victim *ctx)
 {
@@ -364,7 +365,7 @@ int sweep_end(struct victim *ctx)
 	return 0;
 }
 
-// Run by user space to stop the timer before the maps are taken away.
+// Stops the timer; user space runs it before it removes the maps.
 SEC("syscall")
 int sweep_stop(void *ctx)
 {
@@ -380,7 +381,7 @@ struct clocks {
 	__u64 ns;
 };
 
-// Run by user space twice, to measure a tick.
+// Returns the time in ticks; user space runs it twice to measure a tick.
 SEC("syscall")
 int read_clocks(struct clocks *ctx)
 {

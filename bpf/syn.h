@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// SYNs that leave no flow behind: a table of fingerprints tells which backend one went
-// to, for the client's acknowledgement and the backend's answer.
+// SYNs without a flow: a table of fingerprints records the backend of each one, for the client's
+// acknowledgement and the backend's reply.
 #ifndef SLUICE_SYN_H
 #define SLUICE_SYN_H
 
 #include "conn.h"
 
-// The slot of a SYN from a client to a service, and the fingerprint it must hold.
+// Returns the slot of a SYN from a client to a service, and the fingerprint to compare.
 static __always_inline __u64 *recent_syn(const struct tuple *t, __u8 family, __u32 *mark)
 {
 	__u64 h = family == FAMILY_6 ? tuple_hash(t, true) : tuple_hash(t, false);
@@ -26,7 +26,7 @@ static __always_inline enum reason syn_remember(const struct packet *p, __u32 ba
 	return REASON_SYN;
 }
 
-// The backend that a SYN of this tuple was sent on to, or NO_ENTRY.
+// Returns the backend to which a SYN of this tuple was forwarded, or NO_ENTRY.
 static __always_inline __u32 syn_backend(const struct tuple *t, __u8 family)
 {
 	__u32 mark;
@@ -37,7 +37,8 @@ static __always_inline __u32 syn_backend(const struct tuple *t, __u8 family)
 	return (__u32)*slot;
 }
 
-// Whether a packet of a client goes on with a handshake whose SYN was sent on without a flow.
+// Reports whether a packet of a client continues a handshake that began with a forwarded SYN
+// without a flow.
 __noinline int shakes_hands(const struct packet *p)
 {
 	if (!p || p->tuple.l4_proto != IPPROTO_TCP || p->tcp_flags & (TCP_SYN | TCP_RST))
@@ -45,8 +46,8 @@ __noinline int shakes_hands(const struct packet *p)
 	return syn_backend(&p->tuple, p->family) != NO_ENTRY;
 }
 
-// Whether a packet of a backend, as the client would get it, answers a SYN that
-// was sent on to that backend without a flow.
+// Reports whether a packet of a backend answers a SYN that was forwarded to it without a flow. "as"
+// is the tuple of the packet on its way to the client.
 static __always_inline bool answers_syn(const struct packet *p, const struct tuple *as)
 {
 	struct backend *b;

@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// The flow tables, and the search in them. Who takes entries and gives them back: stock.h.
+// The flow tables and their search. Allocation of entries: stock.h.
 //
-// Entries are filled densely, in the order in which flows are made, so that both
-// directions of a flow, and flows made together, are neighbours in memory. An
-// index of buckets finds them: a slot of 32 bits, tag and entry's number, in one of
-// two buckets, and then the whole key, its state included, is compared. The index
-// is kept small because every packet of another flow reads another place of it. A
-// bucket counts the slots that are in their second bucket because it was full, so
-// that nearly all searches, also those that find nothing, read one cache line of it.
-// The straight path asks the hints first: slots that were found before, as many as a
-// CPU's own cache can keep, however large the index is.
-// Nobody takes a lock:
-//   free -> claimed  an entry from the stack of free ones, then a slot by
-//                    compare-and-swap
-//   claimed -> live  atomic or of the key's last word, after all else is written
-//   live -> dead     the sweeper, or an inserter that lost a race
-//   dead -> free     the sweeper, a second later at the earliest: no program
-//                    runs that long, so none sees an entry change under it
+// Entries are allocated densely, in the order in which flows are made. Both directions of a flow,
+// and flows made at about the same time, are therefore neighbours in memory.
+//
+// An index of buckets finds the entries. A slot has 32 bits: a tag and the number of the entry. A
+// tuple has two buckets. After the tag, a search compares the complete key, including the state.
+// The index is small, because nearly every packet reads another part of it. A bucket counts the
+// tuples that are in their second bucket because the first one was full. Nearly all searches, also
+// unsuccessful ones, therefore read only one cache line of the index.
+//
+// The fast path first reads the hints: recently found slots, as many as fit into the cache of a CPU,
+// independent of the size of the index.
+//
+// The tables need no locks:
+//   free -> claimed  an entry from the free list, then a slot by compare-and-swap
+//   claimed -> live  atomic or of the last word of the key, after all other writes
+//   live -> dead     by the sweeper, or by an inserter that lost a race
+//   dead -> free     by the sweeper, at least a second later: no program runs that long, so that
+//                    no program sees an entry change during use
 #ifndef SLUICE_TABLE_H
 #define SLUICE_TABLE_H
 
@@ -25,7 +27,7 @@
 
 struct place {
 	__u32 bucket[2];
-	__u32 tag;  // in the bits above entry_mask
+	__u32 tag;  // uses the bits above entry_mask
 	__u32 hint; // element of hints
 };
 
@@ -34,8 +36,8 @@ static __always_inline __u64 nh(__u32 a, __u32 b, int i)
 	return (__u64)(a + hash_key[i]) * (__u64)(b + hash_key[i + 1]);
 }
 
-// NH (Black et al., CRYPTO 1999) with secret keys: two tuples collide with
-// probability 2^-32 whoever chose them, so nobody can aim at a bucket.
+// Hashes a tuple with NH (Black et al., CRYPTO 1999) and secret keys. Any two tuples collide with
+// probability 2^-32. An attacker therefore cannot target a bucket.
 static __always_inline __u64 tuple_hash(const struct tuple *t, const bool v6)
 {
 	__u32 ports = (__u32)t->sport | (__u32)t->dport << 16;
@@ -53,7 +55,7 @@ static __always_inline __u64 tuple_hash(const struct tuple *t, const bool v6)
 	return h ^ h >> 32;
 }
 
-// The index in which entries are searched.
+// Returns the index in force, which searches use.
 static __always_inline __u64 index_in_force(const bool v6)
 {
 	struct control *c = the_control();
@@ -63,7 +65,7 @@ static __always_inline __u64 index_in_force(const bool v6)
 	return v6 ? *(volatile __u64 *)&c->index6 : *(volatile __u64 *)&c->index4;
 }
 
-// The index that is made ready to take its place; or 0.
+// Returns the index that is being filled to replace it, or 0.
 static __always_inline __u64 next_index(const bool v6)
 {
 	struct control *c = the_control();
@@ -73,7 +75,7 @@ static __always_inline __u64 next_index(const bool v6)
 	return v6 ? *(volatile __u64 *)&c->next_index6 : *(volatile __u64 *)&c->next_index4;
 }
 
-// Where a tuple may stand in an index (see control.index4).
+// Returns the places of a tuple in an index (see control.index4).
 static __always_inline struct place place_in(__u64 index, const struct tuple *t, const bool v6)
 {
 	__u64 h = tuple_hash(t, v6), buckets = (__u32)index;
@@ -82,7 +84,7 @@ static __always_inline struct place place_in(__u64 index, const struct tuple *t,
 	at.bucket[0] = (index >> 32) + ((h >> 32) * buckets >> 32);
 	at.bucket[1] = (index >> 32) + ((h & 0xffffffff) * buckets >> 32);
 	at.hint = h & (v6 ? hint_mask6 : hint_mask4);
-	at.tag = (__u32)(h ^ h >> 32) * 0x9e3779b1U & ~(v6 ? entry_mask6 : entry_mask4); // other bits than the buckets'
+	at.tag = (__u32)(h ^ h >> 32) * 0x9e3779b1U & ~(v6 ? entry_mask6 : entry_mask4); // not the bucket bits
 	return at;
 }
 
@@ -117,15 +119,15 @@ static __always_inline struct entry_meta *meta_of(void *e, const bool v6)
 	return v6 ? &((struct flow6 *)e)->meta : &((struct flow4 *)e)->meta;
 }
 
-// The word of owner and backend: of a reply the index of the flow's binding (see
-// binding.h), or the port of a fullnat flow as map << 16 | port; of a binding how many
-// flows refer to it.
+// Returns the word of owner and backend. Its meaning depends on the entry. A reply entry holds the
+// index of the flow's binding (see binding.h), or the port of a fullnat flow as map << 16 | port. A
+// binding holds the number of flows that refer to it.
 static __always_inline __u32 *ref_of(struct entry_meta *m)
 {
 	return (__u32 *)&m->owner;
 }
 
-// The word of the key that ends in the state.
+// Returns the last word of the key, which contains the state.
 static __always_inline __u32 *state_word(void *e, const bool v6)
 {
 	return v6 ? (__u32 *)&((struct flow6 *)e)->key.l4_proto : (__u32 *)&((struct flow4 *)e)->key.l4_proto;
@@ -155,9 +157,9 @@ static __always_inline bool key_equal(void *e, const struct tuple *t, const bool
 	       *(__u64 *)&key->sport == pack(ports, id);
 }
 
-// Reads a word that is needed later. What a new flow reads and writes lies in cold
-// memory: read beforehand, without an atomic in between, its lines come while a search
-// waits for its own, and not one after the other.
+// Reads a word that a later step needs. A new flow uses cold memory. If there is no atomic
+// operation between the reads, the processor loads these cache lines during a search instead of one
+// after the other.
 static __always_inline void touch_word(const __u32 *word)
 {
 	__u32 read = *(const volatile __u32 *)word;
@@ -165,7 +167,7 @@ static __always_inline void touch_word(const __u32 *word)
 	asm volatile("" ::"r"(read));
 }
 
-// Touches where a tuple may stand.
+// Touches the bucket of a tuple.
 static __always_inline void touch_place(const struct tuple *t, const bool v6)
 {
 	struct place at = place_of(t, v6);
@@ -175,8 +177,8 @@ static __always_inline void touch_place(const struct tuple *t, const bool v6)
 		touch_word(&bucket->spilled);
 }
 
-// Touches where the binding of a packet's source stands, for a packet that may open a
-// flow: beside the search of that flow.
+// Touches the bucket of the binding of a packet's source. The load overlaps with the search for the
+// flow of a packet that may open one.
 static __always_inline void touch_binding(const struct work *w, const struct tuple *t, const bool v6)
 {
 	struct tuple key = { .saddr = t->saddr, .sport = t->sport, .l4_proto = t->l4_proto, .kind = KIND_BINDING };
@@ -185,8 +187,8 @@ static __always_inline void touch_binding(const struct work *w, const struct tup
 	touch_place(&key, v6);
 }
 
-// Finds an entry that a tuple's slots point at, other than "other", and its index;
-// null and NO_ENTRY when there is none.
+// Finds an entry and its index by the slots of a tuple, except the entry "other". Returns null and
+// NO_ENTRY if there is none.
 static __always_inline void *search_at(const struct place *at, const struct tuple *t, __u32 *at_index, __u32 other,
 				       bool (*wanted)(void *e, const struct tuple *t, const bool v6), const bool v6)
 {
@@ -199,7 +201,7 @@ static __always_inline void *search_at(const struct place *at, const struct tupl
 		if (!bucket)
 			return 0;
 		for (int k = 0; k < BUCKET_SLOTS; k++) {
-			__u32 index = (bucket->slots[k] ^ at->tag) - 1; // of another tag or a free slot: not below mask
+			__u32 index = (bucket->slots[k] ^ at->tag) - 1; // not below mask: other tag, or free
 			void *e;
 
 			if (index >= mask)
@@ -224,9 +226,9 @@ static __always_inline void *search_by(const struct tuple *t, __u32 *at_index, _
 	return search_at(&at, t, at_index, other, wanted, v6);
 }
 
-// Keeps the slot of an entry among the hints. Short flows stay out of them, and only
-// every 16th packet of another flow evicts a hint: of more busy flows than there are hints
-// some keep theirs, and the rest seldom write.
+// Records the slot of an entry in the hints. Short flows are excluded. Only every 16th packet of
+// another flow evicts a hint. If there are more busy flows than hints, some keep their hints, and
+// the others rarely write.
 static __always_inline void remember(struct hint *hint, __u32 slot, __u64 packets)
 {
 	if (packets < 8)
@@ -242,8 +244,8 @@ static __always_inline void remember(struct hint *hint, __u32 slot, __u64 packet
 		*(volatile __u32 *)&hint->slots[packets / 16 % HINT_SLOTS] = slot;
 }
 
-// Finds the live entry of a tuple, by the hints if they know it. A hint may be of a flow
-// that is over, or written by another CPU just now: the comparison of keys tells.
+// Finds the live entry of a tuple, through the hints if possible. A hint may belong to an ended
+// flow, or another CPU may be writing it: the comparison of keys detects both.
 static __always_inline void *search_hinted(const struct tuple *t, __u32 *at_index, const bool v6)
 {
 	const __u32 mask = v6 ? entry_mask6 : entry_mask4;
@@ -272,7 +274,7 @@ static __always_inline void *search_hinted(const struct tuple *t, __u32 *at_inde
 	return e;
 }
 
-// The index of the live entry of a tuple, or NO_ENTRY.
+// Returns the index of the live entry of a tuple, or NO_ENTRY.
 static __always_inline __u32 search(const struct tuple *t, const bool v6)
 {
 	__u32 index;
@@ -281,7 +283,7 @@ static __always_inline __u32 search(const struct tuple *t, const bool v6)
 	return index;
 }
 
-// The same in functions that are verified once, however many call them.
+// Global functions for the search: the verifier checks them once for all callers.
 __noinline __u32 find4(const struct tuple *t)
 {
 	return t ? search(t, false) : NO_ENTRY;
@@ -297,7 +299,8 @@ static __always_inline __u32 find(const struct tuple *t, bool v6)
 	return v6 ? find6(t) : find4(t);
 }
 
-// Makes name(t, except, v6): the live entry that matches a tuple and is not except; or NO_ENTRY.
+// Defines name(t, except, v6). It returns the live entry, other than "except", that matches a
+// tuple, or NO_ENTRY.
 #define SEARCH_FUNCTION(name, matches)                                                  \
 	__noinline __u32 name##4(const struct tuple *t, __u32 except)                   \
 	{                                                                               \
@@ -322,6 +325,6 @@ static __always_inline __u32 find(const struct tuple *t, bool v6)
 		return v6 ? name##6(t, except) : name##4(t, except);                    \
 	}
 
-SEARCH_FUNCTION(rival, key_equal) // of the same tuple
+SEARCH_FUNCTION(rival, key_equal) // an entry with the same tuple
 
 #endif

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// A connection in the tuple of a closed one. Its SYN ends the old flow, is scheduled like any other, and
-// where the new flow has the same keys and rewrites, it takes over the entries of the old one: a
-// table needs no room for tuples that are used again, however often.
+// Connections that reuse the tuple of a closed one. The SYN ends the old flow and is scheduled like
+// any other. If the new flow has the same keys and rewrites, it takes over the entries of the old
+// flow. Frequent reuse of tuples therefore needs no additional room in the table.
 //
-// No packet sees an entry change under it: one on another CPU that found the old flow still may count
-// itself for the new one, and is rewritten as it should be.
+// The keys and rewrites of the entries stay unchanged. A concurrent packet of the old flow may be
+// counted for the new one, but its rewrite is correct.
 #ifndef SLUICE_VACATE_H
 #define SLUICE_VACATE_H
 
@@ -15,7 +15,7 @@ static __always_inline bool vacant(const struct work *w)
 	return w->vacated.index != NO_ENTRY;
 }
 
-// Notes a flow as vacated. index: its primary entry. port: as in struct vacated.
+// Records a vacated flow. "index" is its primary entry; "port" is as in struct vacated.
 static __always_inline void vacate(struct vacated *v, const struct entry_meta *m, __u32 index, __u32 port,
 				   const bool v6)
 {
@@ -27,7 +27,7 @@ static __always_inline void vacate(struct vacated *v, const struct entry_meta *m
 	v->twin_family = v6 != !!(m->flags & ENTRY_CROSS) ? FAMILY_6 : FAMILY_4;
 }
 
-// Gives up a vacated flow: no other takes its place.
+// Releases a vacated flow that no other flow replaces.
 __noinline int give_up(struct vacated *v, __u32 now)
 {
 	if (!v || v->index == NO_ENTRY)
@@ -40,8 +40,8 @@ __noinline int give_up(struct vacated *v, __u32 now)
 	return 0;
 }
 
-// Whether what has been aimed goes where the vacated flow went, which its reply entry tells. The
-// source that a pool gave may differ.
+// Reports whether a plan has the same destination as the vacated flow, according to its reply
+// entry. The source from a pool may differ.
 __noinline int goes_there(const struct plan *plan, const struct vacated *v)
 {
 	if (!plan || !v || v->index == NO_ENTRY || v->owner != plan->owner)
@@ -61,8 +61,8 @@ __noinline int goes_there(const struct plan *plan, const struct vacated *v)
 	return f && f->key.saddr == plan->to.daddr.w[0] && f->key.sport == plan->to.dport;
 }
 
-// Whether a pool address is at a place of a backend's pool, where addresses that follow each other
-// have numbers that do.
+// Reports whether a pool address belongs to the pool of a backend, provided that the numbers of the
+// pool are consecutive.
 static __always_inline bool in_backend_pool(__u32 number, const struct backend *b)
 {
 	__u32 at = number - pool_number(b->pool);
@@ -70,8 +70,8 @@ static __always_inline bool in_backend_pool(__u32 number, const struct backend *
 	return at < b->pool_len && pool_number(b->pool + at) == number;
 }
 
-// The port of the vacated flow, as map << 16 | port, if a plan may have it: the address still is of
-// its backend's pool. Then it is the plan's; else 0.
+// Reuses the port of the vacated flow for a plan, if its address still belongs to the backend's
+// pool. Returns map << 16 | port, or 0.
 __noinline int port_again(struct plan *plan, struct vacated *v)
 {
 	struct pool_addr *address;
@@ -109,7 +109,8 @@ __noinline int port_again(struct plan *plan, struct vacated *v)
 	return port;
 }
 
-// Begins an entry anew, but for its key, rewrite and next hop. word: its flags, and what was heard.
+// Resets an entry except for its key, rewrite and next hop. "word" holds the flags and the TCP
+// state.
 static __always_inline void begin_entry(void *e, __u32 word, __u32 now, __u64 packets, __u64 bytes, const bool v6)
 {
 	struct entry_meta *m = meta_of(e, v6);
@@ -152,8 +153,8 @@ static __always_inline bool begin_primary(const struct new_flow *b, __u32 index,
 	return __sync_val_compare_and_swap(word, was, (was & 0xffffff) | (__u32)ENTRY_LIVE << STATE_SHIFT) == was;
 }
 
-// Puts a new flow in the place of the vacated one. REASON_NEW_FLOW; REASON_NONE: they differ, and
-// that one is given up; REASON_FLOW as make_flow.
+// Replaces the vacated flow by a new one. Returns REASON_NEW_FLOW. Returns REASON_NONE if they
+// differ; the vacated flow is then released. Returns REASON_FLOW like make_flow.
 __noinline int take_place(struct new_flow *b, struct vacated *v)
 {
 	__u32 mine, twin, found;

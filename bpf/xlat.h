@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Between IPv4 and IPv6 (RFC 7915): headers of the other family in front of the
-// same payload.
+// Translation between IPv4 and IPv6 (RFC 7915): replaces the header by one of the other family.
 #ifndef SLUICE_XLAT_H
 #define SLUICE_XLAT_H
 
 #include "rewrite.h"
 
-#define SMALL_PACKET 1260    // RFC 7915 §5.1: larger ones get DF
+#define SMALL_PACKET 1260    // RFC 7915 §5.1: larger packets get DF
 #define LOWEST_IPV6_MTU 1280 // RFC 8200 §5
 
 #define SUM_MOST 9216U
 #define SUM_BLOCK 64U // bytes; divides SUM_MOST
 
-// A sum of the frame from off on, of which len bytes are left.
+// A sum in progress: the next bytes are at off, and len bytes are left.
 struct summing {
 	__u64 sum;
 	__u32 off;
@@ -29,8 +28,8 @@ static __always_inline __u64 sum_block(const __u32 *block)
 	return sum;
 }
 
-// Adds a block. Not zero: there is no whole one left. The turn of the loop is a function of its own
-// because the verifier looks at that once, and at a loop turn by turn.
+// Adds a block to the sum. Returns non-zero if no complete block is left. A global function,
+// because the verifier checks it once. It would check a loop body at each iteration.
 static __always_inline int next_sum(void *ctx, struct summing *s, const bool xdp)
 {
 	__u32 block[SUM_BLOCK / sizeof(__u32)];
@@ -48,7 +47,7 @@ static __always_inline int next_sum(void *ctx, struct summing *s, const bool xdp
 
 BOTH_HOOKS(next_sum, !s || next_sum(ctx, s, xdp), struct summing *s)
 
-// Sum of len bytes of the frame from off on: up to SUM_MOST of them.
+// Returns the sum of len bytes of the frame from off onwards, at most SUM_MOST.
 static __always_inline __u64 sum_frame(void *ctx, __u32 off, __u32 len, const bool xdp)
 {
 	struct summing s = { .off = off, .len = len };
@@ -60,7 +59,7 @@ static __always_inline __u64 sum_frame(void *ctx, __u32 off, __u32 len, const bo
 	len = s.len;
 	if (len > 0 && len < SUM_BLOCK) {
 		bounded(len);
-		len = ((len - 1) & (SUM_BLOCK - 1)) + 1; // as it was: Linux 6.1 loses sight of both bounds otherwise
+		len = ((len - 1) & (SUM_BLOCK - 1)) + 1; // unchanged; Linux 6.1 loses track of both bounds otherwise
 		if (!load(ctx, s.off, block, len, xdp))
 			return 0;
 		s.sum += sum_block(block);
@@ -88,8 +87,8 @@ static __always_inline __u64 sum_ends(const union addr *s, const union addr *d, 
 	return sum_addr(s, v6) + sum_addr(d, v6);
 }
 
-// Bytes of the header that a packet has, from the network header to the
-// transport header, and of the one that it gets.
+// Returns the length of all headers between network header and transport header before translation.
+// header_then returns the length after it.
 static __always_inline __u32 header_now(const struct packet *p)
 {
 	return p->l4_off - ETH_HLEN;
@@ -106,8 +105,8 @@ static __always_inline __u32 header_then(const struct packet *p, const struct pl
 	return sizeof(struct ipv6hdr) + (p->l3_len - header_now(p) > 0xffff ? JUMBO_SIZE : 0);
 }
 
-// The largest packet that a packet may become on a link with this MTU (RFC 7915 §4.1).
-// IPv6 packets have DF.
+// Returns the maximum size of a packet on a link with this MTU (RFC 7915 §4.1). IPv6 packets have
+// DF.
 static __always_inline __u32 largest(const struct packet *p, __u8 family, __u32 mtu)
 {
 	bool bounded6 = lowest_ipv6_mtu && family == FAMILY_6 && !(p->flags & PACKET_DF);
@@ -115,8 +114,9 @@ static __always_inline __u32 largest(const struct packet *p, __u8 family, __u32 
 	return bounded6 && lowest_ipv6_mtu < mtu ? lowest_ipv6_mtu : mtu;
 }
 
-// id: of a packet that brings none of its own. Words are put together before they are
-// stored: of bytes that were just stored a processor makes no word without waiting.
+// Writes an IPv4 header. "id" is for packets without their own identification. The function
+// assembles words in registers, because a load of freshly stored bytes as a word stalls the
+// processor.
 static __always_inline void header4(struct iphdr *ip, const struct packet *p, const struct plan *plan, __u32 payload,
 				    __be16 id)
 {
@@ -130,7 +130,7 @@ static __always_inline void header4(struct iphdr *ip, const struct packet *p, co
 	__u16 frag = 0;
 
 	if (p->fragment_at) {	       // an atomic fragment (RFC 6946) keeps its identification too
-		id = p->frag_id >> 16; // the low half of a big endian word
+		id = p->frag_id >> 16; // the low half of a big-endian word
 		frag = p->frag_off / 8 | (p->flags & PACKET_MORE ? IP_MF : 0);
 	} else if (len > SMALL_PACKET) {
 		frag = IP_DF;
@@ -151,8 +151,8 @@ static __always_inline void header6(struct ipv6hdr *ip, const struct packet *p, 
 	__builtin_memcpy(&ip->daddr, &plan->to.daddr, 16);
 }
 
-// Makes room for a header of another size: the frame's network header changes
-// from "now" to "then" bytes. The Ethernet header is written anew.
+// Changes the length of the network headers from "now" to "then" bytes and writes a new Ethernet
+// header.
 static __always_inline bool resize_header(void *ctx, __u32 now, __u32 then, const bool to_v6, const bool xdp)
 {
 	__be16 type = to_v6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
@@ -164,8 +164,8 @@ static __always_inline bool resize_header(void *ctx, __u32 now, __u32 then, cons
 			return false;
 		return put(ctx, 0, macs, sizeof(macs), true) && put(ctx, 2 * ETH_ALEN, &type, 2, true);
 	}
-	// Options and extension headers go first, then the family changes by 20
-	// bytes, then a fragment header may come.
+	// Remove options and extension headers first. Then change the family, by 20 bytes. Then add
+	// space for a fragment header.
 	have = to_v6 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
 	if (now != have && bpf_skb_adjust_room(ctx, (int)have - (int)now, BPF_ADJ_ROOM_NET, BPF_F_ADJ_ROOM_FIXED_GSO))
 		return false;
@@ -177,7 +177,7 @@ static __always_inline bool resize_header(void *ctx, __u32 now, __u32 then, cons
 	return !bpf_skb_store_bytes(ctx, 2 * ETH_ALEN, &type, 2, 0);
 }
 
-// ICMP queries: another type, and a checksum with or without pseudo-header.
+// Translates an ICMP query or reply: its type, and the pseudo-header in its checksum.
 static __always_inline int translate_query(void *ctx, const struct packet *p, const struct plan *plan, __u32 payload,
 					   const bool to_v6, const bool xdp)
 {
@@ -203,9 +203,9 @@ static __always_inline int translate_query(void *ctx, const struct packet *p, co
 	return put(ctx, p->l4_off, &icmp, sizeof(icmp), xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
-// UDP without a checksum gets the one that IPv6 demands (RFC 7915 §4.5): over the
-// datagram, not what follows it in the packet (RFC 9868 §5). Of a fragment it cannot be
-// known, and of more than the largest usual frame it is not made.
+// Computes the UDP checksum that IPv6 requires (RFC 7915 §4.5). It covers the datagram, but not the
+// bytes after it in the packet (RFC 9868 §5). It cannot be computed for a fragment, and is not
+// computed for more than the largest usual frame.
 static __always_inline int udp_checksum(void *ctx, const struct packet *p, const struct plan *plan,
 					const struct ports *ports, __u32 payload, const bool xdp)
 {
@@ -228,7 +228,7 @@ static __always_inline int udp_checksum(void *ctx, const struct packet *p, const
 	return put(ctx, p->l4_off + UDP_CHECK, &check, 2, xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
-// Ports and checksum of a segment whose addresses change their family.
+// Translates ports and checksum of a segment for a change of family.
 static __always_inline int translate_l4(void *ctx, const struct packet *p, const struct plan *plan, __u32 payload,
 					const bool to_v6, const bool xdp)
 {
@@ -259,14 +259,14 @@ static __always_inline int translate_l4(void *ctx, const struct packet *p, const
 #define OPTION_LSRR 131
 #define OPTION_SSRR 137
 
-// A walk through the options of an IPv4 header of "header" bytes.
+// The state of a walk over the options of an IPv4 header of "header" bytes.
 struct ip_options {
 	__u32 header;
-	__u32 at; // the option that is next
-	__u32 routed; // it has a source route that is not used up
+	__u32 at; // offset of the next option
+	__u32 routed; // the header has a source route that is not used up
 };
 
-// Looks at the next option. Not zero: it was the last one, or a source route.
+// Reads the next option. Returns non-zero after the last one, or at a source route.
 static __always_inline int next_ip_option(void *ctx, struct ip_options *o, const bool xdp)
 {
 	__u32 at = o->at, step;
@@ -296,7 +296,7 @@ static __always_inline bool source_routed(void *ctx, __u32 header, const bool xd
 
 BOTH_HOOKS(source_routed, source_routed(ctx, header, xdp), __u32 header)
 
-// Whether a packet has a source route that is not used up, which has no counterpart in the
+// Reports whether a packet has a source route that is not used up. It has no counterpart in the
 // other family (RFC 7915 §4.1, §5.1).
 static __always_inline bool untranslatable_route(void *ctx, const struct packet *p, const bool to_v6, const bool xdp)
 {
@@ -307,21 +307,21 @@ static __always_inline bool untranslatable_route(void *ctx, const struct packet 
 	return header > sizeof(struct iphdr) && (xdp ? xdp_source_routed(ctx, header) : tc_source_routed(ctx, header));
 }
 
-// The offsets of fragments count the extension headers behind the fragment header, which would
-// be left out (RFC 7915 §5.1.1).
+// Reports whether extension headers follow the fragment header. The fragment offsets include them,
+// but translation removes them (RFC 7915 §5.1.1).
 static __always_inline bool extended_fragment(const struct packet *p)
 {
 	return p->fragment_at && is_extension(p->fragment_next);
 }
 
-// A packet that cannot be translated: its sender is told (RFC 7915 §4.4, §5.4).
+// Requests an error to the sender of an untranslatable packet (RFC 7915 §4.4, §5.4).
 static __always_inline int not_translated(struct plan *plan)
 {
 	plan->answer = ANSWER_PROHIBITED;
 	return REASON_UNTRANSLATABLE;
 }
 
-// The whole packet into the other family.
+// Translates a whole packet into the other family.
 static __always_inline int translate(void *ctx, const struct packet *p, struct plan *plan, const bool to_v6,
 				     const bool xdp)
 {
@@ -335,8 +335,7 @@ static __always_inline int translate(void *ctx, const struct packet *p, struct p
 		plan->mtu = p->source_route;
 		return REASON_UNTRANSLATABLE;
 	}
-	// Of fragmented ICMP the length, and with it the checksum, is not known (RFC
-	// 7915 §1.2).
+	// Fragmented ICMP has an unknown length, and therefore an unknown checksum (RFC 7915 §1.2).
 	if (is_icmp(plan->to.l4_proto) && p->flags & (PACKET_FIRST_FRAGMENT | PACKET_LATER_FRAGMENT))
 		return not_translated(plan);
 	if (extended_fragment(p))
@@ -355,7 +354,7 @@ static __always_inline int translate(void *ctx, const struct packet *p, struct p
 		struct fragment_header f = {};
 
 		header6(&ip, p, plan, payload + then - sizeof(ip));
-		if (payload > 0xffff) { // without the option, the kernel takes the length for 0
+		if (payload > 0xffff) { // without the option, the kernel reads the length as 0
 			__u8 jumbo[JUMBO_SIZE] = { ip.nexthdr, 0, OPTION_JUMBO, 4 };
 			__be32 len = bpf_htonl(payload + JUMBO_SIZE);
 
