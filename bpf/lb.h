@@ -130,9 +130,9 @@ static __always_inline __be16 next_source(__be16 port)
 	return bpf_htons(1024 + (bpf_ntohs(port) + 16381) % (65536 - 1024));
 }
 
-// Prepares a plan for a packet that a client sends to a server directly, from an endpoint that has
-// a flow to this server through a service. Without another source port, which service_keep chooses,
-// the replies would be taken for packets of the flow. Returns 0 for any other packet.
+// Prepares a plan for a packet that a client sends directly to a server. Its endpoint already has a
+// flow to this server through a service. The replies would be taken for packets of that flow,
+// unless service_keep chooses another source port. Returns 0 for any other packet.
 __noinline int beside_flow(struct packet *p, struct plan *plan)
 {
 	bool syn = p && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN, v6;

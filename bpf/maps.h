@@ -101,7 +101,7 @@ struct {
 } iface_listeners SEC(".maps");
 
 // Listeners of services without flows, in buckets of two. A key is in the slot of its hash or in
-// the other slot of the same bucket, so that a search reads one cache line. A listener without a
+// the other slot of the same bucket. A search therefore reads one cache line. A listener without a
 // free slot takes the full path, with the same result. User space writes the elements through mmap,
 // the key last.
 enum direct_place {
@@ -390,10 +390,10 @@ struct {
 	__type(value, struct interface_addr);
 } interfaces SEC(".maps");
 
-// Hardware addresses of this host: frames to any other one are not for it. "stations" holds all
-// addresses. "own_stations" holds the address of each interface, in the element of its index modulo
-// the size, with the low 16 bits of the index. An element of another interface has other low bits.
-// Written by user space.
+// Hardware addresses of this host, to which frames may be addressed. "stations" holds all
+// addresses. "own_stations" holds the address of each interface and the low 16 bits of its index,
+// in the element index % size. An element of another interface has other low bits. Written by user
+// space.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);

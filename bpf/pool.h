@@ -101,8 +101,8 @@ static __always_inline bool set_pool(const struct bind *b, struct port_request *
 
 #define POOL_TRIES 16 // pool addresses to try for a client that has none
 
-// The verifier checks the functions below one by one. They look up the client that bind_allocate
-// counted again. The key is in the working memory and needs no stack.
+// The verifier checks the functions below one by one. They look up the client again after
+// bind_allocate has counted it. The key is in the working memory and needs no stack.
 static __always_inline struct client *client_again(void)
 {
 	struct work *w = the_work();

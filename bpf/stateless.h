@@ -216,9 +216,9 @@ static __always_inline int siit_from6(const struct packet *p, struct plan *plan)
 	return taken;
 }
 
-// Translates the destination of an IPv4 packet: by its explicit mapping, by the prefix of the rule
-// that maps the source, or by the prefix of a rule for all traffic between its interfaces. Returns
-// the prefix entry used, or null.
+// Translates the destination of an IPv4 packet by its explicit mapping. Otherwise, the prefix of
+// the rule that maps the source applies, or of a rule for all traffic between its interfaces.
+// Returns the prefix entry used, or null.
 static __always_inline struct prefix *siit_dest4(const struct packet *p, const struct prefix *source, union addr *to,
 						 __u32 *len)
 {

@@ -110,7 +110,7 @@ enum reason {
 	REASON_NO_FLOW,		     // packet without a flow that must not open one
 	REASON_ERROR_WITHOUT_FLOW,   // ICMP error that quotes a packet without a known flow
 	REASON_HELD_FRAGMENT,	     // later fragment, held until its first fragment arrives and then processed again
-	REASON_ORPHAN_FRAGMENT,	     // later fragment without a known first fragment, and nothing has room to hold it
+	REASON_ORPHAN_FRAGMENT,	     // later fragment without a known first fragment, and the daemon does not run or has no room to hold it
 	REASON_LOOP,		     // IPv6 source within the translation prefix
 	REASON_UNTRANSLATABLE,	     // no counterpart in the other IP version, or an IPv4 address that is never routed; or a fragment or a packet of several segments where only a whole segment can change; or UDP without a checksum that a rule drops
 	REASON_UNSUPPORTED_PROTOCOL, // a protocol that the matching rule cannot translate

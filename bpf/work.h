@@ -39,8 +39,8 @@ struct packet {
 	struct tuple tuple;
 	__u32 l3_len;  // bytes from the network header onwards
 	__u32 ifindex; // ingress interface
-	// egress interface of the untranslated destination or of the server of a port-forward; 0 if
-	// not known, NO_ENTRY if there is none, as for packets to this host
+	// egress interface of the untranslated destination, or of the server of a port-forward; 0
+	// if not known. NO_ENTRY: there is none, as for packets to this host.
 	__u32 out;
 	__u32 cross_out; // egress interface after a change of family; 0 and NO_ENTRY as in out
 	__be32 frag_id;
