@@ -61,8 +61,9 @@ __noinline int service_rates(const struct packet *p, __u32 id, __u32 admitted)
 }
 
 // Checks the connection limits and rates of a service. A connection is refused at its SYN or not at
-// all, because an answered client considers the connection open. With a SYN cookie, the rates were
-// checked at the SYN; the proof of the cookie only charges them.
+// all, because an answered client considers the connection open. If the SYN created no flow
+// (PLAN_ADMITTED), it passed the check of the rates. The proof of a cookie then only charges the
+// rates.
 static __always_inline int service_admit(const struct packet *p, const struct plan *plan, const struct service *s,
 					 __u32 id)
 {

@@ -91,8 +91,8 @@ static __always_inline bool in_pool(__u32 number, __u32 rule)
 	return rules && *rules >> (rule & 63) & 1;
 }
 
-// Reports whether a binding to a pool address may have more flows. After removal of the address
-// from the pool, this is so only if clients keep the address of their port blocks (see part).
+// Reports whether a binding to a pool address may have more flows. An address removed from the pool
+// may have more only if clients keep the address of their port blocks (see part).
 __noinline int joinable(__u32 number, __u32 rule)
 {
 	struct pool_addr *address;

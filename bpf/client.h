@@ -4,9 +4,9 @@
 //
 // The PROXY header is payload that the client never sent. It is added to the packet that completes
 // the handshake, so that a server that sends first has received it. Afterwards, the sequence
-// numbers of the client are raised by its size towards the backend, and acknowledgements of the
-// backend are lowered by it. If the header is lost, the backend keeps requesting its first byte.
-// The client then retransmits its own first byte, and the header is added before it again.
+// numbers towards the backend are higher by the size of the header. Acknowledgements of the backend
+// are lowered by it. If the header is lost, the backend keeps requesting its first byte. The client
+// then retransmits its own first byte, and the header is added before it again.
 #ifndef SLUICE_CLIENT_H
 #define SLUICE_CLIENT_H
 

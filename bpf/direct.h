@@ -57,7 +57,7 @@ static __always_inline struct hop *direct_hop(__u64 way)
 }
 
 // Decrements the TTL. The TTL is the high byte of its word, so that the header checksum grows by
-// one in its high byte, with the carry added at the low end (RFC 1624).
+// one in its high byte. The carry is added at the low end (RFC 1624).
 static __always_inline void direct_age(struct iphdr *ip)
 {
 	__u32 check = ip->check + bpf_htons(0x0100);

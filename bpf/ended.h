@@ -6,7 +6,7 @@
 
 #include "conn.h"
 
-// Stores the tuple of one direction. index: its entry.
+// Writes the tuple of an entry to the map of ended connections.
 static __always_inline void remember_ended_half(__u32 index, __u32 of, const bool v6)
 {
 	void *e = entry_at(index, v6);
@@ -29,8 +29,8 @@ static __always_inline void remember_ended_half(__u32 index, __u32 of, const boo
 	bpf_map_update_elem(&ended, &key, &of, BPF_ANY);
 }
 
-// Stores the tuples of an ended connection's direction. A separate stack frame from the end of a
-// flow. of: its service << 16 | its backend.
+// Stores the tuple of one direction of an ended connection. index: the entry of the direction; of:
+// service << 16 | backend. A separate stack frame from the end of the flow.
 __noinline int remember_ended(__u32 index, __u32 of, __u32 v6)
 {
 	struct control *c = the_control();

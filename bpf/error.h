@@ -70,9 +70,9 @@ __noinline int error_plan(const struct packet *about, struct plan *plan)
 	return reason == REASON_NONE ? REASON_ERROR_WITHOUT_FLOW : reason;
 }
 
-// Handles an error that belongs to no flow. It is dropped if it is addressed to a pool, or if a
-// rule would translate its source, because it could expose an inside address (RFC 5508 REQ-4,
-// REQ-5). Other errors pass.
+// Handles an error that belongs to no flow. An error to a pool is dropped. An error with a source
+// that a rule would translate is dropped too, because it could expose an inside address (RFC 5508
+// REQ-4, REQ-5). Other errors pass.
 __noinline int unrelated_error(const struct packet *p)
 {
 	struct pool_addr *address;
@@ -345,8 +345,8 @@ static __always_inline bool message4(struct icmp_header *m, const struct quote *
 	return false;
 }
 
-// Reports whether an IPv4 error has a routable destination. Between the families, such an error is
-// translated even if its source is invalid, because it helps to find faults (RFC 7915 §4.1).
+// Reports whether an IPv4 error has a routable destination. Such an error is translated to IPv6
+// even from an invalid source, because it helps to find faults (RFC 7915 §4.1).
 static __always_inline bool dest_routable4(const struct packet *p)
 {
 	__u32 to = bpf_ntohl(p->tuple.daddr.w[0]);

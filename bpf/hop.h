@@ -25,8 +25,8 @@ static __always_inline __u32 leaves_by(const struct packet *p, const struct plan
 	return h ? h->ifindex : p->ifindex;
 }
 
-// Reports whether a hook may send to a next hop. If TC runs after XDP, packets to an interface
-// without XDP transmission are left to TC, because such an interface would drop XDP frames.
+// Reports whether a hook may send to a next hop. An interface without XDP transmission drops XDP
+// frames. If TC runs after XDP, packets to such an interface are left to TC.
 static __always_inline bool hop_usable(const struct hop *h, const bool xdp)
 {
 	return !xdp || !tc_behind || h->flags & HOP_XDP;
