@@ -22,11 +22,11 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		return m.withAnswer(in, v, p.answer, Outcome{Action: p.action, Reason: p.reason})
 	}
 	crosses := p.to.Source.IsValid() && p.to.Source.Addr().Is6() != v.v6
-	if p.here || !(v.kind == icmpError && crosses) && m.host.refuses(in.Interface, v.src.Addr()) {
+	if p.local || !(v.kind == icmpError && crosses) && m.host.refuses(in.Interface, v.src.Addr()) {
 		return Outcome{Action: Pass, Reason: ReasonNotRouted}
 	}
-	if p.of.rerouted(m, v) {
-		m.removeSession(p.of.session)
+	if p.half.rerouted(m, v) {
+		m.removeSession(p.half.session)
 		gone := drop(ReasonRerouted)
 		if f := m.fragments[v.fragmentKey()]; f != nil && (v.first || v.later) {
 			f.plan = gone
@@ -39,8 +39,8 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if !p.to.Source.IsValid() {
 		p.to = v.tuple()
 	}
-	if p.instead != nil {
-		v = p.instead
+	if p.replacement != nil {
+		v = p.replacement
 	}
 	via := p.to.Dest.Addr()
 	if p.via.IsValid() {
@@ -55,7 +55,7 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		v.trailer = nil // the model builds a new error
 	}
 	b, reason := render(v, rendering{to: p.to, quote: p.quote, neutral: p.neutral, id: m.choices.Identification(false),
-		class: p.class, summed: p.summed, mtu: m.translatedMTU(in, v, next)})
+		class: p.class, requireChecksum: p.requireChecksum, mtu: m.translatedMTU(in, v, next)})
 	sourceRouted := crossing && v.sourceRoute
 	if reason != "" && sourceRouted { // another reason does not suppress this error
 		return m.withAnswer(in, v, sourceRouteFailed, Outcome{Action: Drop, Reason: ReasonUntranslatable})

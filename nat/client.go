@@ -22,8 +22,8 @@ type proxyState struct {
 	lost bool   // the backend did not acknowledge the header
 }
 
-// edits adds the editing function for the client's address or the SYN cookie to a plan.
-func (h *half) edits(p *plan, v *view) {
+// addEdit adds the editing function for the client's address or the SYN cookie to a plan.
+func (h *half) addEdit(p *plan, v *view) {
 	s := h.service
 	switch {
 	case h.splice == nil:
@@ -95,7 +95,7 @@ func withTOA(b, option []byte) []byte {
 // offset is at least 20, the end of the fixed header.
 func insert(b []byte, v *view, at int, what []byte) []byte {
 	b = slices.Insert(slices.Clone(b), v.header+at, what...)
-	resized(b, v.v6)
+	setIPLength(b, v.v6)
 	p := b[v.header:]
 	length := binary.BigEndian.AppendUint16(nil, uint16(len(what)))
 	sum := packet.UpdateChecksum(binary.BigEndian.Uint16(p[16:]), []byte{0, 0}, length)
@@ -115,12 +115,12 @@ func cutData(b []byte, v *view, at int) []byte {
 	sum = packet.UpdateChecksum(sum, append(slices.Clone(data), make([]byte, len(data)%2)...), nil)
 	binary.BigEndian.PutUint16(p[16:], sum)
 	b = b[:v.header+at]
-	resized(b, v.v6)
+	setIPLength(b, v.v6)
 	return b
 }
 
-// resized updates the length in the IP header.
-func resized(b []byte, v6 bool) {
+// setIPLength updates the length in the IP header.
+func setIPLength(b []byte, v6 bool) {
 	if v6 {
 		binary.BigEndian.PutUint16(b[4:], uint16(len(b)-40))
 		return

@@ -194,6 +194,6 @@ func replaceSegment(b []byte, v *view, is ...packet.Layer) ([]byte, Reason) {
 	sum := packet.UpdateChecksum(binary.BigEndian.Uint16(was[16:]), even(was, len(was)), even(seg, len(seg)))
 	b = append(slices.Clone(b[:v.header]), seg...)
 	binary.BigEndian.PutUint16(b[v.header+16:], sum)
-	resized(b, v.v6)
+	setIPLength(b, v.v6)
 	return b, ""
 }

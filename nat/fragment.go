@@ -20,17 +20,17 @@ type fragmentKey struct {
 
 // fragment is the state of a first fragment for the later fragments.
 type fragment struct {
-	plan plan
-	seen time.Duration
-	half *half // half of the packet's session, nil for none
-	of   flow.Tuple
+	plan  plan
+	seen  time.Duration
+	half  *half // half of the packet's session, nil for none
+	tuple flow.Tuple
 }
 
 // laterFragment applies the plan of the first fragment to a later fragment (RFC 4787 REQ-14, RFC
 // 6146 §3.4).
 func (m *Model) laterFragment(in Arrival, v *view) plan {
 	f := m.fragments[v.fragmentKey()]
-	if f != nil && f.plan.action == Forward && v.withPorts(f.of).firewalled(m, in.Interface) { // firewall rates count every packet
+	if f != nil && f.plan.action == Forward && v.withPorts(f.tuple).firewalled(m, in.Interface) { // firewall rates count every packet
 		return drop(ReasonDenied)
 	}
 	if f != nil {
@@ -107,5 +107,5 @@ func (v *view) fragmentKey() fragmentKey {
 }
 
 func (m *Model) rememberFragment(v *view, p plan) {
-	m.fragments[v.fragmentKey()] = &fragment{plan: p, seen: m.now, half: m.session(v), of: v.tuple()}
+	m.fragments[v.fragmentKey()] = &fragment{plan: p, seen: m.now, half: m.session(v), tuple: v.tuple()}
 }

@@ -94,7 +94,7 @@ func (m *Model) errorOfSession(v *view, answering flow.Tuple) (plan, bool) {
 		Dest: netip.AddrPortFrom(out.Dest.Addr(), 0)}
 	p.to.Protocol = v.protocol
 	if h.splice != nil && h.splice.answered && h.direction == flow.Original {
-		p.instead = v.unsplice(h.splice.ahead)
+		p.replacement = v.unsplice(h.splice.ahead)
 	}
 	return p, true
 }
@@ -162,7 +162,7 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 		p := plan{action: Forward, reason: ReasonICMPError, to: v.tuple(), quote: &quote}
 		p.to.Source = netip.AddrPortFrom(from.Addr(), 0)
 		p.to.Dest = netip.AddrPortFrom(about.dst.Addr(), 0) // independent of the destination of the error
-		p.here = m.host.Owns(about.dst.Addr())
+		p.local = m.host.Owns(about.dst.Addr())
 		return p, true
 	}
 	return plan{}, false

@@ -12,7 +12,7 @@
 // The RFCs leave some choices free: the port, the backend, the identification. The model gets them
 // from [Choices]. [Model.Receive] uses random choices. [Model.Follow] uses the choices of the
 // caller if they are legal. Package judge implements Choices from the frames that a datapath sent.
-// File provisional.go is not part of the RFCs: it serves a datapath with choices that become
+// A reader of the RFCs may skip provisional.go: it serves a datapath with choices that become
 // visible late.
 package nat
 
@@ -98,18 +98,18 @@ type plan struct {
 	answer answer      // reply to the sender of a dropped packet
 	quote  *flow.Tuple // ICMP errors: tuple of the quoted packet after translation
 	encap  *encapsulation
-	of     *half    // session of the packet, nil for none
+	half   *half    // session of the packet, nil for none
 	count  []*tally // counters to increase when the packet is forwarded
 	clamp  bool     // lower the MSS option of a SYN
 	room   int      // reserved bytes below the ingress link's limit for the MSS option of a SYN
 	grow   int      // maximum growth by edit, in bytes
-	here   bool     // reply to a health check of this host: left unchanged
+	local  bool     // reply to a health check of this host: left unchanged
 	// edit changes the packet after translation, for a link with that MTU. It may return a drop
 	// reason.
-	edit    func(b []byte, mtu int) ([]byte, Reason)
-	instead *view               // replacement for the packet, if not nil
-	class   config.TrafficClass // siit: traffic class after a change of family
-	summed  bool                // siit: drop UDP without a checksum
+	edit            func(b []byte, mtu int) ([]byte, Reason)
+	replacement     *view               // replacement for the packet, if not nil
+	class           config.TrafficClass // siit: traffic class after a change of family
+	requireChecksum bool                // siit: drop UDP without a checksum
 	// neutral keeps the transport checksum unchanged (RFC 6296).
 	neutral bool
 }

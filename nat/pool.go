@@ -184,8 +184,8 @@ func (m *Model) free(key outsideKey) bool {
 	return true
 }
 
-// gives reports whether the rule may allocate a port. Identifiers have no privileged range.
-func (r *rule) gives(p flow.Protocol, port uint16) bool {
+// mayAllocate reports whether the rule may allocate a port. Identifiers have no privileged range.
+func (r *rule) mayAllocate(p flow.Protocol, port uint16) bool {
 	return r.Ports.Contains(port) || portClass(p) == flow.ICMP && r.PortBlock == 0 && len(r.Ports) <= 1
 }
 

@@ -44,8 +44,8 @@ func (m *Model) choiceProvisional(s *service, n *session, v *view) bool {
 	if !m.choices.Provisional() || s.Scheduler.Hashes() || len(s.backends) == 1 || v.midConnection() {
 		return false
 	}
-	alike := s.Mode.OneWay() && m.choices.Ends(ReasonNoNeighbour) || m.choices.Ends(ReasonUnresolved)
-	return s.chosen(m, v) == nil || alike && s.unreachable(m) > 1
+	indistinct := s.Mode.OneWay() && m.choices.Ends(ReasonNoNeighbour) || m.choices.Ends(ReasonUnresolved)
+	return s.chosen(m, v) == nil || indistinct && s.unreachable(m) > 1
 }
 
 // backendProvisional reports whether the backend of the session is provisional.
@@ -106,12 +106,12 @@ func (m *Model) confirmInbound(v *view) {
 		return
 	}
 	for _, b := range m.bindings {
-		near := b.outside.endpoint.Addr() == v.dst.Addr()
-		if !b.provisional || b.outside.protocol != key.protocol || !near && !(b.client.provisional && b.rule.holds(v.dst.Addr())) || !b.rule.gives(v.protocol, v.dst.Port()) {
+		sameAddress := b.outside.endpoint.Addr() == v.dst.Addr()
+		if !b.provisional || b.outside.protocol != key.protocol || !sameAddress && !(b.client.provisional && b.rule.holds(v.dst.Addr())) || !b.rule.mayAllocate(v.protocol, v.dst.Port()) {
 			continue
 		}
 		if filtered && !b.admits(v.src) || reset || shown && b.protocol == out.Protocol && b.inside == out.Dest {
-			if !near {
+			if !sameAddress {
 				b.client.address = v.dst.Addr()
 			}
 			m.fixEndpoint(b, key)
@@ -388,7 +388,7 @@ func (m *Model) exchange(h *half, v *view, b *backend) *half {
 	if b == nil {
 		was.service.provisional++ // the connection counts at opening time are unknown
 		b = was.service.chosen(m, v)
-		fits := was.service.fitting(m, v)
+		fits := was.service.possibleBackends(m, v)
 		if at := slices.IndexFunc(was.service.table, fits); b == nil && !fits(was.backend) && at >= 0 {
 			b = was.service.table[at]
 		}

@@ -13,7 +13,7 @@ import (
 
 // Apply replaces the configuration while traffic flows. Services, backends and rules with the same
 // name keep their state. Sessions end if the new configuration would treat them differently. For
-// TCP and SCTP, the policy ("established") may keep them. All backends start up, or draining as
+// TCP and SCTP, the policy ("established") may keep them. All backends are then up, or draining as
 // configured. An equal configuration ends no session.
 func (m *Model) Apply(c *config.Config) {
 	was, established := m.snapshot(m.config), m.config.Established
@@ -85,14 +85,14 @@ func (m *Model) configure(c *config.Config) *datapath.Listeners {
 	services, rules := m.services, m.rules
 	m.services, m.rules, m.prefixes = nil, nil, nil
 	for _, svc := range s.Services {
-		m.serve("service "+svc.Name, svc.Service, nil)
+		m.activateService("service "+svc.Name, svc.Service, nil)
 	}
 	for _, n := range s.NAT {
 		m.addRule(n)
 	}
 	for _, s := range services {
 		if !slices.Contains(m.services, s) {
-			s.retire()
+			s.deactivate()
 		}
 	}
 	for _, r := range rules {
@@ -120,8 +120,8 @@ func (*Model) snapshot(c *config.Config) *datapath.Snapshot {
 	return s
 }
 
-// serve activates a service, or the service of a port-forward rule.
-func (m *Model) serve(name string, c *config.Service, r *rule) {
+// activateService activates a service, or the service of a port-forward rule.
+func (m *Model) activateService(name string, c *config.Service, r *rule) {
 	s := m.allServices[name]
 	if s == nil {
 		s = newService()
@@ -130,13 +130,13 @@ func (m *Model) serve(name string, c *config.Service, r *rule) {
 	s.rule = r
 	s.configure(c)
 	if !s.inForce {
-		s.begin()
+		s.activate()
 	}
 	m.services = append(m.services, s)
 }
 
-// begin resets the counters of a service at activation.
-func (s *service) begin() {
+// activate resets the counters of a service and marks it active.
+func (s *service) activate() {
 	s.inForce = true
 	s.tally, s.connections, s.refused, s.sequence, s.cookieAt, s.reset = tally{}, 0, 0, 0, 0, 0
 	s.miscounted = false
@@ -146,11 +146,11 @@ func (s *service) begin() {
 	}
 }
 
-// retire deactivates a service.
-func (s *service) retire() {
+// deactivate drains the backends of a service and clears its slots.
+func (s *service) deactivate() {
 	was := s.backends
 	s.inForce, s.backends, s.table = false, nil, nil
-	s.leave(was)
+	s.drainRemoved(was)
 }
 
 // rate prepares the rate state of the firewall rules. An unchanged rule at the same position keeps
@@ -178,17 +178,17 @@ func (m *Model) differs(s *session, listeners *datapath.Listeners) bool {
 		if !s.service.inForce {
 			return true
 		}
-		return !m.keeps(s) && s.service.changesService(s, listeners)
+		return !m.keepsSession(s) && s.service.changesService(s, listeners)
 	}
 	if !s.rule.inForce {
 		return true
 	}
-	return !m.keeps(s) && s.rule.changesTranslation(s, listeners)
+	return !m.keepsSession(s) && s.rule.changesTranslation(s, listeners)
 }
 
-// keeps reports whether the policy keeps a session. It keeps open sessions only: not a closed or
+// keepsSession reports whether the policy keeps a session. It keeps open sessions only: not a closed or
 // unanswered TCP session.
-func (m *Model) keeps(s *session) bool {
+func (m *Model) keepsSession(s *session) bool {
 	if m.config.Established == config.EstablishedEnd {
 		return false
 	}

@@ -15,13 +15,13 @@ import (
 
 // rendering describes the translation of a packet.
 type rendering struct {
-	to      flow.Tuple
-	quote   *flow.Tuple // tuple of the packet in an ICMP error after translation
-	neutral bool        // keep the transport checksum
-	quoted  bool        // v is the packet in an ICMP error
-	id      uint16      // identification for the translation of an IPv6 packet
-	class   config.TrafficClass
-	summed  bool // drop UDP without a checksum
+	to              flow.Tuple
+	quote           *flow.Tuple // tuple of the packet in an ICMP error after translation
+	neutral         bool        // keep the transport checksum
+	quoted          bool        // v is the packet in an ICMP error
+	id              uint16      // identification for the translation of an IPv6 packet
+	class           config.TrafficClass
+	requireChecksum bool // drop UDP without a checksum
 	// mtu translates the MTU of a "too big" error to the other family (RFC 7915 §4.2, §5.2).
 	mtu func(uint32) uint32
 }
@@ -271,7 +271,7 @@ func zeroChecksum(v *view, r rendering, p []byte) ([]byte, flow.Protocol, Reason
 	switch {
 	case r.quoted:
 		return p, flow.UDP, "" // no receiver verifies it (RFC 5508 REQ-3c)
-	case v.first, r.summed, length < 8, length > len(p):
+	case v.first, r.requireChecksum, length < 8, length > len(p):
 		return nil, 0, ReasonUntranslatable
 	}
 	sum := packet.TransportChecksum(r.to.Source.Addr(), r.to.Dest.Addr(), uint8(flow.UDP), p[:length])

@@ -58,7 +58,7 @@ func (m *Model) ruleOf(n *config.NATRule, name string) {
 	m.rules = append(m.rules, r)
 	switch n.Type {
 	case config.NATPortForward:
-		m.serve("nat "+n.Name, r.asService(), r)
+		m.activateService("nat "+n.Name, r.asService(), r)
 	case config.NATStatic, config.NATNPT66, config.NATSIIT:
 		m.addPrefixes(r)
 	}

@@ -130,7 +130,7 @@ func conforms(credit *time.Duration, now time.Duration, r config.Rate) bool {
 // choose returns the backend for a packet: pinned, persistent or scheduled. With admitted set, the
 // SYN passed the limits already, and no limit applies.
 func (s *service) choose(m *Model, v *view, remember, admitted bool) (*backend, Reason) {
-	midConnection, room := v.midConnection(), s.room
+	midConnection, room := v.midConnection(), s.checkRoom
 	if admitted {
 		room = func(*backend) Reason { return "" }
 	}
@@ -211,8 +211,8 @@ func (s *service) stickyKey(v *view) string {
 // Another backend would break that connection.
 func (v *view) midConnection() bool { return v.protocol == flow.TCP && v.flags&tcpOpening != tcpSYN }
 
-// room returns the reason against one more connection to the backend, or "".
-func (s *service) room(b *backend) Reason {
+// checkRoom returns the reason against one more connection to the backend, or "".
+func (s *service) checkRoom(b *backend) Reason {
 	if s.full(b) {
 		return ReasonLimitBackend
 	}
@@ -239,7 +239,7 @@ func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
 	if b := s.chosen(m, v); b != nil {
 		return b, true
 	}
-	fits := s.fitting(m, v)
+	fits := s.possibleBackends(m, v)
 	for n := range s.table {
 		if b := s.table[(start+n)%len(s.table)]; fits(b) {
 			return b, true
@@ -248,8 +248,8 @@ func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
 	return nil, false
 }
 
-// fitting returns a filter for the possible backends of a packet that does not show its backend.
-func (s *service) fitting(m *Model, v *view) func(*backend) bool {
+// possibleBackends returns a filter for the possible backends of a packet that does not show its backend.
+func (s *service) possibleBackends(m *Model, v *view) func(*backend) bool {
 	if s.Scheduler.Hashes() {
 		return s.takes
 	}

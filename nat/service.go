@@ -79,12 +79,12 @@ func (s *service) configure(c *config.Service) {
 		}
 		s.backends = append(s.backends, known)
 	}
-	s.leave(was)
+	s.drainRemoved(was)
 	s.schedule()
 }
 
-// leave drains the backends that are no longer configured.
-func (s *service) leave(was []*backend) {
+// drainRemoved drains the backends that are no longer configured.
+func (s *service) drainRemoved(was []*backend) {
 	for _, b := range was {
 		if !slices.Contains(s.backends, b) {
 			b.state = datapath.Drain
@@ -127,7 +127,7 @@ func (s *service) listens(p flow.Protocol, to netip.AddrPort, iface string) (con
 // serviceOf returns the service for a packet. A listener with ports has priority over a listener
 // for all ports.
 func (m *Model) serviceOf(v *view, iface string) (*service, config.Listen) {
-	var wide *service
+	var wildcard *service
 	var listen config.Listen
 	for _, s := range m.services {
 		if s.rule != nil && !s.rule.In.Has(iface) {
@@ -141,11 +141,11 @@ func (m *Model) serviceOf(v *view, iface string) (*service, config.Listen) {
 		case !ok:
 		case len(l.Ports) > 0:
 			return s, l
-		case wide == nil:
-			wide, listen = s, l
+		case wildcard == nil:
+			wildcard, listen = s, l
 		}
 	}
-	return wide, listen
+	return wildcard, listen
 }
 
 const (
@@ -174,9 +174,9 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 	if v.protocol == flow.TCP && v.flags&packet.RST != 0 && !stateless {
 		return drop(ReasonNoFlow)
 	}
-	odd := !opens && !handshake && !stateless || opens && v.flags&packet.FIN != 0
+	unopened := !opens && !handshake && !stateless || opens && v.flags&packet.FIN != 0
 	proxy := s.ClientAddress == config.ClientAddressProxyV2
-	if v.protocol == flow.TCP && (odd && (s.Limits.StrictTCP || proxy) || opens && v.first && proxy) { // later fragments may contain data
+	if v.protocol == flow.TCP && (unopened && (s.Limits.StrictTCP || proxy) || opens && v.first && proxy) { // later fragments may contain data
 		return refuse(ReasonStrictTCP)
 	}
 	if len(s.table) == 0 {
@@ -380,7 +380,7 @@ func (m *Model) serviceReply(v *view) (plan, bool) {
 		}
 		p := plan{action: Forward, reason: reason, to: v.tuple(), count: []*tally{&s.tally, &b.tally}, clamp: s.MSSClamp}
 		p.to.Source = from
-		p.here = m.host.Owns(v.dst.Addr())
+		p.local = m.host.Owns(v.dst.Addr())
 		return p, true
 	}
 	return plan{}, false

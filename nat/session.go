@@ -85,9 +85,9 @@ func (s *session) count(n int) {
 	}
 }
 
-// closes ends the active count of a session that the packet has closed. The session's other
+// checkClosed ends the active count of a session that the packet has closed. The session's other
 // resources remain until it expires (RFC 5382 REQ-5).
-func (s *session) closes(d flow.Direction) {
+func (s *session) checkClosed(d flow.Direction) {
 	over := s.flagsSeen[d].fin && (s.flagsSeen[1-d].fin || s.oneWay())
 	if s.service == nil || s.binding != nil || s.closed || !over && !s.flagsSeen[d].rst {
 		return
@@ -290,7 +290,7 @@ func (m *Model) handleSession(v *view, h *half) plan {
 	}
 	h.seen[h.direction] = m.now
 	h.track(h.direction, v.flags)
-	h.closes(h.direction)
+	h.checkClosed(h.direction)
 	h.packets[h.direction]++
 	h.bytes[h.direction] += uint64(len(v.ip))
 	return h.planFor(v, ReasonFlow)
@@ -333,7 +333,7 @@ func reopens(s *session, d flow.Direction, v *view) bool {
 
 // planFor returns the plan for a packet in this direction of the session.
 func (h *half) planFor(v *view, reason Reason) plan {
-	p := plan{action: Forward, reason: reason, to: h.out(), of: h}
+	p := plan{action: Forward, reason: reason, to: h.out(), half: h}
 	if h.rule != nil {
 		p.count = append(p.count, &h.rule.tally)
 		p.clamp = h.rule.MSSClamp
@@ -344,7 +344,7 @@ func (h *half) planFor(v *view, reason Reason) plan {
 		if h.direction == flow.Original {
 			s.routeTo(&p, v, h.backend)
 		}
-		h.edits(&p, v)
+		h.addEdit(&p, v)
 	}
 	return p
 }

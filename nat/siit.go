@@ -21,7 +21,7 @@ func (m *Model) siit(in Arrival, v *view) (plan, bool) {
 	}
 	r, src, dst := x.rule, x.src, x.dst
 	switch {
-	case x.here:
+	case x.local:
 		return pass(ReasonNotRouted), true
 	case x.excepted:
 		return pass(ReasonExcepted), true
@@ -36,7 +36,7 @@ func (m *Model) siit(in Arrival, v *view) (plan, bool) {
 	case !v.v6 && protocol == flow.ICMP:
 		protocol = flow.ICMPv6
 	}
-	p := plan{action: Forward, reason: ReasonStatic, clamp: r.MSSClamp, count: []*tally{&r.tally}, class: r.TrafficClass, summed: r.UDPZeroChecksum == "drop"}
+	p := plan{action: Forward, reason: ReasonStatic, clamp: r.MSSClamp, count: []*tally{&r.tally}, class: r.TrafficClass, requireChecksum: r.UDPZeroChecksum == "drop"}
 	p.to = flow.Tuple{Protocol: protocol, Source: netip.AddrPortFrom(src, v.src.Port()), Dest: netip.AddrPortFrom(dst, v.dst.Port())}
 	if v.kind == icmpOther && protocol != v.protocol { // no counterpart exists (RFC 7915 §4.2, §5.2)
 		p.action, p.reason = Drop, ReasonUntranslatable
@@ -51,7 +51,7 @@ func (m *Model) siit(in Arrival, v *view) (plan, bool) {
 type crossing struct {
 	rule       *rule
 	src, dst   netip.Addr
-	here       bool // destination is this host
+	local      bool // destination is this host
 	excepted   bool
 	unroutable bool // an address is not routable
 }
@@ -101,7 +101,7 @@ func (m *Model) cross(r *rule, in Arrival, v *view) (x crossing, ok bool) {
 		return x, false
 	}
 	if m.host.Owns(v.dst.Addr()) {
-		x.here = true
+		x.local = true
 		return x, true
 	}
 	if m.host.routeLength(v.dst.Addr()) > m.mappedBits(r, v.dst.Addr()) {
@@ -110,11 +110,11 @@ func (m *Model) cross(r *rule, in Arrival, v *view) (x crossing, ok bool) {
 	dst := x.dst
 	x.excepted = contains(r.Except, v.dst.Addr()) || contains(r.Except, x.dst) || contains(r.Except, v.src.Addr()) || contains(r.Except, x.src)
 	x.unroutable = v.v6 && (unroutable(x.src) || unroutable(x.dst))
-	turned := false
+	hairpin := false
 	if !x.excepted && !x.unroutable {
-		turned = m.siitHairpin(r, v, &x)
+		hairpin = m.siitHairpin(r, v, &x)
 	}
-	return x, m.ofInterfaces(r, in, dst, turned)
+	return x, m.ofInterfaces(r, in, dst, hairpin)
 }
 
 // mappedBits returns the prefix length of the mapping for a destination.
@@ -130,12 +130,12 @@ func (m *Model) mappedBits(r *rule, a netip.Addr) int {
 
 // ofInterfaces reports whether a packet matches the interfaces of the rule, in either direction. A
 // hairpin packet leaves by the inside.
-func (m *Model) ofInterfaces(r *rule, in Arrival, dst netip.Addr, turned bool) bool {
+func (m *Model) ofInterfaces(r *rule, in Arrival, dst netip.Addr, hairpin bool) bool {
 	leaves := ""
 	if next, ok := m.host.route(dst); ok && !m.host.Owns(dst) {
 		leaves = next.Name
 	}
-	if r.In.Has(in.Interface) && (turned || r.Out.Has(leaves)) {
+	if r.In.Has(in.Interface) && (hairpin || r.Out.Has(leaves)) {
 		return true
 	}
 	return r.Out.Has(in.Interface) && r.In.Has(leaves)

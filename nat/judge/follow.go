@@ -86,7 +86,7 @@ func (f *follower) Backend(legal []nat.Candidate) int {
 	t, ok := nat.TupleOf(f.frame())
 	if f.got.Reason == nat.ReasonUnresolved {
 		waits := func(c nat.Candidate) bool { return !c.Known && c.Address.Is4() }
-		// The kernel takes packets with other sources.
+		// A packet without a gateway source would have passed to the kernel.
 		if at := slices.IndexFunc(legal, func(c nat.Candidate) bool { return waits(c) && c.SourceTranslated }); at >= 0 {
 			return at
 		}

@@ -250,7 +250,8 @@ func (d *document) firewall(f map[string]any) {
 	}
 }
 
-// reload activates another configuration. As after a backend change, it splits fragmented packets.
+// reload activates another configuration. A fragmented packet must not span the change, as with a
+// change of a backend's state.
 func (t *trace) reload(s golden.Subject, model *nat.Model, w *world, r *rand.Rand) error {
 	next := pick(r, t.reloads)
 	if model.Undecidable(next.config) {

@@ -107,7 +107,7 @@ func Scenarios() []Scenario {
 	clients4, clients6 := Addresses("203.0.113.%d", 1, 40), Addresses("2001:db8:5::%x", 1, 40)
 	inside4, inside6 := Addresses("10.0.2.%d", 2, 9), Addresses("fd00:2::%x", 2, 9)
 	far4, far6 := append(Addresses("198.18.0.%d", 1, 5), netip.MustParseAddr("169.254.169.254")), Addresses("2001:db8:9::%x", 1, 5)
-	nowhere := append(one("64:ff9b::127.0.0.1"), one("64:ff9b::224.0.0.1")...)
+	unroutable := append(one("64:ff9b::127.0.0.1"), one("64:ff9b::224.0.0.1")...)
 	all := []Protocol{TCP, UDP, Ping, TCP, UDP}
 	sites6 := Addresses("2001:db8:5:%x::1", 1, 20) // clients with a /64 each
 	return append([]Scenario{
@@ -157,8 +157,8 @@ func Scenarios() []Scenario {
 			{"wan0", far6, Addresses("2001:db8:1:d550::%x", 1, 9), []uint16{53}, all},
 			{"lan0", Addresses("fd00:a:77::%x", 1, 9), far6, []uint16{53}, append(all, Other)},
 			{"wan0", far6, Addresses("2001:db8:77::%x", 1, 9), []uint16{53}, append(all, Other)}}},
-		{Name: "nat64", YAML: nat64, Opens: []Opening{{"lan0", inside6, append(Addresses("64:ff9b::c612:%x", 1, 5), nowhere...), []uint16{53, 80}, all}}},
-		{Name: "siit", YAML: siit, Opens: []Opening{{"lan0", inside6, append(Addresses("64:ff9b::c612:%x", 1, 5), nowhere...), []uint16{53, 80}, all},
+		{Name: "nat64", YAML: nat64, Opens: []Opening{{"lan0", inside6, append(Addresses("64:ff9b::c612:%x", 1, 5), unroutable...), []uint16{53, 80}, all}}},
+		{Name: "siit", YAML: siit, Opens: []Opening{{"lan0", inside6, append(Addresses("64:ff9b::c612:%x", 1, 5), unroutable...), []uint16{53, 80}, all},
 			{"wan0", far4, Addresses("203.0.113.%d", 16, 23), []uint16{53, 80}, all}}},
 		{Name: "lists", YAML: lists, Opens: []Opening{
 			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 85, 8080}, []Protocol{TCP, UDP, Ping, Other}},
