@@ -50,14 +50,18 @@ func TestNodesAtMost(t *testing.T) {
 // TestUsualTextsAreNotDense: configurations of many small objects, in each style, and long lists of short
 // addresses are below the limit.
 func TestUsualTextsAreNotDense(t *testing.T) {
-	flow, block, compact, list, lines := "services:\n", "services:\n", `{"services":[`, "firewall: {sets: {a: [", "firewall:\n  sets:\n    a:\n"
-	for i := range 20_000 {
-		flow += fmt.Sprintf("  - {name: s%d, listen: [{address: 192.0.2.1, ports: [%d]}], protocol: tcp, mode: dnat, backends: [{name: b0, address: 10.0.2.2, port: 80}, {name: b1, address: 10.0.2.3, port: 80}]}\n", i, i)
-		block += fmt.Sprintf("- name: s%d\n  listen:\n  - address: 192.0.2.1\n    ports:\n    - %d\n  protocol: tcp\n  mode: dnat\n  backends:\n  - name: b0\n    address: 10.0.2.2\n    port: 80\n", i, i)
-		compact += fmt.Sprintf(`{"name":"s%d","listen":[{"address":"192.0.2.1","ports":[%d]}],"protocol":"tcp","mode":"dnat","backends":[{"name":"b0","address":"10.0.2.2","port":80},{"name":"b1","address":"10.0.2.3","port":80}]},`, i, i)
-		list += "10.0.0.1, "
-		lines += "    - 10.0.0.1\n"
+	repeat := func(before, format string) string {
+		var b strings.Builder
+		b.WriteString(before)
+		for i := range 20_000 {
+			fmt.Fprintf(&b, format, i)
+		}
+		return b.String()
 	}
+	flow := repeat("services:\n", "  - {name: s%[1]d, listen: [{address: 192.0.2.1, ports: [%[1]d]}], protocol: tcp, mode: dnat, backends: [{name: b0, address: 10.0.2.2, port: 80}, {name: b1, address: 10.0.2.3, port: 80}]}\n")
+	block := repeat("services:\n", "- name: s%[1]d\n  listen:\n  - address: 192.0.2.1\n    ports:\n    - %[1]d\n  protocol: tcp\n  mode: dnat\n  backends:\n  - name: b0\n    address: 10.0.2.2\n    port: 80\n")
+	compact := repeat(`{"services":[`, `{"name":"s%[1]d","listen":[{"address":"192.0.2.1","ports":[%[1]d]}],"protocol":"tcp","mode":"dnat","backends":[{"name":"b0","address":"10.0.2.2","port":80},{"name":"b1","address":"10.0.2.3","port":80}]},`)
+	list, lines := "firewall: {sets: {a: ["+strings.Repeat("10.0.0.1, ", 20_000), "firewall:\n  sets:\n    a:\n"+strings.Repeat("    - 10.0.0.1\n", 20_000)
 	for name, text := range map[string]string{"flow": flow, "block": block, "compact JSON": compact + "{}]}", "flow list": list + "10.0.0.1]}}", "block list": lines} {
 		if n, most := nodesAtMost([]byte(text)), nodeLimit(len(text)); n > most {
 			t.Errorf("%s: %d nodes in %d bytes, %d are allowed", name, n, len(text), most)

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // ErrNoObject is wrapped by errors about an object that does not exist.
@@ -202,16 +204,12 @@ func (c *Config) with(path string, v reflect.Value) (*Config, error) {
 // name is empty, the name inside the value is used.
 func (c *Config) Add(path, name string, value []byte) (next *Config, at string, err error) {
 	if name == "" {
-		var named struct{ Name, Address string }
 		root, syntax := parseBounded(value)
 		if syntax != nil {
 			return nil, "", Errors{syntax}
 		}
-		if root != nil {
-			_ = root.Decode(&named) // Put reports errors of the value
-		}
-		if name = named.Name; name == "" && strings.HasSuffix(path, "/backends") {
-			name = named.Address // the default of a backend's name
+		if name = memberOf(root, "name"); name == "" && strings.HasSuffix(path, "/backends") {
+			name = memberOf(root, "address") // the default of a backend's name
 		}
 	}
 	if name == "" {
@@ -245,6 +243,9 @@ func (c *Config) Patch(path string, patch []byte) (*Config, error) {
 		return nil, err
 	}
 	if root != nil {
+		if e := tooManyKeys(root); e != nil {
+			return nil, Errors{e}
+		}
 		if err := root.Decode(&change); err != nil {
 			return nil, Errors{{Object: path, Cause: err.Error(), Hint: "write a mapping of keys to new values"}}
 		}
@@ -257,6 +258,48 @@ func (c *Config) Patch(path string, patch []byte) (*Config, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return c.Put(path, merged)
+}
+
+// memberOf returns the scalar of a key in a mapping, "" for none. Put reports errors of the value. To decode the
+// mapping takes time that grows with the square of its keys.
+func memberOf(n *yaml.Node, key string) string {
+	if n = follow(n); n == nil || n.Kind != yaml.MappingNode {
+		return ""
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if value := follow(n.Content[i+1]); follow(n.Content[i]).Value == key && value.Kind == yaml.ScalarNode && !isNull(value) {
+			return value.Value
+		}
+	}
+	return ""
+}
+
+// Bounds of the keys in a patch: of one mapping, because the YAML library compares each with all others, and
+// of all mappings, because a Go map takes more memory than its text.
+const (
+	maxKeys    = 1000
+	maxAllKeys = 50_000
+)
+
+// tooManyKeys returns an error about a patch with too many keys, nil for none.
+func tooManyKeys(root *yaml.Node) *Error {
+	all := 0
+	var check func(n *yaml.Node) *Error
+	check = func(n *yaml.Node) *Error {
+		if n.Kind == yaml.MappingNode {
+			keys := len(n.Content) / 2
+			if all += keys; keys > maxKeys || all > maxAllKeys {
+				return &Error{Line: n.Line, Column: n.Column, Cause: "too many keys in a patch", Hint: fmt.Sprintf("write at most %d in a mapping and %d in all, or replace the object", maxKeys, maxAllKeys)}
+			}
+		}
+		for _, c := range n.Content {
+			if e := check(c); e != nil {
+				return e
+			}
+		}
+		return nil
+	}
+	return check(root)
 }
 
 // mergePatch is the algorithm of RFC 7396 §2.
