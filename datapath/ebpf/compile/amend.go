@@ -17,23 +17,23 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// Amendment is a change of the backends of some services, and of nothing else: what belongs to
-// thousands of others is not compiled, written and read back again. It makes of the state in force
-// what compile would make; changes that reach further have no amendment.
+// Amendment is a change to the backends of some services only. Applying it avoids compiling,
+// writing and reading back thousands of unchanged services. The resulting state equals the output
+// of Compile. Amend returns nil for all other changes.
 type Amendment struct {
-	Small     *Desired // the services that change, as they are to be
+	Small     *Desired // the changed services in their new state
 	resolved  *datapath.Snapshot
-	Gone      map[uint32]ids.Key                // backends that leave
-	Endpoints bool                              // there are other backends, not only other weights and states
-	Hosts     map[wire.HostKey]uint64           // entries of addresses that come or go; 0: none
-	Reverses  map[wire.ListenerKey]wire.Reverse // of endpoints that come or go; the zero value: none
-	uses      Uses                              // changes of the index
+	Gone      map[uint32]ids.Key                // removed backends
+	Endpoints bool                              // the set of backends changes, not only weights and states
+	Hosts     map[wire.HostKey]uint64           // added, changed and removed address entries; 0 removes one
+	Reverses  map[wire.ListenerKey]wire.Reverse // the same for backend endpoints; the zero value removes one
+	uses      Uses                              // changes to the index
 }
 
-// Uses counts, over all services, who needs what belongs to several.
+// Uses counts the references of all services to shared entries.
 type Uses struct {
-	addresses map[netip.Addr]int       // backends
-	reverses  map[wire.ListenerKey]int // services
+	addresses map[netip.Addr]int       // number of backends
+	reverses  map[wire.ListenerKey]int // number of services
 }
 
 func newUses() Uses { return Uses{map[netip.Addr]int{}, map[wire.ListenerKey]int{}} }
@@ -47,7 +47,7 @@ func (u Uses) add(s *config.Service, n int) {
 	}
 }
 
-// answersAlone reports whether the backends of a service answer to the gateway's addresses without flows.
+// answersAlone reports whether replies of the service's backends can be translated without a flow.
 func answersAlone(s *config.Service) bool {
 	return s.Mode == config.ModeDNAT || s.Mode == config.ModeStateless
 }
@@ -56,8 +56,8 @@ func reverseKey(s *config.Service, b *config.Backend) wire.ListenerKey {
 	return wire.ListenerKey{L4Proto: uint8(s.Protocol), Family: wire.FamilyOf(b.Address), Addr: wire.BytesOf(b.Address), Port: wire.PortOf(b.Port)}
 }
 
-// Amend returns the amendment that makes of the state in force, compiled for the snapshot before, the
-// one for another snapshot; nil where that has to be compiled as a whole. u is the index of inForce.
+// Amend returns the change from the state in force to the state for snapshot s, or nil if s needs a
+// full compilation. The state in force was compiled for the snapshot before, and u is its index.
 func Amend(inForce *Desired, u *Uses, before, s *datapath.Snapshot, st *State, h *Host) *Amendment {
 	if !sameButServices(before, s) {
 		return nil
@@ -79,25 +79,25 @@ func Amend(inForce *Desired, u *Uses, before, s *datapath.Snapshot, st *State, h
 		if !sameButBackends(was[i].Service, is[i].Service) || c.service(&is[i]) != nil {
 			return nil
 		}
-		if c.neighbours(); !a.amends(inForce, &was[i], &is[i]) {
+		if c.neighbours(); !a.addService(inForce, &was[i], &is[i]) {
 			return nil
 		}
 	}
-	if len(a.Small.Services) == 0 || a.Small.Draft.Short || !inForce.finds(a.Small) || a.Endpoints && !a.shared(inForce, u, st.Hosts) {
+	if len(a.Small.Services) == 0 || a.Small.Draft.Short || !inForce.hasLookups(a.Small) || a.Endpoints && !a.shared(inForce, u, st.Hosts) {
 		return nil
 	}
 	return a
 }
 
-// SameAs reports whether a host is as it was.
+// SameAs reports whether two readings of the host are equal.
 func (h *Host) SameAs(o *Host) bool {
 	return reflect.DeepEqual(h.Interfaces, o.Interfaces) && reflect.DeepEqual(h.XDP, o.XDP) && reflect.DeepEqual(h.Details, o.Details) &&
 		reflect.DeepEqual(h.Addresses, o.Addresses) && reflect.DeepEqual(h.Global, o.Global) && slices.Equal(h.Networks, o.Networks)
 }
 
-// sameButServices reports whether snapshots differ in the backends of services alone, and are not one
-// and the same, which asks for everything to be looked at again. Rules that follow the routing table
-// are never the same.
+// sameButServices reports whether two snapshots differ only in the backends of their services.
+// Applying the same snapshot again requests a full check, so identical pointers return false. Rules
+// that depend on the routing table are never equal.
 func sameButServices(was, is *datapath.Snapshot) bool {
 	follows := func(n *config.NATRule) bool { return n.Type.CrossesFamilies() }
 	if was == is || slices.ContainsFunc(is.NAT, follows) || !reflect.DeepEqual(was.NAT, is.NAT) || !reflect.DeepEqual(was.Rules, is.Rules) {
@@ -110,7 +110,7 @@ func sameButServices(was, is *datapath.Snapshot) bool {
 	if len(a.Services) != len(b.Services) {
 		return false
 	}
-	for i := range a.Services { // those of the other datapath share addresses
+	for i := range a.Services { // services of the other datapath share addresses with this one
 		x, y := &a.Services[i], &b.Services[i]
 		if !x.Is(y) && (x.Name != y.Name || x.WhenDown != y.WhenDown || !reflect.DeepEqual(x.Listen, y.Listen)) {
 			return false
@@ -127,8 +127,9 @@ func sameButBackends(was, is *config.Service) bool {
 	return keepsFlows(was) == keepsFlows(is) && reflect.DeepEqual(x, y)
 }
 
-// amends notes what one service changes; false where that is not for an amendment.
-func (a *Amendment) amends(inForce *Desired, was, is *datapath.Service) bool {
+// addService adds the change of one service to the amendment. It returns false if the service needs
+// a full compilation.
+func (a *Amendment) addService(inForce *Desired, was, is *datapath.Service) bool {
 	id, ok := a.Small.Draft.From.Known[ids.KeyOf(ids.Service, is.Name)]
 	if !ok {
 		return false
@@ -142,7 +143,7 @@ func (a *Amendment) amends(inForce *Desired, was, is *datapath.Service) bool {
 		x.State, x.Weight = y.State, y.Weight
 		same = same && there && x == y
 	}
-	if same { // who else has its endpoints is as it was
+	if same { // sharing with other services is unchanged
 		w.Flags = w.Flags&^wire.ServiceSYNStateless | old.Flags&wire.ServiceSYNStateless
 		a.Small.Services[id] = w
 		return true
@@ -172,8 +173,9 @@ func (a *Amendment) amends(inForce *Desired, was, is *datapath.Service) bool {
 	return true
 }
 
-// finds reports whether a state has all by which packets find the services of another one.
-func (d *Desired) finds(small *Desired) bool {
+// hasLookups reports whether d contains every lookup entry of the services in small: listeners,
+// ranges and pools.
+func (d *Desired) hasLookups(small *Desired) bool {
 	return contains(d.Pools, small.Pools) && contains(d.Listeners, small.Listeners) && contains(d.Ranges, small.Ranges) && contains(d.IfaceListeners, small.IfaceListeners) &&
 		!slices.ContainsFunc(small.Directs, func(x wire.Direct) bool { return !slices.Contains(d.Directs, x) })
 }
@@ -187,8 +189,8 @@ func contains[K, V comparable](all, part map[K]V) bool {
 	return true
 }
 
-// shared works out the entries of addresses and endpoints that come or go; false where another service
-// has to do with them, or there is no room.
+// shared computes the address and endpoint entries to add or remove. It returns false if a second
+// service uses one of the entries, or if the map is full.
 func (a *Amendment) shared(inForce *Desired, u *Uses, room uint32) bool {
 	if u.addresses == nil {
 		*u = newUses()
@@ -202,7 +204,7 @@ func (a *Amendment) shared(inForce *Desired, u *Uses, room uint32) bool {
 		}
 	}
 	for k, v := range a.Reverses {
-		// Before and after at most one service that changes has it, and no other.
+		// Before and after the change, only one service may use the endpoint.
 		before, after := u.reverses[k], u.reverses[k]+a.uses.reverses[k]
 		_, there := inForce.Reverses[k]
 		if before > 1 || after > 1 || there != (before == 1) || (v != wire.Reverse{}) != (after == 1) {
@@ -210,7 +212,7 @@ func (a *Amendment) shared(inForce *Desired, u *Uses, room uint32) bool {
 		}
 	}
 	if left := len(inForce.Reverses); left > 0 != (left+growth(a.Reverses, inForce.Reverses) > 0) {
-		return false // the programs change
+		return false // the change needs other programs
 	}
 	for at, n := range a.uses.addresses {
 		before, after := u.addresses[at] > 0, u.addresses[at]+n > 0
@@ -220,14 +222,15 @@ func (a *Amendment) shared(inForce *Desired, u *Uses, room uint32) bool {
 		k := wire.HostKey{List: wire.ListServed | uint32(wire.FamilyOf(at))<<8, Addr: wire.BytesOf(at)}
 		bits := inForce.Hosts[k]&^wire.ServedBackend | map[bool]uint64{true: wire.ServedBackend}[after]
 		if before && inForce.Hosts[k]&wire.ServedBackend == 0 {
-			return false // it found no room among the hosts
+			return false // the address did not fit into the map of hosts
 		}
 		a.Hosts[k] = bits
 	}
 	return uint32(len(inForce.Hosts)+growth(a.Hosts, inForce.Hosts)) < room
 }
 
-// growth is by how much a map grows with changes of which the zero value takes an entry away.
+// growth returns the change in a map's number of entries. The zero value in changes removes an
+// entry.
 func growth[K, V comparable](changes, have map[K]V) (n int) {
 	var none V
 	for k, v := range changes {
@@ -241,7 +244,7 @@ func growth[K, V comparable](changes, have map[K]V) (n int) {
 	return n
 }
 
-// KeepIn notes an amendment in the state in force and its index.
+// KeepIn stores the amendment in the state in force and in its index.
 func (a *Amendment) KeepIn(f *Desired, u *Uses) {
 	for n, k := range a.Gone {
 		delete(f.Draft.Want, k)
@@ -283,7 +286,7 @@ func keepChanges[K, V comparable](have, changes map[K]V) {
 	}
 }
 
-// Describe tells what an amendment changes of a state, as changes does.
+// Describe describes the amendment's changes to a state, in the form used by Changes.
 func (a *Amendment) Describe(have *Desired) *datapath.Change {
 	c, want := &datapath.Change{}, a.Small
 	name := func(n uint32, of *Desired, w wire.Backend) string {

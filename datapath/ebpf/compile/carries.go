@@ -14,7 +14,7 @@ import (
 
 // Limits of ids.
 const (
-	MaxBackends = wire.MaxBackends - 1 // the last number stands for none
+	MaxBackends = wire.MaxBackends - 1 // the last number means none
 	MaxSets     = 64                   // bits of a word
 )
 
@@ -40,8 +40,8 @@ func CarriesService(s *config.Service) error {
 	return carriesMode(s)
 }
 
-// carriesListener refuses addresses that packets are left to the kernel for (never_routed of
-// bpf/before_flow.h).
+// carriesListener returns an error for link-local addresses. The programs leave their packets to
+// the kernel (never_routed of bpf/before_flow.h).
 func carriesListener(l config.Listen) error {
 	if l.Address.Is6() && l.Address.IsLinkLocalUnicast() {
 		return fmt.Errorf("listener %s is link-local: the ebpf datapath leaves packets to such addresses to the kernel", l.Address)
@@ -49,7 +49,8 @@ func carriesListener(l config.Listen) error {
 	return nil
 }
 
-// carriesProtocol refuses what would have to change ports that it cannot.
+// carriesProtocol returns an error if the service needs a port change that the programs cannot
+// make.
 func carriesProtocol(s *config.Service) error {
 	switch s.Protocol {
 	case flow.TCP, flow.UDP:
@@ -85,7 +86,7 @@ func carriesMode(s *config.Service) error {
 	}
 	families := map[bool]bool{}
 	for _, l := range s.Listen {
-		if l.Address.IsValid() { // else it gets one of the backends' families
+		if l.Address.IsValid() { // without an address, the listener gets a family of the backends
 			families[l.Address.Is4()] = true
 		}
 	}
@@ -136,8 +137,7 @@ func CarriesRule(r *config.FirewallRule) error {
 	return nil
 }
 
-// oneEndpoint reports whether an answer of a backend tells which virtual endpoint
-// it is from.
+// oneEndpoint reports whether a backend's reply identifies its virtual endpoint.
 func oneEndpoint(s *config.Service) bool {
 	count := map[bool]int{}
 	for _, l := range s.Listen {

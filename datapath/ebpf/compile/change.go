@@ -14,9 +14,10 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-const maxLines = 300 // of a change that is told line by line
+const maxLines = 300 // limit of the lines that describe one change
 
-// Changes describes what differs between two desired states; have may be nil. lines are told too.
+// Changes describes the difference between two desired states and appends it to lines. have may be
+// nil.
 func Changes(have, want *Desired, lines []string) *datapath.Change {
 	c := &datapath.Change{}
 	if have == nil {
@@ -83,8 +84,8 @@ func Changes(have, want *Desired, lines []string) *datapath.Change {
 	return c
 }
 
-// sourceChange tells which rules that translate sources change. A masquerade rule may be several
-// in the table, one for each interface and outside address: it is one for whom is told.
+// sourceChange counts changes of rules that translate sources. A masquerade rule may have several
+// table entries, one per interface and outside address. The operator sees them as one rule.
 func sourceChange(c *datapath.Count, have, want *Desired, note func(format string, args ...any)) {
 	was, is := have.sourceParts(), want.sourceParts()
 	for name, parts := range is {
@@ -105,7 +106,7 @@ func sourceChange(c *datapath.Count, have, want *Desired, note func(format strin
 	}
 }
 
-// sourceParts lists the entries of each such rule by its name.
+// sourceParts groups the entries of d.Rules by the name of the configured rule.
 func (d *Desired) sourceParts() map[string]map[uint32]wire.NatRule {
 	out := map[string]map[uint32]wire.NatRule{}
 	for id, r := range d.Rules {

@@ -7,32 +7,33 @@ import (
 	"slices"
 )
 
-// HostAddress is an address of the host with what the kernel goes by when it chooses a source.
+// HostAddress is an address of the host, with the attributes that the kernel uses for source
+// selection.
 type HostAddress struct {
 	netip.Addr
-	Network    netip.Prefix // whose neighbours see it as one of theirs
-	Deprecated bool         // RFC 6724 rule 3: only where there is no other
-	Secondary  bool         // IPv4: another one of the same network comes first; IPv6: a temporary one
-	Unusable   bool         // of link or host scope, or not unique (yet)
+	Network    netip.Prefix // the on-link prefix
+	Deprecated bool         // RFC 6724 rule 3: used only without an alternative
+	Secondary  bool         // IPv4: not the primary address of its network; IPv6: a temporary address
+	Unusable   bool         // link or host scope, or duplicate address detection has not succeeded
 }
 
-// choice is an address that packets leave with by an interface. The first one of a family is for
-// all that no other one is for; one that is for nothing now may have flows.
+// choice is a source address for packets leaving by an interface. The first choice of a family is
+// the default. A choice without destinations may still have flows.
 type choice struct {
 	netip.Addr
-	// towards: of IPv4 next hops, of IPv6 destinations that it is for.
+	// towards lists the IPv4 next hops or IPv6 destinations that use this address.
 	towards []netip.Prefix
 }
 
-// maxChoices is how many addresses of one family an interface's packets leave with at most: each
-// takes a rule and the memory of a pool address.
+// maxChoices limits the source addresses of one interface and family. Each takes a rule and the
+// memory of a pool address.
 const maxChoices = 4
 
-// choices returns the addresses of a family that what leaves by an interface may have, as the kernel
-// chooses its own: for IPv4 by the next hop's network (inet_select_addr), for IPv6 by RFC 6724; what
-// the routing table prefers for a far destination comes first. Addresses that the configuration
-// gives to others (held) are taken where there are no others.
-func (h *Host) choices(ifindex int, v6 bool, held func(netip.Addr) bool) []choice {
+// choices returns the possible source addresses for packets leaving by an interface, in the
+// kernel's order. IPv4 is selected by the next hop's network (inet_select_addr), IPv6 by RFC 6724.
+// The first element is the routing table's source for a far destination. Single addresses that the
+// configuration assigns to services or pools are used only without an alternative.
+func (h *Host) choices(ifindex int, v6 bool, assigned func(netip.Addr) bool) []choice {
 	var all []HostAddress
 	for _, a := range h.Details[ifindex] {
 		if a.Is6() == v6 && !a.Unusable {
@@ -40,7 +41,7 @@ func (h *Host) choices(ifindex int, v6 bool, held func(netip.Addr) bool) []choic
 		}
 	}
 	for _, worse := range []func(HostAddress) bool{
-		func(a HostAddress) bool { return a.Network.IsSingleIP() && held(a.Addr) },
+		func(a HostAddress) bool { return a.Network.IsSingleIP() && assigned(a.Addr) },
 		func(a HostAddress) bool { return a.Deprecated },
 		func(a HostAddress) bool { return a.Secondary },
 	} {
@@ -49,10 +50,10 @@ func (h *Host) choices(ifindex int, v6 bool, held func(netip.Addr) bool) []choic
 		}
 	}
 	if len(all) == 0 {
-		return h.borrowed(ifindex, v6)
+		return h.unnumberedSource(ifindex, v6)
 	}
-	if far := h.far(ifindex, v6); far.IsValid() {
-		// Also a secondary one, where a route names it.
+	if far := h.farSource(ifindex, v6); far.IsValid() {
+		// A route may name a secondary address as its source.
 		at := slices.IndexFunc(all, func(a HostAddress) bool { return a.Addr == far })
 		if at < 0 {
 			if i := slices.IndexFunc(h.Details[ifindex], func(a HostAddress) bool { return a.Addr == far && a.Secondary && !a.Unusable }); i >= 0 {
@@ -71,7 +72,7 @@ func (h *Host) choices(ifindex int, v6 bool, held func(netip.Addr) bool) []choic
 	return byNextHop(all)
 }
 
-// byNextHop gives each network to the first of its addresses.
+// byNextHop assigns each network to its first address.
 func byNextHop(all []HostAddress) []choice {
 	list := []choice{{Addr: all[0].Addr}}
 	known := map[netip.Prefix]bool{all[0].Network: true}
@@ -86,7 +87,7 @@ func byNextHop(all []HostAddress) []choice {
 		}
 		list = append(list, c)
 		if a.Network.Overlaps(all[0].Network) && a.Network.Bits() < all[0].Network.Bits() {
-			list[0].towards = []netip.Prefix{all[0].Network} // a narrower one in that
+			list[0].towards = []netip.Prefix{all[0].Network} // a narrower network inside a wider one
 		}
 	}
 	return list
@@ -94,9 +95,9 @@ func byNextHop(all []HostAddress) []choice {
 
 var uniqueLocal = netip.MustParsePrefix("fc00::/7")
 
-// byDestination gives each destination to the address that shares the longest prefix with it, no
-// longer than the address's network (RFC 6724 rule 8), and unique local ones to each other
-// (rule 6). Of the prefixes that addresses share the first one has them.
+// byDestination assigns each destination to the address with the longest common prefix, at most the
+// address's own network (RFC 6724 rule 8). Unique local destinations get unique local addresses
+// (rule 6). If several addresses share a prefix, the first address wins.
 func byDestination(all []HostAddress) []choice {
 	if i := slices.IndexFunc(all, func(a HostAddress) bool { return !uniqueLocal.Contains(a.Addr) }); i > 0 {
 		all = append([]HostAddress{all[i]}, slices.Delete(slices.Clone(all), i, i+1)...)
@@ -110,7 +111,7 @@ func byDestination(all []HostAddress) []choice {
 		if uniqueLocal.Contains(a.Addr) {
 			least = uniqueLocal.Bits()
 		}
-		above := 0 // who has the prefix that is one bit shorter
+		above := 0 // owner of the prefix that is one bit shorter
 		for bits := least; bits <= a.Network.Bits(); bits++ {
 			p := netip.PrefixFrom(a.Addr, bits).Masked()
 			if _, taken := owner[p]; !taken {
@@ -125,10 +126,10 @@ func byDestination(all []HostAddress) []choice {
 	return list
 }
 
-// far is the source that the kernel gives to what goes by an interface to a destination that is
-// near to nothing; the zero Addr when it has none.
-func (h *Host) far(ifindex int, v6 bool) netip.Addr {
-	to := netip.AddrFrom4([4]byte{240, 0, 0, 1}) // reserved, and routed as any other
+// farSource returns the kernel's source for packets that leave by an interface to a remote
+// destination, or the zero Addr if there is none.
+func (h *Host) farSource(ifindex int, v6 bool) netip.Addr {
+	to := netip.AddrFrom4([4]byte{240, 0, 0, 1}) // reserved (class E), but routed like any other
 	if v6 {
 		to = netip.MustParseAddr("3fff:ffff::1")
 	}
@@ -144,9 +145,9 @@ func (h *Host) far(ifindex int, v6 bool) netip.Addr {
 	return h.Ask.Source(to, name)
 }
 
-// borrowed returns the address of another interface that the default route by one without addresses names as its source
-// (an unnumbered link).
-func (h *Host) borrowed(ifindex int, v6 bool) []choice {
+// unnumberedSource returns the source of the default route by an interface without addresses: the
+// address of another interface (an unnumbered link).
+func (h *Host) unnumberedSource(ifindex int, v6 bool) []choice {
 	if h.Ask.NamedSource == nil {
 		return nil
 	}
@@ -158,5 +159,5 @@ func (h *Host) borrowed(ifindex int, v6 bool) []choice {
 
 // Addressed reports whether an interface has an address to translate to.
 func (h *Host) Addressed(ifindex int, v6 bool) bool {
-	return slices.ContainsFunc(h.Details[ifindex], func(a HostAddress) bool { return a.Is6() == v6 && !a.Unusable }) || len(h.borrowed(ifindex, v6)) > 0
+	return slices.ContainsFunc(h.Details[ifindex], func(a HostAddress) bool { return a.Is6() == v6 && !a.Unusable }) || len(h.unnumberedSource(ifindex, v6)) > 0
 }

@@ -18,12 +18,12 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// Desired is what the maps are to hold: a snapshot in the datapath's own words.
+// Desired is the content of the maps for a snapshot.
 type Desired struct {
-	SpecificRoutes int                     // more specific ones than mappings between the families have, with those that found no room
-	Waiting        int                     // names of interfaces, and addresses of masquerade rules, that are not there
-	Unreached      []string                // backends of fullnat that take no connections for want of an address towards them, and why
-	Services       map[uint32]wire.Service // slots not filled in
+	SpecificRoutes int                     // routes more specific than a mapping between the families, including those that did not fit
+	Waiting        int                     // interface names and masquerade addresses that do not exist yet
+	Unreached      []string                // fullnat backends without a source address, each with the reason; they get no new connections
+	Services       map[uint32]wire.Service // without the position of their slots
 	Slots          map[uint32][]uint16     // by service
 	Backends       map[uint32]wire.Backend
 	Names          names
@@ -38,55 +38,55 @@ type Desired struct {
 	Hosts          map[wire.HostKey]uint64 // single addresses of the same lists
 	Firewall       []wire.FirewallRule
 	Rules          map[uint32]wire.NatRule
-	Order          []uint32                   // of the rules in the configuration
-	Mappable       map[uint32]*config.NATRule // of them: whose hosts may ask for mappings
+	Order          []uint32                   // ids of rules in configuration order
+	Mappable       map[uint32]*config.NATRule // rules with mapping requests (PCP) allowed
 	Prefixes       map[wire.PrefixKey]wire.Prefix
 	Pools          map[uint32]wire.PoolAddr
-	Runs           map[[2]uint16][]uint32    // numbers of a pool's addresses, by where they begin and how many they are
-	Ports          map[uint32][]flow.Ports   // usable ones, by pool address
-	Block          map[uint32]int            // ports of a block, by pool address
-	Sets           map[uint32]config.PortSet // of several ranges, by pool address: no other port is given out
-	unlisted       map[uint32]bool           // pool addresses that no packet is looked up in a pool for
+	Runs           map[[2]uint16][]uint32    // pool address ids, by first place and length of the run
+	Ports          map[uint32][]flow.Ports   // usable ports, by pool address
+	Block          map[uint32]int            // block size in ports, by pool address
+	Sets           map[uint32]config.PortSet // non-contiguous port ranges, by pool address: no other port is allocated
+	unlisted       map[uint32]bool           // pool addresses that are left out of the lookup of received packets
 	Ifaces         map[uint32]wire.InterfaceAddr
-	// interfaceLists are the lists of interfaces of rules, by their numbers.
+	// interfaceLists stores the interface lists of rules by list id.
 	interfaceLists map[uint32]config.Interfaces
 	Switches       wire.Switches
-	Tables         config.Tables // sizes asked for
+	Tables         config.Tables // requested table sizes
 
 	Draft    *ids.Draft
-	Resolved *datapath.Snapshot // what it was compiled from, with the addresses of interfaces
+	Resolved *datapath.Snapshot // the compiled snapshot, including addresses of interfaces
 }
 
-// names gives the operator's words for ids.
+// names maps ids to configuration names.
 type names struct {
 	Service     map[uint32]string
 	Backend     map[uint32]string
-	Backends    map[uint32][]uint32 // of a service, in the order of the configuration
+	Backends    map[uint32][]uint32 // by service, in configuration order
 	Source      map[uint32]string
 	Prefix      map[uint32]string
-	PortForward map[uint32]bool // services that stand for port-forward rules
+	PortForward map[uint32]bool // services that implement port-forward rules
 	Log         map[uint32]config.Log
 }
 
-// compiler collects a desired state.
+// compiler builds a desired state.
 type compiler struct {
 	*Desired
-	state      *State
-	host       *Host
-	snapshot   *datapath.Snapshot // with the addresses that interfaces have
-	asked      *datapath.Snapshot // as it was given
-	lists      [4]map[netip.Prefix]uint64
-	pooled     map[netip.Addr]uint32
-	places     []uint64                       // what is to stand in the map of runs
-	held       []bool                         // of them: that something in force, or this state, relies on
-	ifacesOf   map[netip.Addr]map[string]bool // interfaces that the listeners of an address are bound to
-	turning    []uint32                       // numbers of services whose neighbours are still to be looked at
-	towardsNet map[netip.Prefix]netip.Addr    // addresses of this host, towards backends there
-	crosses    map[uint32]*config.NATRule     // port-forwards from IPv4 to IPv6 hosts, by the numbers of their services
+	state       *State
+	host        *Host
+	snapshot    *datapath.Snapshot // with the interfaces' addresses filled in
+	unresolved  *datapath.Snapshot // before the addresses were filled in
+	lists       [4]map[netip.Prefix]uint64
+	poolIDs     map[netip.Addr]uint32
+	runs        []uint64                       // new content of the map of runs
+	usedRuns    []bool                         // places used by the state in force or by this one
+	ifacesOf    map[netip.Addr]map[string]bool // interfaces of bound listeners, by address
+	hairpins    []uint32                       // services that still need hairpin sources
+	ownSources  map[netip.Prefix]netip.Addr    // this host's source address, by backend network
+	crossFamily map[uint32]*config.NATRule     // port-forwards from IPv4 to IPv6 hosts, by service id
 }
 
-// Compile makes the desired state of a snapshot. When there are not enough ids it does
-// so again, with those that neither the snapshot nor any flow has a use for.
+// Compile returns the desired state of a snapshot. If ids run out, it compiles again and reuses the
+// ids of removed objects that no flow refers to.
 func Compile(s *datapath.Snapshot, st *State, h *Host) (*Desired, error) {
 	d, err := compileWith(s, st, h, st.IDs.Draft())
 	if err != nil || !d.Draft.Short {
@@ -136,9 +136,9 @@ func compileWith(s *datapath.Snapshot, st *State, h *Host, numbers *ids.Draft) (
 	return c.Desired, nil
 }
 
-// newCompiler returns one that has compiled nothing yet.
-func newCompiler(asked, s *datapath.Snapshot, st *State, h *Host, numbers *ids.Draft) *compiler {
-	c := &compiler{state: st, host: h, snapshot: s, asked: asked, pooled: map[netip.Addr]uint32{}, crosses: map[uint32]*config.NATRule{}, towardsNet: map[netip.Prefix]netip.Addr{}, Desired: &Desired{
+// newCompiler returns an empty compiler.
+func newCompiler(unresolved, s *datapath.Snapshot, st *State, h *Host, numbers *ids.Draft) *compiler {
+	c := &compiler{state: st, host: h, snapshot: s, unresolved: unresolved, poolIDs: map[netip.Addr]uint32{}, crossFamily: map[uint32]*config.NATRule{}, ownSources: map[netip.Prefix]netip.Addr{}, Desired: &Desired{
 		Services: map[uint32]wire.Service{}, Slots: map[uint32][]uint16{}, Backends: map[uint32]wire.Backend{},
 		Listeners: map[wire.ListenerKey]wire.Listener{}, Ranges: map[wire.ListenerPrefix]wire.Listener{}, IfaceListeners: map[wire.IfaceListenerKey]uint32{},
 		Reverses: map[wire.ListenerKey]wire.Reverse{}, Sessions: map[wire.SessionKey]uint32{},
@@ -153,9 +153,10 @@ func newCompiler(asked, s *datapath.Snapshot, st *State, h *Host, numbers *ids.D
 	return c
 }
 
-// owned marks the addresses that the gateway owns. Where another datapath has listeners
-// on one of them, that one, which meets packets later, refuses what nobody takes. The programs
-// cannot tell an address of the host, or of a local route, from one without a route.
+// owned marks the addresses owned by the gateway. Packets to an owned address without a listener
+// are refused. If another datapath has listeners on the address, that datapath refuses them.
+// Addresses of the host and of local routes are excluded, because the programs cannot distinguish
+// them from addresses without a route.
 func (c *compiler) owned() error {
 	near := func(a netip.Addr) bool { return within(c.host.Networks, a) }
 	list := datapath.OwnedAddresses(c.snapshot, near)
@@ -248,7 +249,7 @@ func (c *compiler) finish() {
 	s.Forwards = s.Forwards && s.NAT
 	s.Mappings = len(c.Mappable) > 0
 	for _, r := range c.Rules {
-		s.ByEgress = s.ByEgress || r.PrefixLen == 0 // what is for this host is left alone
+		s.ByEgress = s.ByEgress || r.PrefixLen == 0 // packets to this host are left alone
 		s.CrossByEgress = s.CrossByEgress || r.PrefixLen != 0 && r.Out != 0
 		s.Edits = s.Edits || r.Flags&wire.NATMSSClamp != 0
 		s.Rates = s.Rates || r.RateNs != 0
@@ -288,8 +289,8 @@ func changesFamily(s datapath.Service) bool {
 	})
 }
 
-// holdTime is how long a freed port is held back (RFC 6888 REQ-8), but never
-// longer than the timeout of UDP, for those who force short ones.
+// holdTime is the hold-down of a released port (RFC 6888 REQ-8). The UDP timeout limits it, so that
+// a short timeout also shortens the hold-down.
 const holdTime = 120 * time.Second
 
 func (c *compiler) ticks(d config.Duration, def time.Duration) uint32 {
@@ -300,7 +301,7 @@ func (c *compiler) ticks(d config.Duration, def time.Duration) uint32 {
 	return max(uint32(v.Seconds()*float64(c.state.HZ)), 1)
 }
 
-// set gives a named list of prefixes its bit.
+// set returns the bit of a named prefix list and allocates one if needed.
 func (c *compiler) set(name string, prefixes []netip.Prefix) (uint64, error) {
 	id, err := c.Draft.ID(ids.Set, name, MaxSets, nil)
 	if err != nil {
@@ -312,7 +313,7 @@ func (c *compiler) set(name string, prefixes []netip.Prefix) (uint64, error) {
 	return 1 << id, nil
 }
 
-// inherit writes a list with the bits of every covering prefix joined in.
+// inherit writes a prefix list. Each prefix also gets the bits of all covering prefixes.
 func (c *compiler) inherit(list uint32) {
 	var lengths [129]bool
 	for p := range c.lists[list] {
@@ -330,8 +331,8 @@ func (c *compiler) inherit(list uint32) {
 	}
 }
 
-// split puts single addresses into the map that is looked up by one hash, while it
-// has room, and notes which lists have members where.
+// split moves single addresses to the hash map while it has room. It records which lists use the
+// hash map and which the trie.
 func (c *compiler) split() {
 	for k, bits := range c.Members {
 		full := uint32(32 + 128)

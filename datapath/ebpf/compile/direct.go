@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// direct reports whether the packets of a service may be sent on before anything
-// else is asked: no flow is kept, none is left from before, and no list, limit or
-// edit looks at single packets. The service's words are w.
+// direct reports whether packets of a service can skip the flow lookup. The service must create no
+// flow and have none left, and no list, limit or edit may apply to single packets. w is the
+// compiled service.
 func (c *compiler) direct(id uint32, s *config.Service, w *wire.Service) bool {
 	keepsNone := (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel || s.Mode == config.ModeStateless) && s.Scheduler.Hashes()
 	return keepsNone && (s.Protocol == flow.TCP || s.Protocol == flow.UDP) && s.Limits == (config.Limits{}) && !keepsFlows(s) &&
@@ -22,8 +22,8 @@ func (c *compiler) direct(id uint32, s *config.Service, w *wire.Service) bool {
 		c.state.ServiceFlows(id) == 0
 }
 
-// sharesPool reports whether a listener's address is also one that flows are given
-// ports of: then the flow table has to be asked first.
+// sharesPool reports whether a listener's address is also a pool address. Its packets then need the
+// flow lookup first.
 func (c *compiler) sharesPool(d wire.Direct) bool {
 	for _, p := range c.Pools {
 		if p.Family == wire.Family4 && p.Addr.W[0] == uint32(d.Key) {
@@ -33,13 +33,13 @@ func (c *compiler) sharesPool(d wire.Direct) bool {
 	return false
 }
 
-// directKey is the key of bpf/direct.h.
+// directKey returns the key defined in bpf/direct.h.
 func directKey(l wire.ListenerKey) uint64 {
 	return uint64(l.Addr[0]) | uint64(l.Addr[1])<<8 | uint64(l.Addr[2])<<16 | uint64(l.Addr[3])<<24 | uint64(l.Port)<<32 | uint64(l.L4Proto)<<48
 }
 
-// PlaceDirects gives direct listeners their places; in pairs, in the order of
-// their keys. Those that find none are left out.
+// PlaceDirects assigns each direct listener to one of two adjacent places, in the order of their
+// keys. Listeners without a free place are left out and take the full path.
 func PlaceDirects(list []wire.Direct) map[uint32]wire.Direct {
 	slices.SortFunc(list, func(a, b wire.Direct) int { return cmp.Compare(a.Key, b.Key) })
 	out := map[uint32]wire.Direct{}

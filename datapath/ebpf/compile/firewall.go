@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// rule compiles a firewall rule of the first hook.
+// rule compiles a firewall rule for the ingress hook.
 func (c *compiler) rule(r *config.FirewallRule) (err error) {
 	w := wire.FirewallRule{L4Proto: uint8(r.Protocol), Action: wire.ActionPass}
 	if r.Action == config.ActionDrop {

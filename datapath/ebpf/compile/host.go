@@ -13,42 +13,42 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// Host is what a snapshot needs to know of the machine.
+// Host describes the machine for the compiler.
 type Host struct {
 	Interfaces []netdev.Interface
 	XDP        map[int]uint64            // netdev.XDPFeatures
-	Addresses  map[int][]netip.Addr      // by interface
-	Details    map[int][]HostAddress     // the same
-	Global     map[int][2]netip.Addr     // netdev.Global of IPv4 and IPv6, by interface
-	Networks   []netip.Prefix            // that the host is connected to
-	Sources    map[netip.Addr]netip.Addr // what sourceTowards has answered
-	Policies   []netdev.IPsecPolicy      // that packets should meet which it forwards
-	Programmed map[int]bool              // interfaces that have a program already
-	routes     [2][]netdev.Destination   // of IPv4 and IPv6, once asked for
-	routed     [2]bool                   // they were
-	// LocalPortLast is the last port that is given out on the host's own addresses: below those that
-	// its sockets get.
+	Addresses  map[int][]netip.Addr      // by interface index
+	Details    map[int][]HostAddress     // attributes of the same addresses
+	Global     map[int][2]netip.Addr     // netdev.Global of IPv4 and IPv6, by interface index
+	Networks   []netip.Prefix            // directly connected networks
+	Sources    map[netip.Addr]netip.Addr // latest results of sourceTowards
+	Policies   []netdev.IPsecPolicy      // policies for forwarded packets
+	Programmed map[int]bool              // interfaces with an attached program
+	routes     [2][]netdev.Destination   // of IPv4 and IPv6, read on demand
+	routed     [2]bool                   // whether routes was read
+	// LocalPortLast is the last port that Sluice allocates on the host's own addresses. It lies
+	// below the ephemeral ports of local sockets.
 	LocalPortLast uint32
 	Ask           HostQueries
 }
 
-// HostQueries are what is asked of the host only when a configuration needs it.
+// HostQueries reads facts that only some configurations need.
 type HostQueries struct {
-	// Route returns the host's own address and the interface for packets to an address.
+	// Route returns the source address and the egress interface for packets to an address.
 	Route func(to netip.Addr) (source netip.Addr, ifindex int, err error)
-	// Source returns the host's own address for packets to an address by an interface; the zero Addr
-	// when there is none.
+	// Source returns the source address for packets to an address by an interface, or the zero
+	// Addr.
 	Source func(to netip.Addr, iface string) netip.Addr
-	// NamedSource returns the source that the default route by an interface names; the zero Addr when it names none.
+	// NamedSource returns the source named by the default route of an interface, or the zero Addr.
 	NamedSource func(ifindex int, v6 bool) netip.Addr
-	// Local lists the prefixes that packets are delivered to this host for.
+	// Local lists the prefixes that the kernel delivers locally.
 	Local func() ([]netip.Prefix, error)
 	// Destinations reads the routing table.
 	Destinations func(v6 bool) ([]netdev.Destination, error)
 }
 
-// With returns what h and an earlier reading tell together: what is not there any more is
-// as it was, behind what is. An interface that got another name is there.
+// With merges h with an earlier reading. Interfaces and addresses that have been removed since are
+// appended. A renamed interface counts as present.
 func (h *Host) With(before *Host) *Host {
 	all := &Host{Interfaces: slices.Clone(h.Interfaces), XDP: h.XDP, Addresses: maps.Clone(h.Addresses), Details: maps.Clone(h.Details),
 		Global: maps.Clone(h.Global), Networks: h.Networks, Policies: h.Policies, Sources: maps.Clone(before.Sources), routes: h.routes, routed: h.routed, LocalPortLast: h.LocalPortLast, Ask: h.Ask}
@@ -85,7 +85,7 @@ func (h *Host) With(before *Host) *Host {
 	return all
 }
 
-// destinations lists where the routing table leads, when it is asked for.
+// destinations returns the routes of a family and reads them at the first call.
 func (h *Host) destinations(v6 bool) (list []netdev.Destination, err error) {
 	n := familySlot(v6)
 	if !h.routed[n] {
@@ -97,8 +97,9 @@ func (h *Host) destinations(v6 bool) (list []netdev.Destination, err error) {
 	return h.routes[n], nil
 }
 
-// errorSource returns the addresses of an interface that ICMP errors have: none that Sluice holds where it has
-// others. Of link scope (IPv4) the kernel lists those before the interface's own; of IPv6 they are deprecated.
+// errorSource returns the source addresses of ICMP errors for an interface. Addresses assigned by
+// Sluice are used only without an alternative. They have link scope (IPv4) and precede the
+// interface's own addresses, or are deprecated (IPv6).
 func (h *Host) errorSource(index int) (four, six wire.Addr) {
 	better := map[bool]int{}
 	for n, a := range h.Addresses[index] {
@@ -110,7 +111,7 @@ func (h *Host) errorSource(index int) (four, six wire.Addr) {
 			rank = 1
 		}
 		switch {
-		case rank < better[a.Is6()], a.Is4() && rank == better[false]: // of IPv4 the first one, of IPv6 the last one
+		case rank < better[a.Is6()], a.Is4() && rank == better[false]: // the first IPv4 and the last IPv6 address win
 			continue
 		case a.Is4():
 			four = wire.AddrOf(a)
@@ -131,7 +132,7 @@ func (h *Host) ByName(name string) (netdev.Interface, bool) {
 	return netdev.Interface{}, false
 }
 
-// Named lists the interfaces that are named, or whose names begin as before a *.
+// Named lists the interfaces that match the names or the patterns ending in *.
 func (h *Host) Named(which config.Interfaces) (list []netdev.Interface) {
 	for _, i := range h.Interfaces {
 		if which.Has(i.Name) {
@@ -152,7 +153,7 @@ func (h *Host) Owns(a netip.Addr) bool {
 	return false
 }
 
-// ListenAddress returns the address of a family by which others know an interface.
+// ListenAddress returns the address of a family by which other hosts reach an interface.
 func (h *Host) ListenAddress(iface string, v6 bool) (netip.Addr, bool) {
 	i, ok := h.ByName(iface)
 	if !ok {
@@ -169,8 +170,8 @@ func familySlot(v6 bool) int {
 	return 0
 }
 
-// sourceTowards returns the host's own address on the interface that leads to an
-// address.
+// sourceTowards returns the host's own source address for packets to an address. If the lookup
+// fails, it returns the last known result.
 func (h *Host) sourceTowards(to netip.Addr) (netip.Addr, error) {
 	own, err := h.sourceNow(to)
 	if err == nil {
@@ -196,16 +197,18 @@ func (h *Host) sourceNow(to netip.Addr) (netip.Addr, error) {
 	return netip.Addr{}, unreachedError{fmt.Errorf("the interface towards %s has no address of its family: give the service a source-pool", to)}
 }
 
-// unreachedError says why there is no address of the host towards another one, which may come.
+// unreachedError reports that the host has no source address for a destination. The address may be
+// added later.
 type unreachedError struct{ error }
 
 func (e unreachedError) Unwrap() error { return e.error }
 
-// AttachTo lists the interfaces of a configuration: those it names, else all that
-// are up and neither a loopback nor a port of a bridge or bond, which is taken in
-// its place; and of both only those whose headers are known. One that was up keeps its program
-// while it is down: without, the first packets afterwards would pass untranslated, and whoever
-// got one of a connection would reset it. missing are those named that are not there.
+// AttachTo lists the interfaces for programs: the configured ones, or by default all interfaces
+// that are up. The default excludes loopbacks and the ports of a bridge or bond; the bridge or bond
+// gets the program instead. Interfaces with an unknown link-layer header are always excluded. An
+// interface keeps its program while it is down. Without the program, the first packets after
+// link-up would pass untranslated, and their receiver would reset the connection. missing lists
+// configured names without an interface.
 func (h *Host) AttachTo(c *config.Config) (list []netdev.Interface, missing []string) {
 	if len(c.Interfaces) == 0 {
 		for _, i := range h.Interfaces {
@@ -225,7 +228,7 @@ func (h *Host) AttachTo(c *config.Config) (list []netdev.Interface, missing []st
 	return list, missing
 }
 
-// HooksFor lists the hooks to try on an interface, best first.
+// HooksFor lists the hooks to try on an interface, in order of preference.
 func (h *Host) HooksFor(want config.Attach, i netdev.Interface) []config.Attach {
 	switch {
 	case i.Bare():
@@ -238,7 +241,8 @@ func (h *Host) HooksFor(want config.Attach, i netdev.Interface) []config.Attach 
 	return []config.Attach{config.AttachXDP, config.AttachTC}
 }
 
-// Programs tells which programs a configuration needs: it takes as long to load one of them as all else of a start.
+// Programs reports which programs a configuration needs. Loading one program takes as long as the
+// rest of the start.
 func (h *Host) Programs(c *config.Config) (xdp, tc, bare bool) {
 	wanted, _ := h.AttachTo(c)
 	auto := c.Attach == config.AttachAuto || c.Attach == ""
@@ -250,7 +254,8 @@ func (h *Host) Programs(c *config.Config) (xdp, tc, bare bool) {
 	return xdp, auto || c.Attach == config.AttachTC || h.Paired(c), bare
 }
 
-// VlansOf lists the VLANs of an interface: cards hide from XDP the tags that they take off.
+// VlansOf lists the VLANs on an interface. Their parent needs TC, because VLAN offload removes the
+// tags before XDP.
 func (h *Host) VlansOf(i netdev.Interface) (list []netdev.Interface) {
 	for _, v := range h.Interfaces {
 		if v.Kind == "vlan" && v.Parent == i.Index && v.Up {
@@ -260,8 +265,8 @@ func (h *Host) VlansOf(i netdev.Interface) (list []netdev.Interface) {
 	return list
 }
 
-// WithoutTransmit lists the interfaces that packets may leave by and to which XDP, on another one,
-// cannot hand them: such frames are lost.
+// WithoutTransmit lists the egress interfaces that cannot receive frames by XDP redirect from
+// another interface. Such frames would be lost.
 func (h *Host) WithoutTransmit(c *config.Config) (list []netdev.Interface) {
 	wanted, _ := h.AttachTo(c)
 	for _, i := range h.Interfaces {
@@ -270,34 +275,34 @@ func (h *Host) WithoutTransmit(c *config.Config) (list []netdev.Interface) {
 			continue
 		}
 		ours := h.HooksFor(c.Attach, i)[0] == config.AttachXDP && slices.ContainsFunc(wanted, func(w netdev.Interface) bool { return w.Index == i.Index })
-		if !h.takes(i, c.Attach, ours) {
+		if !h.acceptsXDP(i, c.Attach, ours) {
 			list = append(list, i)
 		}
 	}
 	return list
 }
 
-// takes reports whether frames that XDP hands to an interface arrive. Cards say so; many take
-// them only while they have a program themselves, which ours get. A veth does while its
-// other end polls (NAPI), a bond while all of its ports have programs: that may change at any
-// time, so it is relied on only where XDP was asked for.
-func (h *Host) takes(i netdev.Interface, attach config.Attach, ours bool) bool {
-	features, told := h.XDP[i.Index]
+// acceptsXDP reports whether frames redirected by XDP to an interface are sent. Network cards
+// announce the feature. Many accept frames only while they have a program themselves, as ours do. A
+// veth accepts frames while its peer polls (NAPI), and a bond while all its ports have programs.
+// Both conditions may change at any time, so they count only if the operator configured XDP.
+func (h *Host) acceptsXDP(i netdev.Interface, attach config.Attach, ours bool) bool {
+	features, known := h.XDP[i.Index]
 	switch {
 	case !i.Ethernet():
 		return false
 	case !i.Virtual():
-		return !told || features&netdev.XDPTransmit != 0 || ours && features&netdev.XDPBasic != 0
+		return !known || features&netdev.XDPTransmit != 0 || ours && features&netdev.XDPBasic != 0
 	case attach != config.AttachXDP:
 		return false
-	case told:
+	case known:
 		return features&netdev.XDPTransmit != 0
 	}
 	return i.Kind == "veth" || i.Kind == "bond"
 }
 
-// Paired reports whether TC stands behind native XDP, which then carries what goes straight
-// to interfaces that take its frames, and leaves the rest to TC.
+// Paired reports whether native XDP and TC run together. XDP then forwards to interfaces that
+// accept its frames and leaves all other packets to TC.
 func (h *Host) Paired(c *config.Config) bool {
 	wanted, _ := h.AttachTo(c)
 	return len(h.WithoutTransmit(c)) > 0 && slices.ContainsFunc(wanted, func(i netdev.Interface) bool {

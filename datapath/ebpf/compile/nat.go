@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-const MaxBlocks = len(wire.BlockMap{}.Words) * 64 // of a pool address
+const MaxBlocks = len(wire.BlockMap{}.Words) * 64 // blocks of one pool address
 
 var filterings = map[config.Behaviour]uint8{
 	"": wire.FilteringEndpointIndependent, config.EndpointIndependent: wire.FilteringEndpointIndependent,
@@ -37,15 +37,15 @@ func (c *compiler) nat(n *config.NATRule) error {
 	return fmt.Errorf("%s is not available in the ebpf datapath", n.Type)
 }
 
-// absent is the index of an interface that is not there: the kernel's are positive ints, and
-// the programs have NO_ENTRY for packets that leave by none.
-const absent = 1 << 31
+// missingInterface is the index of a missing interface. Indexes in the kernel are positive ints, and NO_ENTRY
+// in the programs means a packet without an egress interface.
+const missingInterface = 1 << 31
 
-// maxLists is how many lists of interfaces there may be: bits of interface_addr.lists.
+// maxLists limits the lists of interfaces. Each takes a bit of interface_addr.lists.
 const maxLists = 64
 
-// interfaces returns what stands for the interfaces of a rule: the index of a single one, 0 for every
-// one, or the number of a list.
+// interfaces returns the encoded interfaces of a rule: an index, 0 for every interface, or the id
+// of a list.
 func (c *compiler) interfaces(which config.Interfaces) (uint32, error) {
 	if !which.Several() {
 		return c.iface(string(which)), nil
@@ -59,8 +59,8 @@ func (c *compiler) interfaces(which config.Interfaces) (uint32, error) {
 	return wire.InterfaceList | id, nil
 }
 
-// resolve lists the names of the interfaces that are meant: those that are there, and those that
-// are to come as they are written. What waits is counted.
+// resolve lists the names of the matching interfaces. A name without an interface is returned
+// unchanged and counted in Waiting.
 func (c *compiler) resolve(which config.Interfaces) (names []string) {
 	if !which.Several() {
 		return []string{string(which)}
@@ -89,11 +89,11 @@ func (c *compiler) iface(name string) uint32 {
 		return uint32(i.Index)
 	}
 	c.Waiting++
-	return absent
+	return missingInterface
 }
 
-// sources compiles a rule that translates sources. Of masquerade one with several interfaces is a
-// rule for each: what leaves by it has its address.
+// sources compiles a rule that translates sources. A masquerade rule with several interfaces
+// becomes one rule per interface, with that interface's address.
 func (c *compiler) sources(n *config.NATRule) error {
 	switch {
 	case n.Type == config.NATNAT64:
@@ -116,9 +116,9 @@ func (c *compiler) sources(n *config.NATRule) error {
 }
 
 // masquerade compiles a masquerade rule with one interface. An inside endpoint has one outside
-// endpoint for each address that the interface's routes lead to: where the packets for a second
-// network, or of a second prefix, leave with another address, that is a rule of its own before the
-// one for all others. So the modem at 192.168.100.1 is asked from an address that it can answer.
+// endpoint for each source address that the interface's routes use. A destination network or prefix
+// with its own source address gets a separate rule, in front of the default rule. For example, the
+// modem at 192.168.100.1 is reached from an address that it can reply to.
 func (c *compiler) masquerade(n *config.NATRule, key string) error {
 	index := 0
 	if i, ok := c.host.ByName(string(n.Out)); ok {
@@ -127,9 +127,9 @@ func (c *compiler) masquerade(n *config.NATRule, key string) error {
 	var pool []config.AddressRange
 	var parts []choice
 	for _, v6 := range []bool{false, true} {
-		if list := c.host.choices(index, v6, c.given); len(list) > 0 {
+		if list := c.host.choices(index, v6, c.assigned); len(list) > 0 {
 			pool = append(pool, config.AddressRange{First: list[0].Addr, Last: list[0].Addr})
-			for _, o := range list { // one that was a part may have flows
+			for _, o := range list { // an address that was a separate rule may have flows
 				if len(list) > 1 || c.Draft.Known(ids.Source, numberName(n, partKey(key, o.Addr))) {
 					parts = append(parts, o)
 				}
@@ -144,9 +144,9 @@ func (c *compiler) masquerade(n *config.NATRule, key string) error {
 		return err
 	}
 	c.Order = c.Order[:len(c.Order)-1]
-	// Also those that nothing goes to now: their flows go on when the routes choose another.
+	// Rules without destinations are included: their flows stay valid when routes change.
 	for _, o := range parts {
-		if len(c.Rules) >= wire.MaxNATRules/2 { // rules of the configuration go first
+		if len(c.Rules) >= wire.MaxNATRules/2 { // rules of the configuration have priority
 			break
 		}
 		one := *n
@@ -166,22 +166,22 @@ func (c *compiler) masquerade(n *config.NATRule, key string) error {
 	return nil
 }
 
-// towards notes which rule of a masquerade rule's translates what goes to a prefix.
+// towards records which rule of a masquerade group translates packets to a prefix.
 func (c *compiler) towards(group uint32, p netip.Prefix, id uint32) {
 	c.Members[wire.MemberKey{PrefixLen: 32 + uint32(p.Bits()), List: wire.ListTowards | uint32(wire.FamilyOf(p.Addr()))<<8 | group<<16,
 		Addr: wire.BytesOf(p.Masked().Addr())}] = uint64(id) + 1
 }
 
-// given reports whether the configuration gives an address to a listener or a pool. One that a
-// listener follows is the interface's, which has it for its own packets too.
-func (c *compiler) given(a netip.Addr) bool {
+// assigned reports whether the configuration assigns an address to a listener or a pool. An address
+// that a listener takes from its interface does not count, because the interface uses it, too.
+func (c *compiler) assigned(a netip.Addr) bool {
 	within := func(r config.AddressRange) bool { return r.Contains(a) }
-	for _, s := range c.asked.Services {
+	for _, s := range c.unresolved.Services {
 		if slices.ContainsFunc(s.Listen, func(l config.Listen) bool { return l.Address == a }) || slices.ContainsFunc(s.SourcePool, within) {
 			return true
 		}
 	}
-	for _, n := range c.asked.NAT {
+	for _, n := range c.unresolved.NAT {
 		if n.Listen != nil && n.Listen.Address == a || n.External.IsValid() && n.External.Contains(a) ||
 			slices.ContainsFunc(n.To.Addresses, within) || slices.ContainsFunc(n.Pool, within) {
 			return true
@@ -190,13 +190,13 @@ func (c *compiler) given(a netip.Addr) bool {
 	return false
 }
 
-// partKey is what the part of a masquerade rule for an address is known by.
+// partKey returns the key of the part of a masquerade rule that uses address a.
 func partKey(key string, a netip.Addr) string { return key + "\x00" + a.String() }
 
-// numberName is what the number of a rule is known by.
+// numberName returns the name under which a rule's id is allocated.
 func numberName(n *config.NATRule, key string) string { return key + geometry(portsOf(n), n.PortBlock) }
 
-// portsOf are those that a rule gives out.
+// portsOf returns the ports that a rule allocates from.
 func portsOf(n *config.NATRule) config.PortSet {
 	if len(n.Ports) > 0 {
 		return n.Ports
@@ -204,9 +204,9 @@ func portsOf(n *config.NATRule) config.PortSet {
 	return config.PortSet{config.DefaultPorts(n.PortBlock)}
 }
 
-// source compiles such a rule with the interfaces that it leaves by as one, or with one address.
-// key is what it is known by to its flows; group is the id + 1 of the masquerade rule of which it
-// is the part for some destinations.
+// source compiles a rule that translates sources, with one interface or list, and one pool. key
+// identifies the rule across changes, so that flows keep their id. group is the id + 1 of the
+// masquerade rule if this rule serves only some of its destinations, else 0.
 func (c *compiler) source(n *config.NATRule, key string, pool []config.AddressRange, group uint32) (id uint32, err error) {
 	ports := portsOf(n)
 	id, err = c.Draft.ID(ids.Source, numberName(n, key), wire.MaxNATRules, nil)
@@ -219,10 +219,10 @@ func (c *compiler) source(n *config.NATRule, key string, pool []config.AddressRa
 	if n.Mapping == config.AddressAndPortDependent {
 		w.Flags |= wire.NATMapRemote
 		if w.Filtering == wire.FilteringEndpointIndependent {
-			w.Filtering = wire.FilteringAddressPort // a mapping for one remote endpoint lets in that one
+			w.Filtering = wire.FilteringAddressPort // a mapping for one remote endpoint accepts packets from that endpoint only
 		}
 	}
-	if n.Hairpin != config.SwitchOff && len(n.Source)+len(n.In) > 0 { // else every address would be inside
+	if n.Hairpin != config.SwitchOff && len(n.Source)+len(n.In) > 0 { // without a source or interface every address would be inside
 		w.Flags |= wire.NATHairpin
 	}
 	if n.MSSClamp {
@@ -240,7 +240,7 @@ func (c *compiler) source(n *config.NATRule, key string, pool []config.AddressRa
 	w.Group = uint8(group)
 	if n.Type == config.NATNAT64 {
 		w.Prefix, w.PrefixLen = wire.AddrOf(n.Prefix.Masked().Addr()), uint8(n.Prefix.Bits())
-		// Not the rule's own: several may share a prefix, and the source decides.
+		// The entry has no rule id: several rules may share a prefix, and the source selects one.
 		c.Prefixes[prefixKey(wire.RoleCrossing, n.Prefix)] = wire.Prefix{Kind: wire.PrefixNAT64,
 			Embed: w.Prefix, EmbedLen: w.PrefixLen, Len: w.PrefixLen}
 	}
@@ -267,9 +267,10 @@ func (c *compiler) source(n *config.NATRule, key string, pool []config.AddressRa
 	return id, nil
 }
 
-// sourcesOf lists the sources of a rule, with so many pool addresses of either family. What a
-// masquerade rule names leaves with an address of the interface or not at all (no-address), and
-// without names that is IPv4. part: others go by another rule.
+// sourcesOf lists the source prefixes of a rule; count is its number of pool addresses per family.
+// A masquerade rule without an address drops packets of its sources (no-address). Without
+// configured sources this applies to IPv4 only. part: other rules of the group have the remaining
+// sources.
 func sourcesOf(n *config.NATRule, count [2]uint16, part bool) (list []netip.Prefix) {
 	drops := n.Type == config.NATMasquerade && !part
 	if len(n.Source) == 0 {
@@ -295,8 +296,8 @@ func familyIndex(a netip.Addr) int {
 	return 1
 }
 
-// blocks checks that the blocks of a rule have room in the tables, and enters the
-// places of inside addresses from which deterministic ones are computed.
+// blocks checks that the tables have room for the port blocks of a rule. For deterministic blocks
+// it writes the position of each source prefix, from which the programs compute a block.
 func (c *compiler) blocks(id uint32, n *config.NATRule, ports config.PortSet, w *wire.NatRule) error {
 	if n.PortBlock == 0 {
 		return nil
@@ -319,14 +320,14 @@ func (c *compiler) blocks(id uint32, n *config.NATRule, ports config.PortSet, w 
 	return nil
 }
 
-// forwardService is the service with one backend that a port-forward is.
+// forwardService returns a port-forward as a service with one backend.
 func forwardService(n *config.NATRule) *datapath.Service {
 	s := &datapath.Service{State: []datapath.State{datapath.Up}, Service: &config.Service{
 		Name: n.Name, Listen: []config.Listen{*n.Listen}, Protocol: n.Protocol, Mode: config.ModeDNAT, Scheduler: config.SchedulerRR,
 		MSSClamp: n.MSSClamp, Hairpin: n.Hairpin,
 		Backends: []config.Backend{{Name: n.To.Address.String(), Address: n.To.Address, Port: n.To.Port, Weight: 1, Priority: 1}},
 	}}
-	if _, ranged := n.Range(); ranged && n.To.Port != 0 { // see Shift; another port is another server
+	if _, ranged := n.Range(); ranged && n.To.Port != 0 { // see Shift; another port is another backend
 		s.Backends[0].Name, s.Backends[0].Port = netip.AddrPortFrom(n.To.Address, n.To.Port).String(), 0
 	}
 	return s
@@ -362,7 +363,7 @@ func (c *compiler) portForward(n *config.NATRule) error {
 		return err
 	}
 	if datapath.Turns(s.Service) && !n.Crosses() {
-		c.turning = append(c.turning, id)
+		c.hairpins = append(c.hairpins, id)
 	}
 	c.replies(id, s.Service)
 	if w.Shift = n.Shift(); w.Shift != 0 {
@@ -372,15 +373,15 @@ func (c *compiler) portForward(n *config.NATRule) error {
 		c.Reverses[k] = v
 	}
 	if n.Crosses() {
-		c.crosses[id] = n
+		c.crossFamily[id] = n
 	}
 	c.Services[id] = w
-	return c.listens(id, s.Service)
+	return c.putListeners(id, s.Service)
 }
 
-// crossing enters the nat64 rules of port-forwards to IPv6 hosts that listen at IPv4 addresses.
+// crossing sets the nat64 rules of port-forwards from IPv4 listeners to IPv6 hosts.
 func (c *compiler) crossing() error {
-	for id, n := range c.crosses {
+	for id, n := range c.crossFamily {
 		by := n.Translator(c.snapshot.NAT)
 		if by == nil {
 			return fmt.Errorf("nat %s: %s is IPv6, and no nat64 rule of the ebpf datapath translates for it", n.Name, n.To.Address)
@@ -399,8 +400,8 @@ func prefixKey(role uint8, p netip.Prefix) wire.PrefixKey {
 	return wire.PrefixKey{PrefixLen: 32 + uint32(p.Bits()), Role: role, Family: wire.FamilyOf(p.Addr()), Addr: wire.BytesOf(p.Masked().Addr())}
 }
 
-// prefixRule numbers a rule without state, enters its exceptions and returns what
-// its prefixes have in common.
+// prefixRule allocates the id of a stateless rule, writes its exceptions, and returns the fields
+// common to its prefixes.
 func (c *compiler) prefixRule(n *config.NATRule) (w wire.Prefix, err error) {
 	id, err := c.Draft.ID(ids.Prefix, n.Name, 1<<16-1, nil)
 	if err != nil {
@@ -425,7 +426,7 @@ func (c *compiler) prefixRule(n *config.NATRule) (w wire.Prefix, err error) {
 	return w, nil
 }
 
-// putPrefix enters one mapping. Two rules cannot translate the same prefix.
+// putPrefix adds one mapping. Two rules cannot translate the same prefix.
 func (c *compiler) putPrefix(k wire.PrefixKey, p netip.Prefix, w wire.Prefix) error {
 	if old, taken := c.Prefixes[k]; taken && (old.Rule != w.Rule || old.Kind != w.Kind) {
 		return fmt.Errorf("prefix %s is translated by another rule already", p)
@@ -434,7 +435,7 @@ func (c *compiler) putPrefix(k wire.PrefixKey, p netip.Prefix, w wire.Prefix) er
 	return nil
 }
 
-// prefixPair compiles a static (1:1) or npt66 rule: both directions.
+// prefixPair compiles both directions of a static (1:1) or npt66 rule.
 func (c *compiler) prefixPair(n *config.NATRule) error {
 	w, err := c.prefixRule(n)
 	if err != nil {
@@ -456,8 +457,8 @@ func (c *compiler) prefixPair(n *config.NATRule) error {
 	return put(wire.RoleDest, out, in)
 }
 
-// adjustment is what RFC 6296 adds to one word so that an address keeps its sum:
-// sum(from) - sum(to), in the machine's reading of wire words.
+// adjustment returns the value added to one address word so that the checksum stays unchanged (RFC
+// 6296): sum(from) - sum(to), with wire words read in host byte order.
 func adjustment(from, to netip.Prefix) uint16 {
 	sum := func(a netip.Addr) (s uint32) {
 		b := wire.BytesOf(a)

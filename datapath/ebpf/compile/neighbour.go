@@ -11,26 +11,25 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// neighbours gives the backends of services of mode dnat what clients on their own network get as
-// a source: the address of the interface that leads there. With their own address they would be
-// answered directly, under the backend's. Behind everything else that numbers pool addresses, so
-// that nothing has to agree with it; where an address is given out in blocks or sets of ports,
-// where nothing leads to the backend, and when the tables have no room, such clients are told by
-// explain and show that they get no answer.
+// neighbours gives dnat backends a source address for clients on the backend's own network: the
+// address of the egress interface. With the client's own address, the backend would reply directly,
+// from its own address. neighbours runs after all other users of pool addresses, so none depends on
+// it. A backend has no such source if the address is allocated in blocks or port sets, the backend
+// has no route, or the tables are full. Such clients get no reply; explain and show report it.
 func (c *compiler) neighbours() {
-	for _, id := range c.turning {
+	for _, id := range c.hairpins {
 		for _, n := range c.Names.Backends[id] {
 			w := c.Backends[n]
 			a := wire.AddrFrom(wire.Addr(w.Addr), w.Family == wire.Family6)
 			near, connected := datapath.Connected(c.host.Networks, a)
 			group := near
-			if !connected { // the backend alone is a client beside itself
-				group, _ = a.Prefix(a.BitLen() / 2) // backends are looked up together
+			if !connected { // only the backend itself shares its network
+				group, _ = a.Prefix(a.BitLen() / 2) // one route lookup for a group of backends
 			}
-			own, known := c.towardsNet[group]
+			own, known := c.ownSources[group]
 			if !known {
 				own, _ = c.host.sourceTowards(a)
-				c.towardsNet[group] = own
+				c.ownSources[group] = own
 			}
 			if place, ok := c.ownSource(own); ok {
 				w.NetworkLen, w.Pool, w.PoolLen = uint8(near.Bits()), place, 1
@@ -38,15 +37,15 @@ func (c *compiler) neighbours() {
 			}
 		}
 	}
-	c.turning = nil
+	c.hairpins = nil
 }
 
-// ownSource numbers an address of this host whose ports are given to neighbours.
+// ownSource allocates an address of this host as a pool for neighbouring clients.
 func (c *compiler) ownSource(a netip.Addr) (place uint16, ok bool) {
 	if !a.IsValid() {
 		return 0, false
 	}
-	n, numbered := c.pooled[a]
+	n, numbered := c.poolIDs[a]
 	if !numbered {
 		var err error
 		if n, err = c.pool(a, config.PortSet{{First: 1024, Last: 65535}}, 0); err != nil {
@@ -57,7 +56,7 @@ func (c *compiler) ownSource(a netip.Addr) (place uint16, ok bool) {
 	if c.Block[n] != 0 || c.Sets[n] != nil {
 		return 0, false
 	}
-	place, err := c.run([]uint32{n})
+	place, err := c.putRun([]uint32{n})
 	if err != nil {
 		return 0, false
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// PoolRules are the rules of each pool address, bit n for rule n.
+// PoolRules returns the rules of each pool address, bit n for rule n.
 func (d *Desired) PoolRules() map[uint32]uint64 {
 	all := map[uint32]uint64{}
 	for id, r := range d.Rules {
@@ -48,18 +48,18 @@ func (d *Desired) Outside(id uint32) (list []netip.Addr) {
 	return list
 }
 
-// pool gives an address of a pool its number. usable are the ports that may be
-// allocated, in addition to those of other rules; block is the size of the blocks
-// that they are given out in, which all rules of the address must agree on.
+// pool allocates the id of a pool address. usable lists the ports of this rule; ports of other
+// rules are added. block is the size of port blocks. All rules of one address must use the same
+// size.
 func (c *compiler) pool(a netip.Addr, usable config.PortSet, block int) (uint32, error) {
-	n, ok := c.pooled[a]
+	n, ok := c.poolIDs[a]
 	if !ok {
 		var err error
 		if n, err = c.Draft.ID(ids.Pool, a.String()+geometry(usable, block), c.state.Pool, nil); err != nil {
 			return 0, fmt.Errorf("pool address %s: the tables were made for %d pool addresses, and those of before count while they are in force or their ports in use: take these out first, or %s",
 				a, c.state.Pool, wire.WayOut)
 		}
-		c.pooled[a] = n
+		c.poolIDs[a] = n
 		v := wire.PoolAddr{Addr: wire.AddrOf(a), Family: wire.FamilyOf(a)}
 		if c.host.Owns(a) {
 			v.Local = 1
@@ -78,8 +78,8 @@ func (c *compiler) pool(a netip.Addr, usable config.PortSet, block int) (uint32,
 	return n, nil
 }
 
-// geometry of blocks, and of several ranges of ports, is part of the names of what is divided into
-// them: other ones begin anew, beside the flows that still end.
+// geometry returns a suffix for names of objects divided into port blocks or port ranges. A rule
+// with changed geometry gets a new id, and flows of the old id continue until they expire.
 func geometry(ports config.PortSet, block int) string {
 	if block == 0 && len(ports) == 1 {
 		return ""
@@ -87,8 +87,8 @@ func geometry(ports config.PortSet, block int) string {
 	return fmt.Sprintf("\x00%s/%d", ports, block)
 }
 
-// poolRun numbers the addresses of ranges, and returns where in the map of runs the
-// numbers of each family stand one behind the other, and how many they are.
+// poolRun allocates ids for the addresses of ranges. For each family it returns the position and
+// the length of the ids' run in the map of runs.
 func (c *compiler) poolRun(ranges []config.AddressRange, usable config.PortSet, block int) (first, count [2]uint16, err error) {
 	for family := range 2 {
 		var list []netip.Addr
@@ -113,7 +113,7 @@ func (c *compiler) poolRun(ranges []config.AddressRange, usable config.PortSet, 
 			}
 			numbers = append(numbers, n)
 		}
-		if first[family], err = c.run(numbers); err != nil {
+		if first[family], err = c.putRun(numbers); err != nil {
 			return first, count, err
 		}
 		count[family] = uint16(len(list))
@@ -122,28 +122,28 @@ func (c *compiler) poolRun(ranges []config.AddressRange, usable config.PortSet, 
 	return first, count, nil
 }
 
-// run finds a place for the numbers of a pool: where they are neighbours the one that
-// each number has, else one where they stand already, else one that nobody uses.
-func (c *compiler) run(numbers []uint32) (uint16, error) {
+// putRun returns the position of pool address ids in the map of runs. Consecutive ids have a fixed
+// position. Other ids reuse an identical run or take a free place.
+func (c *compiler) putRun(numbers []uint32) (uint16, error) {
 	scattered := false
 	for i, n := range numbers {
 		scattered = scattered || n != numbers[0]+uint32(i)
 	}
 	switch {
-	case len(numbers) == 0 || c.Draft.Short: // the latter has ids that are none
+	case len(numbers) == 0 || c.Draft.Short: // a short draft has invalid ids
 		return 0, nil
 	case !scattered:
 		return uint16(numbers[0]), nil
 	}
-	if c.places == nil {
-		c.places, c.held = c.state.Runs()
+	if c.runs == nil {
+		c.runs, c.usedRuns = c.state.Runs()
 	}
 	room := -1
-	for first := int(c.state.Pool); first+len(numbers) <= len(c.places); first++ {
+	for first := int(c.state.Pool); first+len(numbers) <= len(c.runs); first++ {
 		same, free := true, true
 		for i, n := range numbers {
-			same = same && c.places[first+i] == uint64(n)
-			if free = free && !c.held[first+i]; !same && !free {
+			same = same && c.runs[first+i] == uint64(n)
+			if free = free && !c.usedRuns[first+i]; !same && !free {
 				break
 			}
 		}
@@ -159,7 +159,7 @@ func (c *compiler) run(numbers []uint32) (uint16, error) {
 		return 0, fmt.Errorf("pools of addresses that have come one by one find no room in the tables: %s", wire.WayOut)
 	}
 	for i, n := range numbers {
-		c.places[room+i], c.held[room+i] = uint64(n), true
+		c.runs[room+i], c.usedRuns[room+i] = uint64(n), true
 	}
 	return uint16(room), nil
 }

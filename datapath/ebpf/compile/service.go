@@ -53,7 +53,7 @@ func (c *compiler) service(s *datapath.Service) error {
 		return err
 	}
 	if datapath.Turns(s.Service) {
-		c.turning = append(c.turning, id)
+		c.hairpins = append(c.hairpins, id)
 	}
 	unambiguous := true
 	if s.Mode == config.ModeDNAT || s.Mode == config.ModeStateless {
@@ -69,7 +69,7 @@ func (c *compiler) service(s *datapath.Service) error {
 		w.Flags |= wire.ServiceArrives
 	}
 	c.Services[id] = w
-	return c.listens(id, s.Service)
+	return c.putListeners(id, s.Service)
 }
 
 func (c *compiler) serviceWords(s *config.Service) (wire.Service, error) {
@@ -102,7 +102,7 @@ func (c *compiler) serviceWords(s *config.Service) (wire.Service, error) {
 	case config.ClientAddressTOA:
 		w.Flags |= wire.ServiceTOA
 	case config.ClientAddressProxyV2:
-		w.Flags |= wire.ServiceProxy | wire.ServiceStrictTCP // the first byte's number is known from the SYN alone
+		w.Flags |= wire.ServiceProxy | wire.ServiceStrictTCP // only the SYN gives the sequence number of the first byte
 	}
 	if len(s.Sessions) > 0 {
 		w.Flags |= wire.ServiceSessions
@@ -154,16 +154,16 @@ func (c *compiler) serviceWords(s *config.Service) (wire.Service, error) {
 	return w, nil
 }
 
-// keepsFlows reports whether the service asks for what only flows can give.
+// keepsFlows reports whether the service uses features that need flows.
 func keepsFlows(s *config.Service) bool {
 	l := &s.Limits
 	return s.Persistence != nil || l.Connections+l.ConnectionsPerClient+l.ConnectionsPerBackend > 0 ||
 		slices.ContainsFunc(s.Backends, func(b config.Backend) bool { return b.MaxConnections > 0 })
 }
 
-// sourcePool numbers the addresses that fullnat takes towards a backend: of the
-// service's pool those of the backend's family, without a pool the address of the
-// interface that leads to it.
+// sourcePool allocates the source addresses of a fullnat backend. They are the source-pool
+// addresses of the backend's family, or the address of the egress interface if the service has no
+// pool.
 func (c *compiler) sourcePool(s *config.Service, to netip.Addr) (first, count uint16, err error) {
 	ranges := s.SourcePool
 	if len(ranges) == 0 {
@@ -180,7 +180,7 @@ func (c *compiler) sourcePool(s *config.Service, to netip.Addr) (first, count ui
 	return firsts[1], counts[1], err
 }
 
-// rateWords turns a rate into the time of one event and a credit of one second.
+// rateWords converts a rate into the interval between two events and a burst of one second.
 func rateWords(r config.Rate) (interval, burst uint64) {
 	if r.IsZero() {
 		return 0, 0
@@ -193,7 +193,7 @@ func rateWords(r config.Rate) (interval, burst uint64) {
 	return interval, credit - interval
 }
 
-// backendName is the name by which a backend has its number.
+// backendName returns the name under which a backend's id is allocated.
 func backendName(s *datapath.Service, i int) string {
 	return s.Name + "\x00" + s.Backends[i].Name + "\x00" + s.Backends[i].Key()
 }
@@ -252,8 +252,8 @@ func (c *compiler) serviceBackends(id uint32, s *datapath.Service) (err error) {
 	return nil
 }
 
-// unreached is the service without new connections to a backend that the host has no address towards, as at boot before
-// its interfaces are there.
+// unreached returns a copy of the service in which a backend gets no new connections, because the
+// host has no source address for it. This occurs at boot before the interfaces exist.
 func (c *compiler) unreached(s *datapath.Service, backend int, why error) *datapath.Service {
 	c.Waiting++
 	c.Unreached = append(c.Unreached, fmt.Sprintf("service %s: backend %s: %v", s.Name, s.Backends[backend].Name, why))
@@ -276,10 +276,10 @@ func (c *compiler) pin(service uint32, client netip.Prefix, backend uint32) {
 	c.Sessions[k] = backend
 }
 
-// listens writes the listeners of a service. Of those that differ by interface the first one of an
-// endpoint is found without the interface as well: programs in force before the second one
-// came do not know of them.
-func (c *compiler) listens(id uint32, s *config.Service) error {
+// putListeners writes the listeners of a service. If listeners of one endpoint differ by interface,
+// the first is also written without an interface. Programs loaded before the second listener was
+// added look up only that entry.
+func (c *compiler) putListeners(id uint32, s *config.Service) error {
 	w := c.Services[id]
 	direct := c.direct(id, s, &w)
 	for _, l := range s.Listen {
@@ -314,7 +314,7 @@ func (c *compiler) listens(id uint32, s *config.Service) error {
 	return nil
 }
 
-// put gives a key a value if it has none; false: it has another.
+// put stores a value if the key has none. It returns false if the key has another value.
 func put[K, V comparable](m map[K]V, k K, v V) bool {
 	if old, taken := m[k]; taken {
 		return old == v
@@ -323,8 +323,7 @@ func put[K, V comparable](m map[K]V, k K, v V) bool {
 	return true
 }
 
-// hasIfaceListeners reports whether the listeners of an address differ in the interface that they are
-// bound to.
+// hasIfaceListeners reports whether the listeners of an address are bound to different interfaces.
 func (c *compiler) hasIfaceListeners(a netip.Addr) bool {
 	if c.ifacesOf == nil {
 		c.ifacesOf = map[netip.Addr]map[string]bool{}
@@ -352,18 +351,18 @@ func (c *compiler) hasIfaceListeners(a netip.Addr) bool {
 	return len(c.ifacesOf[a]) > 1
 }
 
-// namesOf is resolve for those who only want to know.
+// namesOf returns the names from resolve without a change of Waiting.
 func (c *compiler) namesOf(which config.Interfaces) []string {
 	waits := c.Waiting
 	defer func() { c.Waiting = waits }()
 	return c.resolve(which)
 }
 
-// listenByIface writes a bound listener: by its interface, and by its service.
+// listenByIface writes a listener bound to an interface, keyed by interface and by service.
 func (c *compiler) listenByIface(k wire.ListenerKey, bits uint32, v wire.Listener) {
 	at := wire.IfaceListenerKey{PrefixLen: 32 + (2+16)*8 + bits, Ifindex: wire.AnyIfaceOfService | v.Service, Key: k}
 	c.IfaceListeners[at] = v.Service
-	if v.Ifindex == absent {
+	if v.Ifindex == missingInterface {
 		return
 	}
 	at.Ifindex = v.Ifindex
@@ -375,7 +374,7 @@ type portPrefix struct {
 	bits uint32
 }
 
-// portPrefixes cuts a range into aligned powers of two.
+// portPrefixes splits a port range into aligned powers of two.
 func portPrefixes(r flow.Ports) (out []portPrefix) {
 	for first := uint32(r.First); first <= uint32(r.Last); {
 		size := uint32(1)
@@ -392,8 +391,8 @@ func portPrefixes(r flow.Ports) (out []portPrefix) {
 	return out
 }
 
-// replies notes which virtual endpoint the backends of a service answer for, and
-// reports whether that is certain for all of them.
+// replies records the virtual endpoint for replies of each backend. It reports whether all backends
+// have exactly one.
 func (c *compiler) replies(id uint32, s *config.Service) bool {
 	certain := true
 	for i, b := range s.Backends {
@@ -401,7 +400,7 @@ func (c *compiler) replies(id uint32, s *config.Service) bool {
 		v := wire.Reverse{Service: uint16(id), Backend: uint16(c.Names.Backends[id][i])}
 		var vips []config.Listen
 		for _, l := range s.Listen {
-			same := func(o config.Listen) bool { return o.Address == l.Address && slices.Equal(o.Ports, l.Ports) } // at another interface
+			same := func(o config.Listen) bool { return o.Address == l.Address && slices.Equal(o.Ports, l.Ports) } // listeners that differ only in their interface
 			if l.Address.Is4() == b.Address.Is4() && !slices.ContainsFunc(vips, same) {
 				vips = append(vips, l)
 			}
@@ -421,7 +420,7 @@ func (c *compiler) replies(id uint32, s *config.Service) bool {
 		old, taken := c.Reverses[k]
 		if old.Backend = v.Backend; taken && old != v {
 			v.Ambiguous = 1
-			// The other service must not rely on it either.
+			// The other service must not rely on the entry either.
 			other := c.Services[uint32(old.Service)]
 			other.Flags &^= wire.ServiceSYNStateless
 			if uint32(old.Service) != id {

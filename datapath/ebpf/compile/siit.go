@@ -62,15 +62,15 @@ func (c *compiler) siit(n *config.NATRule) error {
 	return nil
 }
 
-// MostRoutes is how many routes the programs know of those that are more specific than a
-// mapping: a rule that maps all of IPv4 would ask for a full table.
+// MostRoutes limits the routes that are written for mappings. With a mapping of all IPv4 addresses,
+// a full routing table would qualify.
 const MostRoutes = 1 << 16
 
-// routes enters what mappings between the families leave to the routing table: destinations
-// inside them with a more specific route, and addresses of this host (RFC 7915 §4.6, §5.6).
+// routes writes the destinations that mappings between the families leave to the routing table:
+// more specific routes inside a mapping, and addresses of this host (RFC 7915 §4.6, §5.6).
 func (c *compiler) routes() error {
-	var lengths [2][129]bool // of the mappings of IPv4 and IPv6
-	everything := false      // a rule has a place for every IPv4 address
+	var lengths [2][129]bool // prefix lengths of IPv4 and IPv6 mappings
+	everything := false      // a rule has a prefix, which can embed every IPv4 address
 	for k, p := range c.Prefixes {
 		if k.Role == wire.RoleCrossing {
 			lengths[k.Family-wire.Family4][p.Len] = true
@@ -95,7 +95,8 @@ func (c *compiler) routes() error {
 	return nil
 }
 
-// inside reports whether a mapping has the destinations of a route, and more.
+// inside reports whether a mapping strictly contains the destinations of a route. For local
+// destinations an equal prefix suffices.
 func (c *compiler) inside(d netdev.Destination, mapped *[129]bool) bool {
 	for bits := range d.Prefix.Bits() + 1 {
 		if !mapped[bits] || bits == d.Prefix.Bits() && !d.Here {
@@ -122,9 +123,9 @@ func (c *compiler) route(d netdev.Destination) {
 	c.Members[k] = max(c.Members[k], value)
 }
 
-// unnumbered gives interfaces without an address of a family that of another one, for the ICMP
-// errors that are sent there (RFC 1812 §4.3.2.4, RFC 4443 §2.2). A host without any of IPv4
-// has the first of siit's pool, or the address that is reserved for it (RFC 7600 §4.8).
+// unnumbered sets the source address of ICMP errors on interfaces without an address of the family
+// (RFC 1812 §4.3.2.4, RFC 4443 §2.2). It uses an address of another interface. A host without IPv4
+// uses the first siit pool address or the dummy address of RFC 7600 §4.8.
 func (c *compiler) unnumbered() {
 	var four, six netip.Addr
 	for _, i := range c.host.Interfaces {

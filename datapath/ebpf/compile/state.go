@@ -6,19 +6,20 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
 )
 
-// State is what the compiler has to know of the tables in force.
+// State describes the tables in force for the compiler.
 type State struct {
 	IDs *ids.IDs
-	// Referred lists, for all kinds but sets, the ids that something in the tables refers to.
+	// Referred lists the ids that table entries refer to, for all kinds except sets.
 	Referred func() (map[ids.Kind]map[uint32]bool, error)
-	HZ       uint32 // ticks of the kernel in a second
-	// Pool is how many pool addresses the tables have room for, hosts how many single addresses of lists.
+	HZ       uint32 // kernel ticks per second
+	// Pool and Hosts are the capacities of the tables for pool addresses and for single addresses
+	// of lists.
 	Pool, Hosts uint32
-	HalfOpen    uint32 // quota of handshakes in progress
-	Spliced     uint32 // SPLICED_*: kinds of flows that live
-	AllOn       bool   // for tests: every feature is on, whether the configuration needs it or not
-	// ServiceFlows and backendFlows are how many flows one has.
+	HalfOpen    uint32 // limit of half-open connections
+	Spliced     uint32 // SPLICED_*: kinds of live flows
+	AllOn       bool   // for tests: enables every feature
+	// ServiceFlows and BackendFlows return the number of flows of a service or backend.
 	ServiceFlows, BackendFlows func(id uint32) int64
-	// Runs returns a copy of the map of runs, and which of its places the rules and backends in force use.
-	Runs func() (places []uint64, held []bool)
+	// Runs returns a copy of the map of runs, and the places used by rules and backends in force.
+	Runs func() (places []uint64, used []bool)
 }
