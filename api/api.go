@@ -42,7 +42,7 @@ type Service struct {
 	Mode      string   `json:"mode"`
 	Scheduler string   `json:"scheduler"`
 	Datapath  string   `json:"datapath" doc:"the datapath that carries the service"`
-	// Why says why a faster datapath does not carry it, by the datapath's name.
+	// Why is the reason against each faster datapath, by name.
 	Why         map[string]string `json:"why,omitempty" doc:"why a faster datapath does not carry it"`
 	Connections uint64            `json:"connections" doc:"new flows since the service was made"`
 	Active      int               `json:"active" doc:"flows alive; -1 when unknown"`
@@ -90,7 +90,7 @@ type Mapping struct {
 	Expires  float64        `json:"expires" doc:"seconds left unless it is renewed"`
 }
 
-// Interface is one that is up, and how the eBPF datapath meets what arrives by it.
+// Interface is an interface that is up, and the eBPF hook on it.
 type Interface struct {
 	Name  string   `json:"name"`
 	Kind  string   `json:"kind" doc:"device for hardware, else the kind of virtual link"`
@@ -98,7 +98,8 @@ type Interface struct {
 	Why   string   `json:"why,omitempty" doc:"why it is not native XDP alone"`
 }
 
-// Address is one of a service or a pool, or several in a row, and who answers for it.
+// Address is one or several consecutive addresses of a service or a pool, and the host that answers
+// for them.
 type Address struct {
 	Address   string   `json:"address" doc:"one, or the first and the last with a dash between them"`
 	Owners    []string `json:"owners" doc:"services and NAT rules, such as \"service web\""`
@@ -142,19 +143,19 @@ type FlowEnd struct {
 	Error string `json:"error,omitempty" doc:"why they are not all"`
 }
 
-// Outcome is what a change did, or would do.
+// Outcome is the effect of a change, or of a plan.
 type Outcome struct {
 	Revision uint64             `json:"revision,omitempty"`
 	Changes  []*datapath.Change `json:"changes"`
 	Places   []Placement        `json:"places,omitempty"`
-	// FlowsMoved is how many live flows the change ends, as far as the present ones tell; only in a plan.
+	// FlowsMoved is the number of live flows that the change ends; only in a plan.
 	FlowsMoved int `json:"flows_moved"`
 	FlowsTotal int `json:"flows_total"`
-	// Warnings are what on this host keeps it from working; not in a plan.
+	// Warnings are conditions of this host that prevent the rules from working; not in a plan.
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// Placement says which datapath carries a service or NAT rule.
+// Placement is the datapath of a service or NAT rule.
 type Placement struct {
 	Kind     string            `json:"kind" enum:"service,nat,rule"`
 	Name     string            `json:"name"`
@@ -167,20 +168,20 @@ type Stop struct {
 	Keep bool `json:"keep" doc:"leave the rules in the kernel: traffic goes on"`
 }
 
-// BackendState changes a backend by hand.
+// BackendState sets the state of a backend.
 type BackendState struct {
 	State    string `json:"state" enum:"up,drain,down,auto" doc:"auto gives it back to configuration and check"`
 	Deadline int    `json:"deadline,omitempty" minimum:"0" maximum:"2592000" doc:"of drain: seconds until it ends; 0: never"`
 	Then     string `json:"then,omitempty" enum:"keep,reset" doc:"with a deadline: what becomes of the connections that are left then; default keep"`
 }
 
-// StartDrain lets the whole gateway take no new connections.
+// StartDrain stops new connections to the whole gateway.
 type StartDrain struct {
 	Deadline int    `json:"deadline,omitempty" minimum:"0" maximum:"2592000" doc:"seconds until it ends; 0: never"`
 	Then     string `json:"then,omitempty" enum:"keep,reset" doc:"with a deadline: what becomes of the connections that are left then; default keep"`
 }
 
-// Drain is how far a backend is, or the whole gateway, that takes no new connections.
+// Drain is the progress of a draining backend or gateway.
 type Drain struct {
 	Until    time.Time `json:"until,omitzero" doc:"when it ends; absent: never"`
 	Then     string    `json:"then,omitempty" enum:"keep,reset" doc:"what becomes of the connections that are left then"`
@@ -196,7 +197,7 @@ type GatewayDrain struct {
 	Backends int    `json:"backends" doc:"that take no new connections"`
 }
 
-// ConfigChanges is what was changed at run time.
+// ConfigChanges are the run-time changes.
 type ConfigChanges struct {
 	File     string           `json:"file" doc:"the daemon's file, which the changes stand on top of"`
 	Revision uint64           `json:"revision" doc:"number of the last change that is kept, 0 for none"`
@@ -204,7 +205,7 @@ type ConfigChanges struct {
 	States   []OperatorState  `json:"states" doc:"what the operator made of backends"`
 	History  []ConfigRevision `json:"history" doc:"the last 20 revisions, oldest first"`
 	Trial    *Trial           `json:"trial,omitempty" doc:"the last change waits to be confirmed"`
-	// Discovered are neither the file's nor changes, and are not kept as such.
+	// Discovered backends are neither in the file nor stored as changes.
 	Discovered []DiscoveredBackend `json:"discovered" doc:"backends that were found by the backends-from of services"`
 }
 
@@ -219,13 +220,13 @@ type DiscoveredBackend struct {
 	Since   time.Time  `json:"since,omitzero" doc:"of the last change of what is found for the service; absent: before the start"`
 }
 
-// Trial says that the last change is taken back unless it is confirmed.
+// Trial is the pending confirmation of the last change, which is reverted without it.
 type Trial struct {
 	Until time.Time `json:"until"`
 	Back  uint64    `json:"back" doc:"revision to go back to"`
 }
 
-// OperatorState is the state that the operator gave a backend.
+// OperatorState is a state set by the operator.
 type OperatorState struct {
 	Service string    `json:"service"`
 	Backend string    `json:"backend" doc:"with service empty: the whole gateway"`
@@ -244,13 +245,13 @@ type ConfigRevision struct {
 	Edits    []config.Edit `json:"edits" doc:"what it changed; a path that ends in /@state is the state of a backend"`
 }
 
-// Revert asks to go back.
+// Revert selects the revision to restore.
 type Revert struct {
 	Revision uint64 `json:"revision,omitempty" doc:"a revision of the history"`
 	All      bool   `json:"all,omitempty" doc:"to the daemon's file, without anything that was changed at run time"`
 }
 
-// UnmarshalJSON takes a revision in every form that JSON has for a whole number, as 7.0.
+// UnmarshalJSON accepts a revision in every JSON form of a whole number, such as 7.0.
 func (r *Revert) UnmarshalJSON(b []byte) error {
 	var v struct {
 		Revision float64 `json:"revision"`

@@ -21,10 +21,10 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// Client speaks to a daemon over its Unix socket, or over TCP.
+// Client accesses a daemon over its Unix socket, or over TCP.
 type Client struct {
 	base   string // of URLs
-	at     string // where the daemon is, for messages
+	at     string // location of the daemon, for messages
 	remote bool   // over TCP
 	token  string // "": none
 	http   *http.Client
@@ -39,18 +39,18 @@ func NewClient(socket string) *Client {
 	return &Client{base: "http://sluice", at: socket, http: &http.Client{Transport: &http.Transport{DialContext: dial, MaxConnsPerHost: maxConns, MaxIdleConnsPerHost: maxConns, IdleConnTimeout: idleTimeout}}}
 }
 
-// A client has a few connections less than a daemon lets one have (32), which may learn a moment later that one was
-// closed: further requests wait for their turn. All are kept for the next request, and closed before the
-// daemon does.
+// A client has fewer connections than a daemon allows (32), because the daemon may notice a closed
+// one later. Further requests wait. Idle connections are reused, and closed before the daemon
+// closes them.
 const (
 	maxConns    = 28
 	idleTimeout = 20 * time.Second
 )
 
-// ErrNoDaemon is wrapped when nobody answers on the socket or address.
+// ErrNoDaemon is wrapped if no daemon answers on the socket or address.
 var ErrNoDaemon = errors.New("no daemon answers")
 
-// Problem is an error that the daemon answered with (RFC 9457).
+// Problem is an error response of the daemon (RFC 9457).
 type Problem struct {
 	Status int    `json:"status"`
 	Title  string `json:"title"`
@@ -112,14 +112,14 @@ func (c *Client) Mappings(ctx context.Context) ([]Mapping, error) {
 	return list[Mapping](ctx, c, "/mappings")
 }
 
-// Flows lists flows; the query's keys are those of GET /api/v1/flows.
+// Flows lists flows. The query has the keys of GET /api/v1/flows.
 func (c *Client) Flows(ctx context.Context, query url.Values) (*Flows, error) {
 	return get[Flows](ctx, c, "/flows", query)
 }
 
-// EachFlow calls visit for every flow that matches, as the daemon reads them; the
-// query's keys are those of Flows without limit. The flow is valid until visit
-// returns. An error of visit ends the walk and is returned.
+// EachFlow calls visit for every matching flow while the daemon reads the table. The query has the
+// keys of Flows except limit. The flow is valid until visit returns. An error of visit ends the
+// walk and is returned.
 func (c *Client) EachFlow(ctx context.Context, query url.Values, visit func(*Flow) error) error {
 	resp, err := c.do(ctx, http.MethodGet, "/flows/stream?"+query.Encode(), "", nil)
 	if err != nil {
@@ -147,8 +147,7 @@ func (c *Client) EachFlow(ctx context.Context, query url.Values, visit func(*Flo
 	}
 }
 
-// Explain asks what would happen to a packet; the query's keys are those of
-// GET /api/v1/explain.
+// Explain returns the treatment of a packet. The query has the keys of GET /api/v1/explain.
 func (c *Client) Explain(ctx context.Context, query url.Values) (*datapath.Explanation, error) {
 	return get[datapath.Explanation](ctx, c, "/explain", query)
 }
@@ -158,12 +157,12 @@ func (c *Client) Apply(ctx context.Context, name string, yaml []byte) (*Outcome,
 	return send[Outcome](ctx, c, http.MethodPut, "/config?name="+url.QueryEscape(name), "application/yaml", yaml)
 }
 
-// ApplyTrial is Apply of a change that is taken back after some seconds, unless Confirm comes.
+// ApplyTrial is Apply of a change that is reverted after some seconds unless it is confirmed.
 func (c *Client) ApplyTrial(ctx context.Context, name string, yaml []byte, seconds int) (*Outcome, error) {
 	return send[Outcome](ctx, c, http.MethodPut, fmt.Sprintf("/config?confirm=%d&name=%s", seconds, url.QueryEscape(name)), "application/yaml", yaml)
 }
 
-// Confirm keeps the change that is on trial.
+// Confirm ends the trial of a change and keeps it.
 func (c *Client) Confirm(ctx context.Context) error {
 	_, err := send[struct{}](ctx, c, http.MethodPost, "/config/confirm", "", nil)
 	return err
@@ -179,12 +178,12 @@ func (c *Client) Reload(ctx context.Context) (*Outcome, error) {
 	return send[Outcome](ctx, c, http.MethodPost, "/reload", "", nil)
 }
 
-// Changes returns what was changed at run time, and the last revisions.
+// Changes returns the run-time changes and the last revisions.
 func (c *Client) Changes(ctx context.Context) (*ConfigChanges, error) {
 	return get[ConfigChanges](ctx, c, "/config/changes", nil)
 }
 
-// Revert goes back to an earlier revision, or to the daemon's file.
+// Revert restores an earlier revision, or the daemon's file.
 func (c *Client) Revert(ctx context.Context, to Revert) (*Outcome, error) {
 	body, err := json.Marshal(to)
 	if err != nil {
@@ -199,7 +198,7 @@ func (c *Client) Save(ctx context.Context) error {
 	return err
 }
 
-// Change makes several changes, of which all hold or none, or with dryRun says what they would do.
+// Change makes several changes, all or none. With dryRun it returns their effect.
 func (c *Client) Change(ctx context.Context, changes []ObjectChange, dryRun bool) (*Outcome, error) {
 	body, err := json.Marshal(changes)
 	if err != nil {
@@ -208,7 +207,7 @@ func (c *Client) Change(ctx context.Context, changes []ObjectChange, dryRun bool
 	return send[Outcome](ctx, c, http.MethodPost, fmt.Sprintf("/changes?dry-run=%t", dryRun), "application/json", body)
 }
 
-// Object returns an object of the configuration in force, or a list of them, as JSON: services,
+// Object returns an object or a list of the configuration in force, as JSON: services,
 // services/NAME, services/NAME/backends, nat, firewall/sets.
 func (c *Client) Object(ctx context.Context, path string) (json.RawMessage, error) {
 	object, _, err := c.TaggedObject(ctx, path)
@@ -235,7 +234,7 @@ func (c *Client) Stop(ctx context.Context, stop Stop) error {
 	return err
 }
 
-// SetBackend changes the state of a backend by hand.
+// SetBackend sets the state of a backend.
 func (c *Client) SetBackend(ctx context.Context, service, backend string, state BackendState) error {
 	body, err := json.Marshal(state)
 	if err != nil {
@@ -266,7 +265,7 @@ func send[T any](ctx context.Context, c *Client, method, path, contentType strin
 	return decode[T](c, resp, err)
 }
 
-// decode reads an answer, which an error stands for.
+// decode reads a response of type T, or returns the request's error.
 func decode[T any](c *Client, resp *http.Response, err error) (*T, error) {
 	if err != nil {
 		return nil, err
@@ -279,16 +278,16 @@ func decode[T any](c *Client, resp *http.Response, err error) (*T, error) {
 	if err := json.NewDecoder(resp.Body).Decode(v); err != nil {
 		return nil, fmt.Errorf("answer of the daemon on %s: %w", c.at, err)
 	}
-	_, _ = io.Copy(io.Discard, resp.Body) // a connection serves the next request when all was read, also the end of a chunked answer
+	_, _ = io.Copy(io.Discard, resp.Body) // a connection is reused only after its response was read completely
 	return v, nil
 }
 
-// do sends a request; an answer of 300 and above is a *Problem.
+// do sends a request. A status of 300 and above is returned as a *Problem.
 func (c *Client) do(ctx context.Context, method, path, contentType string, body []byte) (*http.Response, error) {
 	return c.doWith(ctx, method, path, contentType, body, nil)
 }
 
-// doWith is do with some headers more.
+// doWith is do with additional headers.
 func (c *Client) doWith(ctx context.Context, method, path, contentType string, body []byte, more http.Header) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+"/api/v1"+path, bytes.NewReader(body))
 	if err != nil {
@@ -318,7 +317,7 @@ func (c *Client) doWith(ctx context.Context, method, path, contentType string, b
 	return resp, nil
 }
 
-// explain turns a failed connection into a sentence with the next step.
+// explain adds the cause and the next step to a connection error.
 func (c *Client) explain(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):

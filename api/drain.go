@@ -14,7 +14,7 @@ func (c *Client) Service(ctx context.Context, name string) (*Service, error) {
 	return get[Service](ctx, c, "/services/"+url.PathEscape(name), nil)
 }
 
-// Drain lets the whole gateway take no new connections.
+// Drain stops new connections to the whole gateway.
 func (c *Client) Drain(ctx context.Context, drain StartDrain) (*GatewayDrain, error) {
 	body, err := json.Marshal(drain)
 	if err != nil {
@@ -23,12 +23,12 @@ func (c *Client) Drain(ctx context.Context, drain StartDrain) (*GatewayDrain, er
 	return send[GatewayDrain](ctx, c, http.MethodPut, "/drain", "application/json", body)
 }
 
-// DrainState tells whether the whole gateway drains, and how far it is.
+// DrainState returns the progress of the gateway's drain, if any.
 func (c *Client) DrainState(ctx context.Context) (*GatewayDrain, error) {
 	return get[GatewayDrain](ctx, c, "/drain", nil)
 }
 
-// CancelDrain lets the gateway take new connections again.
+// CancelDrain permits new connections again.
 func (c *Client) CancelDrain(ctx context.Context) (*GatewayDrain, error) {
 	return send[GatewayDrain](ctx, c, http.MethodDelete, "/drain", "", nil)
 }

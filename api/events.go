@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-lb/sluice/event"
 )
 
-// Events calls visit for each event as it happens; the query's keys are those of GET /api/v1/events.
-// The first one has the kind begin. An error of visit ends the stream and is returned. Without one
+// Events calls visit for each event as it happens. The query has the keys of GET /api/v1/events.
+// The first event has the kind begin. An error of visit ends the stream and is returned. Otherwise
 // Events returns when the daemon ends the stream.
 func (c *Client) Events(ctx context.Context, query url.Values, visit func(*event.Event) error) error {
 	resp, err := c.do(ctx, http.MethodGet, "/events?"+query.Encode(), "", nil)
@@ -30,7 +30,7 @@ func (c *Client) Events(ctx context.Context, query url.Values, visit func(*event
 	for lines.Scan() {
 		data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data: "))
 		if !ok {
-			continue // the ID is in the data too
+			continue // the data contains the ID as well
 		}
 		var e event.Event
 		if err := json.Unmarshal(data, &e); err != nil {
@@ -46,7 +46,7 @@ func (c *Client) Events(ctx context.Context, query url.Values, visit func(*event
 	return nil
 }
 
-// Audit lists the last changes that were asked for, at most limit, the oldest first.
+// Audit returns at most limit last requested changes, the oldest first.
 func (c *Client) Audit(ctx context.Context, limit int) ([]audit.Entry, error) {
 	v, err := get[[]audit.Entry](ctx, c, "/audit", url.Values{"limit": {strconv.Itoa(limit)}})
 	if err != nil {

@@ -16,18 +16,18 @@ import (
 
 // ChangeOptions of a change of one object.
 type ChangeOptions struct {
-	DryRun  bool   // change nothing, and return what would change
-	IfMatch string // refuse unless this is the object's ETag; "" takes any
+	DryRun  bool   // change nothing, and return the effect
+	IfMatch string // refuse if the object has another ETag; "" accepts any
 }
 
-// Ready returns nil while new connections are to come to the gateway, and a *[Problem] while it drains.
+// Ready returns nil while the gateway accepts new connections, and a *[Problem] while it drains.
 func (c *Client) Ready(ctx context.Context) error {
 	_, err := send[struct{}](ctx, c, http.MethodGet, "/ready", "", nil)
 	return err
 }
 
-// AddObject adds an object, which marshals to the words of the configuration file, to a list: services,
-// services/NAME/backends, nat.
+// AddObject adds an object to a list: services, services/NAME/backends, nat. The object marshals to
+// keys of the configuration file.
 func (c *Client) AddObject(ctx context.Context, list string, object any, opt ChangeOptions) (*Outcome, error) {
 	return c.changeObject(ctx, http.MethodPost, list, object, opt)
 }
@@ -53,7 +53,7 @@ func (c *Client) AddElements(ctx context.Context, set string, elements []string,
 	return c.changeObject(ctx, http.MethodPost, config.Join("firewall", "sets", set, "elements"), elements, opt)
 }
 
-// RemoveElement removes one of them.
+// RemoveElement removes an element from a set.
 func (c *Client) RemoveElement(ctx context.Context, set, element string, opt ChangeOptions) (*Outcome, error) {
 	return c.changeObject(ctx, http.MethodDelete, config.Join("firewall", "sets", set, "elements", element), nil, opt)
 }
@@ -69,7 +69,7 @@ func (c *Client) TaggedObject(ctx context.Context, path string) (object json.Raw
 	return object, resp.Header.Get("ETag"), err
 }
 
-// inURL turns the path of an object into a part of a URL.
+// inURL encodes the path of an object as a part of a URL.
 func inURL(path string) string {
 	steps := config.Split(path)
 	for i, step := range steps {

@@ -16,20 +16,20 @@ import (
 	"time"
 )
 
-// Remote is a daemon that listens over TCP, and how a client proves to it who it is.
+// Remote is a daemon that listens on TCP, and the client's credentials.
 type Remote struct {
-	Server string // https://HOST:PORT; http:// where the host is a loopback address
+	Server string // https://HOST:PORT; http:// for a loopback address
 	Tokens string // file with the token; "" sends none
-	CA     string // PEM file of who signed the daemon's certificate; "" for the system's
-	Cert   string // the client's certificate, PEM; "" shows none
-	Key    string // and its key
+	CA     string // PEM file of the CA of the daemon's certificate; "" uses the system's
+	Cert   string // the client's certificate, PEM; "" for none
+	Key    string // its key
 }
 
-// connectTimeout bounds the wait for a host that does not answer.
+// connectTimeout limits the wait for a host that does not answer.
 const connectTimeout = 10 * time.Second
 
-// NewRemote returns a client for the daemon. It reads the files, and does not connect yet;
-// when it does, it is by no proxy.
+// NewRemote returns a client for the daemon. It reads the files but does not connect. Connections
+// use no proxy.
 func NewRemote(r Remote) (*Client, error) {
 	base, err := ServerURL(r.Server)
 	if err != nil {
@@ -69,14 +69,13 @@ func NewRemote(r Remote) (*Client, error) {
 			TLSClientConfig: conf, TLSHandshakeTimeout: connectTimeout, DialContext: (&net.Dialer{Timeout: connectTimeout}).DialContext,
 			MaxConnsPerHost: maxConns, MaxIdleConnsPerHost: maxConns, IdleConnTimeout: idleTimeout,
 		},
-		// The API sends nobody elsewhere, and a token is for this server alone.
+		// The API never redirects, and a token belongs to this server only.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	return c, nil
 }
 
-// ServerURL returns the URL of a daemon without what follows the port, or what is wrong
-// with it.
+// ServerURL returns the URL of a daemon up to the port, or an error.
 func ServerURL(server string) (string, error) {
 	u, err := url.Parse(server)
 	if err != nil || u.Hostname() == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.Scheme != "https" && u.Scheme != "http" {
@@ -95,8 +94,8 @@ func ServerURL(server string) (string, error) {
 	return u.Scheme + "://" + u.Host, nil
 }
 
-// readPair reads a certificate and its key, both PEM. Nobody but the key's owner and group
-// may be able to read it: Debian has a group for keys.
+// readPair reads a certificate and its key, both PEM. It refuses a key readable by users outside
+// its owner and group. Debian has a group for keys.
 func readPair(certFile, keyFile string) (tls.Certificate, error) {
 	cert, certErr := ReadSecret(certFile, 0)
 	key, keyErr := ReadSecret(keyFile, 0o007)
@@ -113,7 +112,7 @@ func readPair(certFile, keyFile string) (tls.Certificate, error) {
 	return pair, nil
 }
 
-// explainRemote turns a failed connection over TCP into a sentence with the next step.
+// explainRemote adds the cause and the next step to an error of a TCP connection.
 func (c *Client) explainRemote(err error) error {
 	var authority x509.UnknownAuthorityError
 	var name x509.HostnameError

@@ -12,24 +12,24 @@ import (
 	"syscall"
 )
 
-// minToken is the least length of a token in bytes: 96 random bits in base64, more than
-// anybody tries over a network.
+// minToken is the minimum length of a token in bytes: 96 random bits in base64, too many to guess
+// over a network.
 const minToken = 16
 
-// maxSecret bounds what is read of a file, in bytes.
+// maxSecret is the maximum size of a credentials file in bytes.
 const maxSecret = 1 << 20
 
-// token is what may stand behind "Bearer" (RFC 6750 §2.1, b64token).
+// token matches a bearer token (RFC 6750 §2.1, b64token).
 var token = regexp.MustCompile(`^[A-Za-z0-9._~+/-]+=*$`)
 
 // RoleMetrics is the role of a token that may read the metrics page alone.
 const RoleMetrics = "metrics"
 
-// Token is one of a file of tokens. The name is for the log alone. A token without a role may use the
-// whole API.
+// Token is an entry of a token file. The name is only for the log. A token without a role may use
+// the whole API.
 type Token struct{ Name, Role, Secret string }
 
-// String is the token as it stands in the file.
+// String returns the token in the form of the file.
 func (t Token) String() string {
 	switch {
 	case t.Role != "":
@@ -56,9 +56,9 @@ func ParseTokens(text string) (tokens []Token) {
 	return tokens
 }
 
-// ReadTokens reads a file of tokens for "Authorization: Bearer".
-// As ssh does with keys, it refuses a file that anybody but its owner may use. There is at
-// least one token, and each has 16 bytes at least.
+// ReadTokens reads a file of tokens for "Authorization: Bearer". Like ssh with keys, it refuses a
+// file that users other than its owner can read. It requires at least one token, and 16 bytes in
+// each.
 func ReadTokens(file string) ([]Token, error) {
 	raw, err := ReadSecret(file, 0o077)
 	if err != nil {
@@ -85,7 +85,7 @@ func ReadTokens(file string) ([]Token, error) {
 // ReadSecret reads a regular file that grants none of the permissions in forbidden. It must
 // not be larger than 1 MiB.
 func ReadSecret(file string, forbidden fs.FileMode) ([]byte, error) {
-	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe without a writer keeps nobody waiting
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0) // does not block on a pipe without a writer
 	if err != nil {
 		return nil, plain(file, err)
 	}
@@ -108,7 +108,7 @@ func ReadSecret(file string, forbidden fs.FileMode) ([]byte, error) {
 	return raw, nil
 }
 
-// plain names the file once, as all other errors about it do.
+// plain removes the path that the error already contains.
 func plain(file string, err error) error {
 	if path, ok := err.(*fs.PathError); ok {
 		err = path.Err

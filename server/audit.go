@@ -17,19 +17,19 @@ import (
 	"github.com/sluice-lb/sluice/audit"
 )
 
-// askedKey is where the context of a request holds whether a change was asked for that is recorded
-// elsewhere, a *bool.
+// askedKey is the context key of a *bool that is set once a requested change will be recorded by
+// control.
 type askedKey struct{}
 
-// asked notes that whoever is asked next records the change.
+// asked marks the change of a request as recorded by control.
 func asked(ctx context.Context) {
 	if noted, ok := ctx.Value(askedKey{}).(*bool); ok {
 		*noted = true
 	}
 }
 
-// audited records the requests for a change that are refused before anybody is asked for it: what is
-// not valid, is not allowed, or does not exist.
+// audited records requests for changes that are refused before they reach control: invalid, not
+// permitted, or for a missing object.
 func audited(next http.Handler, record *audit.Log) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if reads(r) || r.URL.Query().Has("dry-run") {
@@ -41,15 +41,15 @@ func audited(next http.Handler, record *audit.Log) http.Handler {
 		r = r.WithContext(context.WithValue(r.Context(), askedKey{}, &elsewhere))
 		next.ServeHTTP(answer, r)
 		if answer.status >= 400 && !elsewhere {
-			record.Add(audit.Entry{Who: whoAsks(r.Context()), What: r.Method + " " + r.URL.EscapedPath(), Result: audit.Refused, Error: answer.why()})
+			record.Add(audit.Entry{Who: clientName(r.Context()), What: r.Method + " " + r.URL.EscapedPath(), Result: audit.Refused, Error: answer.why()})
 		}
 	})
 }
 
-// maxReason bounds what is kept of an answer to find out why a request was refused.
+// maxReason limits the part of a response that is stored to find the reason of a refusal.
 const maxReason = 8 << 10
 
-// answered is an answer whose status, and of a refusal whose beginning, is kept.
+// answered is a response writer that stores the status, and the beginning of a refusal.
 type answered struct {
 	http.ResponseWriter
 	status int
@@ -71,7 +71,7 @@ func (a *answered) Write(b []byte) (int, error) {
 // Unwrap lets http.ResponseController find the writer.
 func (a *answered) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
-// why is what the problem document says.
+// why returns the detail of the problem document.
 func (a *answered) why() string {
 	var p huma.ErrorModel
 	if json.Unmarshal(a.body, &p) != nil {
@@ -84,20 +84,20 @@ func (a *answered) why() string {
 	return strings.Join(lines, "; ")
 }
 
-// peerOf names who opened the other end of a Unix socket: its process, program and user.
+// peerOf names the peer of a Unix socket: process, program and user.
 func peerOf(c net.Conn) string {
 	peer := credentials(c)
 	if peer == nil {
 		return "an unknown process"
 	}
-	program, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", peer.Pid)) // empty when it has gone already
+	program, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", peer.Pid)) // empty if the process has ended
 	if name := strings.TrimSpace(string(program)); name != "" {
 		return fmt.Sprintf("process %d (%s) of user %d", peer.Pid, name, peer.Uid)
 	}
 	return fmt.Sprintf("process %d of user %d", peer.Pid, peer.Uid)
 }
 
-// credentials are those of the process that opened the other end of a Unix socket; nil: not known.
+// credentials returns the credentials of a Unix socket's peer, or nil.
 func credentials(c net.Conn) (peer *unix.Ucred) {
 	u, ok := c.(*net.UnixConn)
 	if !ok {

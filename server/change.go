@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/engine"
 )
 
-// Control makes changes, and keeps what was changed at run time; see [control.Control].
+// Control makes changes and stores them; see [control.Control].
 type Control interface {
 	Reload(context.Context, control.Author) (engine.Applied, error)
 	Apply(ctx context.Context, by control.Author, cfg *config.Config, expected func(*config.Config) bool, trial time.Duration) (engine.Applied, error)
@@ -32,24 +32,24 @@ type Control interface {
 	Changes() control.Changes
 }
 
-// clientKey is where the context of a request holds who sent it.
+// clientKey is the context key of a request's client.
 type clientKey struct{}
 
 // by returns the author of a request, with a description of the change.
 func by(ctx context.Context, what string) control.Author {
 	asked(ctx)
-	return control.Author{Who: whoAsks(ctx), What: what}
+	return control.Author{Who: clientName(ctx), What: what}
 }
 
-// whoAsks is who sent a request.
-func whoAsks(ctx context.Context) string {
+// clientName returns the client of a request.
+func clientName(ctx context.Context) string {
 	if who, _ := ctx.Value(clientKey{}).(string); who != "" {
 		return who
 	}
 	return "unknown"
 }
 
-// withPeer is the ConnContext of the socket: who opened the connection.
+// withPeer is the ConnContext of the socket. It stores the peer of the connection.
 func withPeer(ctx context.Context, c net.Conn) context.Context {
 	if counted, ok := c.(*counted); ok {
 		ctx = context.WithValue(ctx, clientKey{}, peerOf(counted.Conn))
@@ -57,8 +57,8 @@ func withPeer(ctx context.Context, c net.Conn) context.Context {
 	return ctx
 }
 
-// withClient notes who sent a request over TCP: the subject of the certificate and the name of the
-// token, if there are any, and the address.
+// withClient stores the client of a request over TCP: the subject of its certificate, the name of
+// its token, and its address.
 func withClient(r *http.Request, token string) *http.Request {
 	who := r.RemoteAddr
 	switch subject := certificateOf(r); {
@@ -70,7 +70,7 @@ func withClient(r *http.Request, token string) *http.Request {
 	return r.WithContext(context.WithValue(r.Context(), clientKey{}, who))
 }
 
-// certificateOf is the subject of the certificate that the client showed, "" for none.
+// certificateOf returns the subject of the client's certificate, or "".
 func certificateOf(r *http.Request) string {
 	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
 		return ""
@@ -107,7 +107,7 @@ func Changes(c control.Changes) api.ConfigChanges {
 	return v
 }
 
-// discovered returns the backends in force that were found.
+// discovered returns the discovered backends in force.
 func (s *server) discovered() []api.DiscoveredBackend {
 	list := []api.DiscoveredBackend{}
 	if s.opt.Sources == nil {
@@ -153,7 +153,7 @@ func (s *server) save(ctx context.Context, _ *struct{}) (*struct{}, error) {
 	return nil, nil
 }
 
-// unprocessable is a problem document that names each value that is wrong.
+// unprocessable returns a problem document that lists each invalid value.
 func unprocessable(errs config.Errors) error {
 	var details []error
 	for _, e := range errs {

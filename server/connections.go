@@ -20,18 +20,19 @@ const (
 	maxOfClient    = 32  // of one process, IPv4 address or IPv6 /64
 )
 
-// writeTimeout is how long a client may take to read 64 KiB of its answer. It is long because a user
-// may look at one page of 'sluice conns --list' in a pager for a while.
+// writeTimeout is the time in which a client must read 64 KiB of a response. It is long because a
+// user may pause 'sluice conns --list' in a pager.
 const (
 	writeTimeout = 2 * time.Minute
 	writePiece   = 64 << 10
 )
 
-// limited is a listener that enforces the limits and closes connections whose client does not read.
+// limited is a listener that enforces the limits, and closes connections of clients that do not
+// read.
 type limited struct {
 	net.Listener
 	total, each  int
-	stallTimeout time.Duration                  // how long a client may read nothing
+	stallTimeout time.Duration                  // maximum time without progress of the client
 	client       func(net.Conn) string          // the client of a connection, for counting
 	surplus      func(c net.Conn, cause string) // closes a connection beyond the limits
 	refused      func(client, cause string)     // reports a refused client
@@ -45,7 +46,7 @@ func newLimited(l net.Listener, total, each int, refused func(client, cause stri
 	return &limited{
 		Listener: l, total: total, each: each, stallTimeout: writeTimeout, refused: refused, of: map[string]int{},
 		client:  func(c net.Conn) string { return clientOf(c.RemoteAddr()).String() },
-		surplus: func(c net.Conn, _ string) { c.Close() }, // no answer to a client that has not authenticated
+		surplus: func(c net.Conn, _ string) { c.Close() }, // no response to an unauthenticated client
 	}
 }
 
@@ -70,7 +71,7 @@ func (l *limited) Accept() (net.Conn, error) {
 	}
 }
 
-// name is the client in the log: its address, or the process at the socket.
+// name returns the client's name in the log: its address, or the process at the socket.
 func name(c net.Conn, client string) string {
 	if _, unix := c.(*net.UnixConn); unix {
 		return client
@@ -114,7 +115,7 @@ func (l *limited) give(client string) {
 	}
 }
 
-// counted is a connection that is counted until it is closed, and that fails when the client does not read.
+// counted is a connection that is counted until it is closed. It fails if the client does not read.
 type counted struct {
 	net.Conn
 	client       string
@@ -123,7 +124,7 @@ type counted struct {
 	release      func()
 
 	mu       sync.Mutex // protects the rest
-	deadline time.Time  // of writing, that a handler set; zero: none
+	deadline time.Time  // write deadline set by a handler; zero: none
 }
 
 // SetWriteDeadline implements net.Conn.
@@ -139,7 +140,7 @@ func (c *counted) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
-// allow gives the next piece its time: what a handler has set, and at most stallTimeout.
+// allow sets the deadline of the next write: the handler's, but at most stallTimeout.
 func (c *counted) allow() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -169,10 +170,10 @@ func (c *counted) Close() error {
 	return c.Conn.Close()
 }
 
-// logEvery is the least time between two log lines of one kind about clients.
+// logEvery is the minimum interval between log lines of one kind about clients.
 const logEvery = 10 * time.Second
 
-// pace allows a log line every logEvery and counts the others.
+// pace permits one log line every logEvery and counts the suppressed ones.
 type pace struct {
 	now func() time.Time
 
@@ -182,7 +183,7 @@ type pace struct {
 	total  uint64
 }
 
-// take reports whether a line may be logged, and how many were not logged since the last one.
+// take reports whether a line may be logged, and the number of suppressed lines.
 func (p *pace) take() (others int, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,16 +11,16 @@ import (
 	"github.com/sluice-lb/sluice/docs"
 )
 
-// The OpenAPI document: what the handlers do not tell of themselves.
+// Parts of the OpenAPI document that the handlers do not define.
 
-// schemaOf is the name of an object of the configuration among the schemas of the document.
+// schemaOf returns the schema name of a configuration object in the document.
 func schemaOf(object string) string { return "Config" + object }
 
 func refTo(object string) *huma.Schema {
 	return &huma.Schema{Ref: "#/components/schemas/" + schemaOf(object)}
 }
 
-// addConfigSchemas takes the objects of the configuration over from the JSON Schema of the file.
+// addConfigSchemas copies the object schemas from the JSON Schema of the file.
 func addConfigSchemas(to huma.Registry) {
 	var file, objects map[string]json.RawMessage
 	err := json.Unmarshal(docs.Schema, &file)
@@ -28,7 +28,7 @@ func addConfigSchemas(to huma.Registry) {
 		err = json.Unmarshal(file["$defs"], &objects)
 	}
 	if err != nil {
-		panic("server: schema of the configuration: " + err.Error()) // it is a part of the program
+		panic("server: schema of the configuration: " + err.Error()) // the schema is embedded in the program
 	}
 	for name, raw := range objects {
 		text := strings.ReplaceAll(string(raw), `"#/$defs/`, `"#/components/schemas/`+schemaOf(""))
@@ -40,8 +40,8 @@ func addConfigSchemas(to huma.Registry) {
 	}
 }
 
-// complete documents what is common to many operations: problems, and bounds of bodies that a
-// schema can express and a Go type cannot.
+// complete adds the parts common to many operations: problems, and limits of bodies that a schema
+// can express and a Go type cannot.
 func complete(doc *huma.OpenAPI) {
 	schemas := doc.Components.Schemas.Map()
 	one, most := 1, 1.0
@@ -80,7 +80,8 @@ func complete(doc *huma.OpenAPI) {
 	}
 }
 
-// examples are bodies, by operation, and parameters, by operation and name. A test sends each of them.
+// examples has example bodies by operation, and parameters by operation and name. A test sends each
+// example.
 var examples = map[string]any{
 	"add-service": map[string]any{
 		"name": "dns", "listen": []any{map[string]any{"address": "192.0.2.10", "ports": []any{53}}}, "protocol": "udp", "mode": "dnat",

@@ -54,7 +54,7 @@ func stateOf(state string, deadline int, then string) control.State {
 	return control.State{State: state, Deadline: time.Duration(deadline) * time.Second, Then: then}
 }
 
-// stateText is a change of a state in the words of the command line.
+// stateText returns a state change in the form of the command line.
 func stateText(to control.State) string {
 	text := to.State
 	if to.Deadline > 0 {
@@ -102,7 +102,7 @@ func (s *server) ready(context.Context, *struct{}) (*struct{}, error) {
 	return nil, nil
 }
 
-// drains are the backends that drain; the document of the API is made without a control.
+// drains returns the draining backends. The generator of the document has no control.
 func (s *server) drains() map[engine.Backend]control.Drain {
 	if s.opt.Control == nil {
 		return nil

@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-lb/sluice/event"
 )
 
-// maxEventStreams bounds how many clients follow the events at a time, eventPiece how many events are
-// taken from the list at once.
+// maxEventStreams limits the concurrent event streams; eventPiece is the number of events read from
+// the list at once.
 const (
 	maxEventStreams = 128
 	eventPiece      = 64
@@ -59,7 +59,7 @@ func (s *server) registerEvents(g huma.API) {
 	}, s.events)
 }
 
-// eventPlace lets so many clients follow the events, and tells the others.
+// eventPlace limits the event streams and refuses further clients.
 func (s *server) eventPlace(g huma.API) func(huma.Context, func(huma.Context)) {
 	places := make(chan struct{}, maxEventStreams)
 	return func(ctx huma.Context, next func(huma.Context)) {
@@ -86,21 +86,21 @@ func (s *server) events(_ context.Context, in *eventsInput) (*huma.StreamRespons
 		if flows != nil {
 			defer func() { <-s.streams }()
 		}
-		_ = stream.run(answer.Context(), s.opt.Events, in) // who has gone is told nothing
+		_ = stream.run(answer.Context(), s.opt.Events, in) // a disconnected client gets no error
 	}}, nil
 }
 
-// eventStream is one client that follows the events.
+// eventStream is the event stream of one client.
 type eventStream struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
 	kinds   []string // none: all
 	engine  *engine.Engine
-	flows   *flowWatch // nil: no flows are wanted
+	flows   *flowWatch // nil: no flow events
 }
 
-// flowWatch returns what watches the flows that a client wants to be told of, nil for none. It has a place
-// among the streams of flows.
+// flowWatch returns the flow subscription requested by the client, or nil. It counts against the
+// limit of concurrent flow streams.
 func (s *server) flowWatch(in *eventsInput) (*flowWatch, error) {
 	if !slices.Contains(in.Kind, string(event.Flow)) {
 		return nil, nil
@@ -120,8 +120,8 @@ func (s *server) flowWatch(in *eventsInput) (*flowWatch, error) {
 	return &flowWatch{match: match, source: in.source()}, nil
 }
 
-// eventPatience is how long one waits for a client to read, eventIdle how often an empty line tells it,
-// and what is between, that the daemon is still there.
+// eventPatience is the maximum wait for a client to read. eventIdle is the interval of empty lines,
+// which show the client and proxies that the connection is alive.
 const (
 	eventPatience = 5 * time.Second
 	eventIdle     = 30 * time.Second
@@ -149,7 +149,7 @@ func (s *eventStream) run(ctx context.Context, log *event.Log, in *eventsInput) 
 	defer again.Stop()
 	idle := time.NewTicker(eventIdle)
 	defer idle.Stop()
-	for anew := strange; ; anew = false { // of what was before the daemon began, the number is not known
+	for anew := strange; ; anew = false { // the number of events before the daemon's start is unknown
 		events, missed, added := log.After(from, eventPiece)
 		if len(events) > 0 {
 			from = events[len(events)-1].ID
@@ -187,8 +187,9 @@ func (s *eventStream) run(ctx context.Context, log *event.Log, in *eventsInput) 
 	}
 }
 
-// sendFlows tells which flows have come and gone since the last time, and returns when to look again. They
-// have the ID of the event before, so that a client that connects again misses none of the list.
+// sendFlows sends the flows that began or ended since the last call, and returns the time of the
+// next call. These events carry the ID of the preceding event, so that a client that reconnects
+// misses no listed event.
 func (s *eventStream) sendFlows(ctx context.Context, last uint64) (time.Duration, error) {
 	events, wait, err := s.flows.look(ctx, s.engine)
 	if err != nil {
@@ -202,7 +203,7 @@ func (s *eventStream) sendFlows(ctx context.Context, last uint64) (time.Duration
 	return wait, s.send(messages)
 }
 
-// messages joins those of the kinds that the client wants.
+// messages joins the events of the selected kinds.
 func (s *eventStream) messages(events []event.Sent, missed uint64) (out []byte) {
 	if missed > 0 {
 		out = event.Event{ID: events[0].ID - 1, At: time.Now(), Kind: event.Missed, Missed: missed, Text: fmt.Sprintf("%d events were missed", missed)}.Message()
@@ -215,7 +216,7 @@ func (s *eventStream) messages(events []event.Sent, missed uint64) (out []byte) 
 	return out
 }
 
-// send writes to the client, who has some time to read it.
+// send writes to the client, with a time limit.
 func (s *eventStream) send(messages []byte) error {
 	if len(messages) == 0 {
 		return nil

@@ -12,19 +12,19 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// maxFlowsOfInterest bounds the flows that one client follows, flowLook how often they are looked for: that
-// reads a table, and takes 5 % of one CPU at most.
+// maxFlowsOfInterest limits the flows that one client follows. flowLook is the interval of scans: a
+// scan reads a table and may use 5 % of one CPU.
 const (
 	maxFlowsOfInterest = 1000
 	flowLook           = 2 * time.Second
 )
 
-// flowWatch tells which flows of a filter come and go.
+// flowWatch detects flows of a filter that begin or end.
 type flowWatch struct {
 	match  func(*flow.Flow) bool
 	source string
-	seen   map[flowKey]string // what the flow is called
-	full   bool               // there are more than it follows, which was told
+	seen   map[flowKey]string // name of the flow
+	full   bool               // more flows matched than can be followed, and the client was informed
 }
 
 type flowKey struct {
@@ -32,7 +32,7 @@ type flowKey struct {
 	datapath string
 }
 
-// look reads the flows once, and returns what has changed and when to look again.
+// look reads the flows once, and returns the changes and the time of the next scan.
 func (w *flowWatch) look(ctx context.Context, e *engine.Engine) (events []event.Event, next time.Duration, err error) {
 	start := time.Now()
 	is, full := map[flowKey]string{}, false
@@ -62,7 +62,7 @@ func (w *flowWatch) look(ctx context.Context, e *engine.Engine) (events []event.
 		}
 	}
 	for k, name := range w.seen {
-		if _, still := is[k]; !still && !full { // else it may be one of the others
+		if _, still := is[k]; !still && !full { // otherwise the flow may be among those not followed
 			tell(event.Event{Object: name, Text: "flow " + name, Ended: true})
 		}
 	}

@@ -31,8 +31,8 @@ type FlowFilter struct {
 	Datapath string `query:"datapath" doc:"nftables, ebpf, or kernel: tracked, but of no service or rule"`
 }
 
-// source is the datapath whose flows are read. Connections that the kernel tracks and that belong to no
-// rule ("kernel") are read by the nftables datapath.
+// source is the datapath to read flows from. Connections of the kernel that belong to no rule
+// ("kernel") are read by the nftables datapath.
 func (in *FlowFilter) source() string {
 	if in.Datapath == "kernel" {
 		return "nftables"
@@ -93,21 +93,22 @@ func (s *server) streamFlows(_ context.Context, in *FlowFilter) (*huma.StreamRes
 	})
 }
 
-// flowPiece is how many bytes of flows are written to a client at a time.
+// flowPiece is the size in bytes of one write of flows to a client.
 const flowPiece = 64 << 10
 
-// flowWriter writes flows to a client while they are read, so that neither side holds all of them.
+// flowWriter writes flows to a client while they are read, so that neither side stores the whole
+// list.
 type flowWriter struct {
 	out    *started
 	header http.Header
 	buffer *bufio.Writer
 	lines  *json.Encoder
-	lost   error // of writing to the client
+	lost   error // write error
 	read   func(yield func(*flow.Flow)) error
 }
 
-// writeFlows returns a response whose body write writes. The number of such responses is limited, because
-// each reads the kernel's table.
+// writeFlows returns a response with the body written by write. The number of such responses is
+// limited, because each reads the kernel's table.
 func (s *server) writeFlows(in *FlowFilter, write func(*flowWriter)) (*huma.StreamResponse, error) {
 	match, err := in.matcher()
 	if err != nil {
@@ -207,7 +208,7 @@ func (in *FlowFilter) matcher() (func(*flow.Flow) bool, error) {
 	}, nil
 }
 
-// prefix reads an address or a prefix; "" gives the invalid one.
+// prefix parses an address or a prefix; "" yields the invalid prefix.
 func prefix(s string) (netip.Prefix, error) {
 	if s == "" {
 		return netip.Prefix{}, nil

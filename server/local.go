@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// Local serves the API at a Unix socket, whose permissions say who may use it.
+// Local serves the API on a Unix socket. Access is controlled by the socket's permissions.
 type Local struct {
 	listener *limited
 	http     *http.Server
 	refusals *refusals
 }
 
-// NewLocal returns one for the listener of the socket.
+// NewLocal returns a Local for the listener of the socket.
 func NewLocal(l net.Listener, log *slog.Logger) *Local {
 	refusals := newRefusals(log)
 	limited := newLimited(l, maxConnections, maxOfClient, refusals.tell)
@@ -30,8 +30,8 @@ func NewLocal(l net.Listener, log *slog.Logger) *Local {
 	}}
 }
 
-// NewPlain returns one for a TCP listener, with the same bounds, for an API whose handler asks its
-// clients itself who they are.
+// NewPlain returns a Local for a TCP listener, with the same limits, for an API with a handler that
+// authenticates its clients.
 func NewPlain(l net.Listener, log *slog.Logger) *Local {
 	refusals := newRefusals(log)
 	return &Local{listener: newLimited(l, maxConnections, maxOfClient, refusals.tell), refusals: refusals, http: &http.Server{
@@ -53,7 +53,7 @@ func (l *Local) Refused(client, cause string) { l.refusals.tell(client, cause) }
 
 // Close closes everything at once, also before Serve.
 func (l *Local) Close() error {
-	_ = l.listener.Close() // the server knows it from Serve on only, and may have closed it
+	_ = l.listener.Close() // http.Server knows the listener only after Serve, and may have closed it
 	return l.http.Close()
 }
 
@@ -71,11 +71,11 @@ func processOf(c net.Conn) string {
 
 // Limits of the answers to refused clients.
 const (
-	maxRefusing   = 64 // at a time; further connections are closed without an answer
+	maxRefusing   = 64 // concurrently; further connections are closed without
 	refuseTimeout = time.Second
 )
 
-// refuser returns a function that tells the client of a connection beyond the limits why it is refused.
+// refuser returns a function that reports to a client why its connection is refused.
 func refuser(at net.Addr) func(net.Conn, string) {
 	places := make(chan struct{}, maxRefusing)
 	return func(c net.Conn, cause string) {
@@ -89,7 +89,7 @@ func refuser(at net.Addr) func(net.Conn, string) {
 			defer func() { <-places }()
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(refuseTimeout))
-			if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil { // a client expects no answer before its request
+			if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil { // a client expects a response only after its request
 				return
 			}
 			w := &unsaid{header: http.Header{}}

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/engine"
 )
 
-// kind is a kind of objects of the configuration that can be changed one by one.
+// kind is a type of configuration objects that can be changed individually.
 type kind struct {
 	name string       // in operation ids
 	list string       // path of the collection below /api/v1
@@ -37,7 +37,7 @@ var kinds = []kind{
 	{"set", "/firewall/sets", "/firewall/sets/{set}", prefixes, &huma.Schema{Type: "object", AdditionalProperties: prefixes}},
 }
 
-// objectInput is a request about an object. Which one, its path says.
+// objectInput is a request about the object named by its path.
 type objectInput struct {
 	DryRun  bool   `query:"dry-run" doc:"change nothing, and answer what would change, as POST /plan does"`
 	IfMatch string `header:"If-Match" doc:"refuse unless the object's ETag is among these; * is any that exists"`
@@ -51,8 +51,8 @@ func (in *objectInput) Resolve(ctx huma.Context) []error {
 	return nil
 }
 
-// objectWithBody is one that brings the object. The library finds no fields in embedded structs that
-// are not exported.
+// objectWithBody is an objectInput with the object as body. The library finds no fields in
+// unexported embedded structs.
 type objectWithBody struct {
 	DryRun  bool   `query:"dry-run" doc:"change nothing, and answer what would change, as POST /plan does"`
 	IfMatch string `header:"If-Match" doc:"refuse unless the object's ETag is among these; * is any that exists"`
@@ -71,7 +71,7 @@ func (in *objectWithBody) object() *objectInput {
 	return &objectInput{DryRun: in.DryRun, IfMatch: in.IfMatch, path: in.path}
 }
 
-// pathOf makes the path in the configuration of the one in the URL.
+// pathOf converts the path of the URL to a path in the configuration.
 func pathOf(ctx huma.Context) string {
 	var steps []string
 	for part := range strings.SplitSeq(strings.TrimPrefix(strings.TrimPrefix(ctx.Operation().Path, "/api/v1/config"), "/api/v1"), "/") {
@@ -85,7 +85,7 @@ func pathOf(ctx huma.Context) string {
 	return config.Join(steps...)
 }
 
-// changed is the answer to a change of one object.
+// changed is the response to a change of one object.
 type changed struct {
 	Status   int
 	Location string `header:"Location" doc:"where the new object is"`
@@ -135,12 +135,12 @@ func (k kind) operation(id, summary string, body bool) func(*huma.Operation) {
 			return
 		}
 		bounded(o)
-		o.SkipValidateBody = true // the decoder of the configuration does, with better words
+		o.SkipValidateBody = true // the configuration decoder validates with better messages
 		o.RequestBody = inWords(k.form)
 	}
 }
 
-// inWords is a body in JSON or YAML, in the words of the configuration file.
+// inWords documents a body in JSON or YAML with the keys of the configuration file.
 func inWords(form *huma.Schema) *huma.RequestBody {
 	return &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{"application/json": {Schema: form}, "application/yaml": {Schema: form}}}
 }
@@ -150,7 +150,7 @@ func mergePatch(o *huma.Operation) {
 	o.RequestBody = inWords(&huma.Schema{Type: "object", AdditionalProperties: true, Description: "keys of the object with their new values; null takes one away"})
 }
 
-// answers documents an answer with an object of the configuration.
+// answers documents a response with an object of the configuration.
 func answers(form *huma.Schema) func(*huma.Operation) {
 	return func(o *huma.Operation) {
 		o.Responses = map[string]*huma.Response{"200": {Description: "As in the configuration file, with all defaults", Headers: map[string]*huma.Param{"ETag": {Schema: &huma.Schema{Type: "string"}}},
@@ -158,7 +158,7 @@ func answers(form *huma.Schema) func(*huma.Operation) {
 	}
 }
 
-// created documents the answer to a request that makes an object.
+// created documents the response to the creation of an object.
 func created(o *huma.Operation) {
 	o.Responses = map[string]*huma.Response{"201": {Description: "The object is new"}}
 }
@@ -246,8 +246,8 @@ func (s *server) removeElement(ctx context.Context, in *objectInput) (*changed, 
 	}, nil)
 }
 
-// change makes a change of one object, or says what it would do. at says which object there is
-// afterwards, where the path of the request does not.
+// change makes a change of one object, or returns its effect in a dry run. at overrides the path of
+// the resulting object if it differs from the path of the request.
 func (s *server) change(ctx context.Context, in *objectInput, verb string, make func(*config.Config) (*config.Config, error), at func() string) (*changed, error) {
 	checked := func(c *config.Config) (*config.Config, error) {
 		if in.IfMatch != "" {

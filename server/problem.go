@@ -12,15 +12,14 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 )
 
-// writeProblem answers with an error document (RFC 9457), as the handlers do.
+// writeProblem responds with an error document (RFC 9457), like the handlers.
 func writeProblem(w http.ResponseWriter, status int, detail string) {
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(huma.NewError(status, detail)) // fails if the client has closed the connection
 }
 
-// withProblems answers like the mux, and with error documents where the mux itself would
-// refuse, which it does in plain text.
+// withProblems serves the mux, and replaces the mux's own plain-text errors by error documents.
 func withProblems(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		refusal, pattern := mux.Handler(r)
@@ -43,7 +42,7 @@ func withProblems(mux *http.ServeMux) http.Handler {
 	})
 }
 
-// unsaid is an answer that is held back until it is checked.
+// unsaid is a buffered response that is checked before it is sent.
 type unsaid struct {
 	header http.Header
 	status int
@@ -54,7 +53,7 @@ func (u *unsaid) Header() http.Header         { return u.header }
 func (u *unsaid) WriteHeader(status int)      { u.status = status }
 func (u *unsaid) Write(b []byte) (int, error) { return u.body.Write(b) }
 
-// send writes it as the last answer on a connection.
+// send writes the response as the last one on a connection.
 func (u *unsaid) send(w io.Writer) error {
 	r := http.Response{StatusCode: u.status, ProtoMajor: 1, ProtoMinor: 1, Header: u.header, Body: io.NopCloser(&u.body), ContentLength: int64(u.body.Len()), Close: true}
 	return r.Write(w)

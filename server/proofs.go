@@ -22,25 +22,25 @@ import (
 // Files are the credentials of the daemon and of its clients. An empty name means none.
 type Files struct {
 	Cert, Key string // the daemon's, PEM; both or neither
-	ClientCA  string // who signs the clients' certificates, PEM
+	ClientCA  string // CA of the clients' certificates, PEM
 	Tokens    string // as api.ReadTokens has it
 }
 
-// proofs are what the files say.
+// proofs are the parsed credentials.
 type proofs struct {
 	cert    *tls.Certificate // nil: without TLS
-	clients *x509.CertPool   // nil: no certificate is asked for
-	tokens  []namedToken     // nil: no token is asked for
+	clients *x509.CertPool   // nil: no certificate required
+	tokens  []namedToken     // nil: no token required
 }
 
-// namedToken is a token that is known, by its hash.
+// namedToken is the hash of a known token.
 type namedToken struct {
-	name string // as it is called in the log
+	name string // name in the log
 	role string // of package api
 	hash [sha256.Size]byte
 }
 
-// content is what the files hold.
+// content is the content of the files.
 type content struct{ cert, key, ca, tokens string }
 
 func (f Files) read() (content, error) {
@@ -121,7 +121,8 @@ func (p *proofs) admit(r *http.Request) (token namedToken, err error) {
 	if !strings.EqualFold(scheme, "Bearer") {
 		return token, errors.New("no token was sent: Authorization: Bearer TOKEN")
 	}
-	// Hashes have one length: the time tells nothing about the token's, nor which one it is near.
+	// Hashes have equal length. The time of the comparison therefore reveals neither the token's
+	// length nor a similar token.
 	sent := sha256.Sum256([]byte(strings.TrimSpace(secret)))
 	for _, t := range p.tokens {
 		if subtle.ConstantTimeCompare(sent[:], t.hash[:]) == 1 {
@@ -143,7 +144,7 @@ type keeper struct {
 	mu      sync.Mutex // protects the rest
 	held    content    // of the proofs in force
 	inForce *proofs
-	told    string // error that the log has
+	told    string // last logged error
 }
 
 // open reads the files for the first time.
@@ -161,8 +162,8 @@ func (k *keeper) open() error {
 	return nil
 }
 
-// current returns the proofs that the files give now, or while they are broken those that
-// they gave before. The log has each error once.
+// current returns the credentials of the files, or the previous ones while the files are invalid.
+// Each error is logged once.
 func (k *keeper) current() *proofs {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -188,7 +189,7 @@ func (k *keeper) current() *proofs {
 	return p
 }
 
-// reread reads the files now, and lets the log say again what is wrong with them.
+// reread reads the files now and logs errors again.
 func (k *keeper) reread() {
 	k.mu.Lock()
 	k.told = ""
@@ -196,7 +197,7 @@ func (k *keeper) reread() {
 	k.current()
 }
 
-// warnExpired tells what clients will refuse.
+// warnExpired logs a certificate that clients will refuse.
 func (k *keeper) warnExpired() {
 	if k.inForce.cert == nil {
 		return

@@ -10,17 +10,18 @@ import (
 )
 
 const (
-	// requestTimeout bounds how long the header and the body of a request may take to arrive.
+	// requestTimeout is the time in which the header and the body of a request must arrive.
 	requestTimeout = 20 * time.Second
-	// lingerTimeout is how long the rest of a refused request is read. To close a socket with unread data
-	// resets the connection (RFC 1122, 4.2.2.13), and the client may lose the response.
+	// lingerTimeout is the time for which the rest of a refused request is read. Closing a socket
+	// with unread data resets the connection (RFC 1122, 4.2.2.13), and the client may lose the
+	// response.
 	lingerTimeout = 500 * time.Millisecond
 )
 
-// closing answers requests by next. The server's ReadTimeout holds until the body is complete and no
-// longer, so that net/http does not end a stream at that time. A refusal of a request whose body is not
-// complete closes the connection after lingerTimeout. Otherwise a client without credentials would
-// occupy the connection until the ReadTimeout.
+// closing serves requests with next. The server's ReadTimeout applies only until the body is
+// complete, so that net/http does not end a stream. A refusal of a request with an incomplete body
+// closes the connection after lingerTimeout. Otherwise a client without credentials would occupy
+// the connection until the ReadTimeout.
 func closing(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e := &exchange{ResponseWriter: w, control: http.NewResponseController(w)}
@@ -34,7 +35,7 @@ func closing(next http.Handler) http.Handler {
 	})
 }
 
-// exchange is the response to a request whose body may be incomplete.
+// exchange is the response to a request with a possibly incomplete body.
 type exchange struct {
 	http.ResponseWriter
 	control  *http.ResponseController

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package server answers the HTTP API: the REST handlers from which the OpenAPI
-// 3.1 document is made, and the metrics page.
+// Package server implements the HTTP API: the REST handlers, from which the OpenAPI 3.1 document is
+// generated, and the metrics page.
 package server
 
 import (
@@ -27,7 +27,7 @@ import (
 	"github.com/sluice-lb/sluice/event"
 )
 
-// Daemon is what the server asks of the process it runs in.
+// Daemon is the server's view of its process.
 type Daemon interface {
 	// Stop ends the process soon after it returned.
 	Stop(keep bool)
@@ -45,16 +45,16 @@ type Options struct {
 	Mappings  func() []datapath.Mapping // nil: none can be made
 	Events    *event.Log
 	Audit     *audit.Log                // nil: nothing is recorded
-	Warnings  func() []string           // beside those of the engine; nil: none
-	Sources   func() []discovery.Status // of backends that are found; nil: none
+	Warnings  func() []string           // in addition to the engine's; nil: none
+	Sources   func() []discovery.Status // of discovery; nil: none
 }
 
-// maxConfig bounds the size of a configuration sent to the API, in bytes: 10,000
-// services of four backends take about 4 MiB.
+// maxConfig is the maximum size of a configuration sent to the API, in bytes. 10,000 services with
+// four backends take about 4 MiB.
 const maxConfig = 64 << 20
 
-// maxStreams bounds how many streams of flows are written at a time, each with a dump of
-// the kernel's table.
+// maxStreams is the maximum number of concurrent flow streams, each with a dump of the kernel's
+// table.
 const maxStreams = 16
 
 // New returns the handler of the whole API.
@@ -85,7 +85,8 @@ func build(mux *http.ServeMux, opt Options) huma.API {
 		"token":       {Type: "http", Scheme: "bearer", Description: "over TCP, with --token-file"},
 		"certificate": {Type: "mutualTLS", Description: "over TCP, with --client-ca"},
 	}
-	// None on the Unix socket, whose permissions decide; both where the daemon has both.
+	// The Unix socket requires no credentials: its permissions decide. A daemon with token and
+	// certificate requires both.
 	cfg.Security = []map[string][]string{{}, {"token": {}}, {"certificate": {}}, {"token": {}, "certificate": {}}}
 	if opt.Events == nil {
 		opt.Events = event.New(1)
@@ -100,7 +101,7 @@ func build(mux *http.ServeMux, opt Options) huma.API {
 	return hapi
 }
 
-// unmarshal reads a body in JSON that does not take much more memory than its size allows.
+// unmarshal parses a JSON body with memory proportional to its size.
 func unmarshal(data []byte, v any) error {
 	if err := config.Bounded(data); err != nil {
 		return err
@@ -108,8 +109,8 @@ func unmarshal(data []byte, v any) error {
 	return json.Unmarshal(data, v)
 }
 
-// untagged refuses If-Match for operations on resources that have no ETag. To ignore it would make the
-// change that the client wanted to avoid (RFC 9110 §13.1.1).
+// untagged refuses If-Match for operations on resources without an ETag. Ignoring the header would
+// make the change that the client wanted to prevent (RFC 9110 §13.1.1).
 func untagged(g huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		o := ctx.Operation()
@@ -125,8 +126,8 @@ func untagged(g huma.API) func(huma.Context, func(huma.Context)) {
 type server struct {
 	opt     Options
 	started time.Time
-	tagged  atomic.Pointer[tagged] // the configuration that was asked for last
-	streams chan struct{}          // one for each that is being written
+	tagged  atomic.Pointer[tagged] // last configuration that was requested
+	streams chan struct{}          // one element for each open stream
 }
 
 type body[T any] struct{ Body T }
@@ -154,7 +155,8 @@ func (s *server) register(g huma.API) {
 	s.registerStates(g)
 }
 
-// warnings are what keeps the rules from working, and what is not in force.
+// warnings returns conditions that prevent rules from working, and the error of a refused
+// configuration.
 func (s *server) warnings(v engine.View) []string {
 	if s.opt.Warnings == nil {
 		return v.Warnings
@@ -166,13 +168,13 @@ func describe(id, summary string) func(*huma.Operation) {
 	return func(o *huma.Operation) { o.OperationID, o.Summary = id, summary }
 }
 
-// ndjson documents an answer of lines.
+// ndjson documents a response of JSON lines.
 func ndjson(o *huma.Operation) {
 	o.Responses = map[string]*huma.Response{"200": {Description: "One flow a line; the last line is {\"end\": {\"total\": N}}, with \"error\" when they are not all",
 		Content: map[string]*huma.MediaType{"application/x-ndjson": {}}}}
 }
 
-// asYAML documents an answer in YAML.
+// asYAML documents a response in YAML.
 func asYAML(o *huma.Operation) {
 	o.Responses = map[string]*huma.Response{"200": {Description: "The file, with all defaults", Headers: map[string]*huma.Param{"ETag": {Schema: &huma.Schema{Type: "string"}}},
 		Content: map[string]*huma.MediaType{"application/yaml": {Schema: &huma.Schema{Type: "object"}}}}}
@@ -244,8 +246,8 @@ func (s *server) apply(ctx context.Context, in *applyInput) (*body[api.Outcome],
 	return &body[api.Outcome]{s.outcome(applied)}, nil
 }
 
-// matches tells whether an If-Match header names the tag: * names any, else it is a list
-// (RFC 9110 §13.1.1).
+// matches reports whether an If-Match header includes the tag: * matches any tag, else the header
+// is a list (RFC 9110 §13.1.1).
 func matches(header, tag string) bool {
 	return slices.ContainsFunc(strings.Split(header, ","), func(one string) bool {
 		one = strings.TrimSpace(one)
@@ -258,8 +260,8 @@ func (s *server) outcome(a engine.Applied) api.Outcome {
 	return api.Outcome{Revision: a.Revision, Changes: a.Changes, Places: places(v), Warnings: s.warnings(v)}
 }
 
-// outcomeOf is outcome of a change of the objects at these paths: of services it tells only the places
-// of those.
+// outcomeOf is outcome for a change of the objects at these paths. Among services, it includes only
+// the places of the changed ones.
 func (s *server) outcomeOf(a engine.Applied, paths ...string) api.Outcome {
 	services := map[string]bool{}
 	for _, path := range paths {

@@ -23,19 +23,19 @@ import (
 	"github.com/sluice-lb/sluice/audit"
 )
 
-// Bounds of a request over TCP. The handlers bound the size of bodies.
+// Limits of a request over TCP. The handlers limit the size of bodies.
 const (
 	readHeaderTimeout = 5 * time.Second // of the TLS handshake too
-	idleTimeout       = 2 * time.Minute // between two requests: longer than Prometheus scrapes apart
+	idleTimeout       = 2 * time.Minute // between two requests; longer than the scrape interval of Prometheus
 	maxHeader         = 16 << 10        // bytes
-	maxBodies         = 2               // configurations, which may be large, at a time
+	maxBodies         = 2               // concurrent configurations, which may be large
 )
 
-// TCPOptions say who may use the API over TCP.
+// TCPOptions are the address, the credentials and the rights of the API over TCP.
 type TCPOptions struct {
 	Address string // ADDRESS:PORT, or :PORT for all addresses
 	Files   Files
-	Changes bool       // else clients may only read
+	Changes bool       // otherwise clients may only read
 	Audit   *audit.Log // nil: nothing is recorded
 	Log     *slog.Logger
 }
@@ -60,7 +60,7 @@ func (o TCPOptions) Check() error {
 	return nil
 }
 
-// parseListen returns an address and port; the address of ":9443" is not valid.
+// parseListen parses an address and port; for ":9443" the address is invalid.
 func parseListen(s string) (netip.AddrPort, error) {
 	host, port, err := net.SplitHostPort(s)
 	if err == nil && host == "" {
@@ -79,7 +79,7 @@ type TCP struct {
 	keeper   *keeper
 	refusals *refusals
 	changes  *pace         // of log lines about requests for changes
-	bodies   chan struct{} // one for each request with a body that is being served
+	bodies   chan struct{} // one element for each active request with a body
 	listener net.Listener
 	http     *http.Server
 }
@@ -127,7 +127,7 @@ func freebind(network, _ string, c syscall.RawConn) error {
 // present reports whether this host has the address.
 func present(ip net.IP) bool {
 	if ip.IsUnspecified() || ip.IsLoopback() {
-		return true // all of 127.0.0.0/8 is there
+		return true // all of 127.0.0.0/8 is local
 	}
 	addrs, err := net.InterfaceAddrs()
 	return err != nil || slices.ContainsFunc(addrs, func(a net.Addr) bool {
@@ -136,7 +136,7 @@ func present(ip net.IP) bool {
 	})
 }
 
-// cause leaves out what net says about an address that is named already.
+// cause removes an address that the message already contains from an error of net.
 func cause(err error) error {
 	if op := (*net.OpError)(nil); errors.As(err, &op) {
 		return op.Err
@@ -144,9 +144,9 @@ func cause(err error) error {
 	return err
 }
 
-// tls is the configuration of one connection. Sessions are not resumed, so that every
-// connection shows a certificate that counts now. HTTP/2 is off, because it lets clients that have not
-// authenticated use more resources.
+// tls returns the configuration of one connection. Sessions are not resumed, so that every
+// connection presents a currently valid certificate. HTTP/2 is off, because it lets unauthenticated
+// clients use more resources.
 func (t *TCP) tls(*tls.ClientHelloInfo) (*tls.Config, error) {
 	p := t.keeper.current()
 	c := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*p.cert}, NextProtos: []string{"http/1.1"}, SessionTicketsDisabled: true}
@@ -156,11 +156,11 @@ func (t *TCP) tls(*tls.ClientHelloInfo) (*tls.Config, error) {
 	return c, nil
 }
 
-// Addr returns where it listens.
+// Addr returns the address of the listener.
 func (t *TCP) Addr() net.Addr { return t.listener.Addr() }
 
-// Refused returns how many connections and requests were refused: beyond the limits, or of clients that
-// did not authenticate.
+// Refused returns the number of refused connections and requests: beyond the limits, or
+// unauthenticated.
 func (t *TCP) Refused() uint64 {
 	t.refusals.mu.Lock()
 	defer t.refusals.mu.Unlock()
@@ -178,13 +178,13 @@ func (t *TCP) Expires() time.Time {
 // Reread reads the files again now. They are also read whenever they are needed.
 func (t *TCP) Reread() { t.keeper.reread() }
 
-// Serve answers by the handler until Shutdown or Close, and always returns an error. The
+// Serve serves requests with the handler until Shutdown or Close, and always returns an error. The
 // contexts of requests end with ctx.
 func (t *TCP) Serve(ctx context.Context, h http.Handler) error {
 	if !t.opt.Changes {
 		h = audited(ReadOnly(h), t.opt.Audit)
 	}
-	origin := http.NewCrossOriginProtection() // a browser that holds a certificate shows it for any page
+	origin := http.NewCrossOriginProtection() // a browser presents its certificate for requests of any page
 	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, http.StatusForbidden, "the request comes from a page of "+r.Header.Get("Origin"))
 	}))
@@ -231,7 +231,7 @@ func (t *TCP) admit(next http.Handler) http.Handler {
 	})
 }
 
-// failures turns what net/http logs of handshakes into refusals.
+// failures converts net/http's log lines about handshakes into refusals.
 type failures struct{ t *TCP }
 
 // Write implements io.Writer; net/http calls it once a line.
@@ -246,7 +246,7 @@ func (f failures) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// Shutdown waits until ctx ends for requests that are being answered, and closes everything.
+// Shutdown waits for active requests until ctx ends, and closes everything.
 func (t *TCP) Shutdown(ctx context.Context) error { return t.http.Shutdown(ctx) }
 
 // Close closes everything at once, also before Serve.
@@ -255,7 +255,7 @@ func (t *TCP) Close() error {
 	return t.http.Close()
 }
 
-// reads tells whether a request changes nothing. A plan is sent to be looked at.
+// reads reports whether a request changes nothing. A plan only computes.
 func reads(r *http.Request) bool {
 	return r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodPost && r.URL.Path == "/api/v1/plan"
 }

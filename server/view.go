@@ -28,8 +28,8 @@ type tagged struct {
 	tag    string
 }
 
-// etag identifies a configuration. The engine never changes one that it was
-// given, so the tag of the one in force is made once.
+// etag identifies a configuration. The engine never modifies a configuration, so the tag of the one
+// in force is computed once.
 func (s *server) etag(c *config.Config) string {
 	if last := s.tagged.Load(); last != nil && last.config == c {
 		return last.tag
@@ -107,7 +107,7 @@ func serviceOf(sv engine.ServiceView, counters map[serviceKey]*datapath.ServiceC
 	return out
 }
 
-// followedText is a listener on whatever address an interface has.
+// followedText describes a listener on any address of an interface.
 func followedText(l config.Listen) string {
 	ports := make([]string, len(l.Ports))
 	for i, p := range l.Ports {
@@ -221,7 +221,7 @@ func (s *server) mappings(context.Context, *struct{}) (*body[[]api.Mapping], err
 	return &body[[]api.Mapping]{list}, nil
 }
 
-// summary is what a NAT rule does, on one line.
+// summary describes a NAT rule in one line.
 func summary(n *config.NATRule) string {
 	join := func(list any) string { return strings.Trim(strings.ReplaceAll(fmt.Sprint(list), " ", ","), "[]") }
 	switch n.Type {
@@ -257,7 +257,7 @@ func explicit(n int) string {
 	return fmt.Sprintf("%d explicit mappings", n)
 }
 
-// places lists where everything of a view is carried.
+// places lists the datapath of each object in a view.
 func places(v engine.View) []api.Placement {
 	var list []api.Placement
 	if v.Config == nil {
@@ -282,8 +282,7 @@ func places(v engine.View) []api.Placement {
 	return list
 }
 
-// Outcome turns a forecast into its wire form; the command line uses it when no
-// daemon runs.
+// Outcome returns the wire form of a forecast. The command line uses it without a daemon.
 func Outcome(f *engine.Forecast) api.Outcome {
 	return api.Outcome{Changes: f.Changes, Places: places(f.Places), FlowsMoved: f.Flows, FlowsTotal: f.FlowsTotal}
 }
