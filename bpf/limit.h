@@ -91,7 +91,8 @@ __noinline int bind_may(struct bind *b)
 	return client_may(&who, rule->rate_ns, rule->burst_ns, true);
 }
 
-// Deletes a client without flows and ports. The compare-and-swap lets one CPU only do so.
+// Deletes a client without flows and ports. The compare-and-swap ensures that only one CPU deletes
+// it.
 static __always_inline void client_drop(const struct client_key *key, struct client *c)
 {
 	__u64 *held = (__u64 *)&c->flows;

@@ -79,8 +79,8 @@ static __always_inline bool as_wanted(const struct bind *b, const struct nat_rul
 }
 
 // Fills b with the outside endpoint for "sluice explain", which makes no binding. It is the
-// endpoint of the existing binding, or the only address of the pool. Zero means that the packet
-// itself decides.
+// endpoint of the existing binding, or the only address of the pool. Zero means that the choice is
+// open until a packet arrives.
 __noinline int bind_foresee(struct bind *b)
 {
 	struct pool_addr *address = 0;

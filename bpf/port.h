@@ -156,8 +156,8 @@ static __always_inline int take_upper(struct port_request *r, __u32 first, __u32
 	return bit >= 0 ? bit : take_range(r, first, last);
 }
 
-// Takes a port and returns REASON_NONE with r->port, or REASON_NO_PORT. A port below 1024 gets one
-// below 1024, and a port above gets one above, as long as one is free (RFC 4787 REQ-3a).
+// Takes a port and returns REASON_NONE with r->port, or REASON_NO_PORT. Ports below 1024 map to
+// ports below 1024, and higher ports to higher ports, as long as one is free (RFC 4787 REQ-3a).
 static __always_inline int choose_port(struct port_request *r)
 {
 	int bit;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Prefix lists, and stateless rules on prefixes.
+// Lookups in prefix lists, and helpers for rules that rewrite prefixes without state.
 #ifndef SLUICE_PREFIX_H
 #define SLUICE_PREFIX_H
 

@@ -112,7 +112,8 @@ static __always_inline bool read_quote4(void *ctx, const struct packet *p, struc
 }
 
 // Reads the ports or the identifier of the quoted packet. Returns false if the quotation is too
-// short, or if it is itself an error: no host may send an error about one (RFC 1122 §3.2.2).
+// short. Returns false also if the quoted packet is an error: no host may send an error about one
+// (RFC 1122 §3.2.2).
 static __always_inline bool read_quoted_l4(void *ctx, const struct packet *p, struct quote *q, const bool xdp)
 {
 	struct icmp_header head; // eight bytes, the minimum of RFC 792

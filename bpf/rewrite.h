@@ -184,8 +184,9 @@ static __always_inline void deltas_of(struct deltas *d, const struct packet *p, 
 	d->ports = change(p->tuple.sport, plan->to.sport) + change(p->tuple.dport, plan->to.dport);
 }
 
-// Returns the decrement of the TTL or hop limit. The kernel decrements it itself for packets that
-// it sends, and for the outer header of a tunnel.
+// Returns the decrement of the TTL or hop limit. It is 0 if the kernel sends the packet, because
+// the kernel decrements the field itself. With a tunnel, the kernel decrements only the outer
+// header.
 static __always_inline __u8 hops_down(const struct plan *plan)
 {
 	return plan->flags & PLAN_KERNEL && !plan->encap ? 0 : 1;

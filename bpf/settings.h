@@ -30,7 +30,7 @@ struct listener {
 // A listener on an address that has listeners on different interfaces. "ifindex" is the ingress
 // interface. ANY_IFACE_OF_SERVICE | service finds the listener of a service on any interface.
 struct iface_listener_key {
-	__u32 prefix_len; // bits of what follows that count
+	__u32 prefix_len; // significant bits of the fields below
 	__u32 ifindex;
 	struct listener_key key;
 };
@@ -61,7 +61,7 @@ ASSERT_SIZE(struct own_filter, 512);
 
 // Routes of an interface that have an MTU. bpf_fib_lookup reports locked MTUs only.
 struct route_mtu_key {
-	__u32 prefix_len; // bits of what follows that count
+	__u32 prefix_len; // significant bits of the fields below
 	__u32 ifindex;
 	__u8 addr[16]; // IPv4: ::ffff:0:0/96
 };
@@ -79,7 +79,7 @@ ASSERT_SIZE(struct reverse, 24);
 
 // service.flags
 enum service_flag {
-	SERVICE_SYN_STATELESS = 0x01, // set if the scheduler is a hash and replies are unambiguous
+	SERVICE_SYN_STATELESS = 0x01, // SYNs need no flow: the scheduler is a hash, replies are unambiguous
 	SERVICE_STRICT_TCP = 0x02,
 	SERVICE_ANSWER_RESET = 0x04, // answer if no backend is usable
 	SERVICE_ANSWER_REJECT = 0x08,
@@ -120,7 +120,7 @@ struct service {
 	__u64 reset_ns; // interval between resets from clients, 0 for no limit
 	__u64 reset_burst_ns;
 	__u64 rate_ns;	// interval between new connections, 0 for no limit
-	__u64 burst_ns; // credit that may gather
+	__u64 burst_ns; // burst credit
 	__u64 client_rate_ns;
 	__u64 client_burst_ns;
 	__u64 log_ns; // interval between logged connections, 0 for none
@@ -347,7 +347,7 @@ struct firewall_rule {
 	__u16 pad;
 	__u32 pad2;
 	__u64 rate_ns;	// drop: interval between packets that still pass, 0: drop all
-	__u64 burst_ns; // credit that may gather
+	__u64 burst_ns; // burst credit
 	__u64 tat;	// time of the next conforming packet (ns)
 	__u64 pad3;
 };
@@ -384,7 +384,7 @@ struct nat_rule {
 	__u32 max_ports; // per client, 0 for none
 	__u32 max_flows; // per client, 0 for none
 	__u64 rate_ns;	 // interval between new connections of a client, 0 for no limit
-	__u64 burst_ns;	 // credit that may gather
+	__u64 burst_ns;	 // burst credit
 	__u64 packets;
 	__u64 bytes;
 	__u64 flows;

@@ -24,9 +24,9 @@ static __always_inline __u32 checks_now(void)
 	return c ? *(volatile __u32 *)&c->checks : 0;
 }
 
-// Reports whether a route back to a source uses its strict interface. The lookup returns only one
-// next hop of a multipath route. A route with the same metric through the interface then also
-// counts.
+// Reports whether a route back to the source leads through an interface with strict rp_filter. The
+// lookup returns only one next hop of a multipath route. A route with the same metric through the
+// interface then also counts.
 static __always_inline bool strict_back(void *ctx, __u32 ifindex, __be32 source, struct bpf_fib_lookup *back,
 					__u32 checks)
 {

@@ -247,7 +247,7 @@ struct adjust {
 	__u32 cookie;  // initial sequence number that the client received
 	__u32 ahead;   // offset from the backend's sequence numbers; valid with ADJUST_HEARD
 	__be16 window; // window that the client offered
-	__u16 mss;     // MSS that the client surely accepts
+	__u16 mss;     // lower bound of the MSS that the client accepts
 };
 ASSERT_SIZE(struct adjust, 20);
 
@@ -260,7 +260,7 @@ ASSERT_SIZE(struct adjust, 20);
 struct cookie {
 	__u64 ip[sizeof(struct ipv6hdr) / 8]; // an IPv4 or IPv6 header
 	__u8 tcp[60];			      // TCP header and options of the packet
-	__u32 mss;			      // valid cookie: MSS that the client surely accepts
+	__u32 mss;			      // valid cookie: lower bound of the MSS that the client accepts
 };
 ASSERT_SIZE(struct cookie, 104);
 

@@ -25,7 +25,7 @@ func main() {
 	var out bytes.Buffer
 	out.WriteString("# Reasons\n\n<!-- Made by \"go generate ./datapath/ebpf\" from bpf/types.h. Do not edit. -->\n\n" +
 		"Every packet leaves the eBPF datapath with one reason. The metric `sluice_datapath_packets_total` counts them by family, action and\n" +
-		"reason (`/metrics`, see [operations](../guide/operations.md)); `sluice explain` names the one that a packet would meet.\n\n| reason | meaning |\n|---|---|\n")
+		"reason (`/metrics`, see [operations](../guide/operations.md)); `sluice explain` reports the reason for one packet.\n\n| reason | meaning |\n|---|---|\n")
 	for _, l := range strings.Split(string(source), "\n") {
 		m := line.FindStringSubmatch(l)
 		if m == nil || m[1] == "NONE" || m[1] == "COUNT" {
