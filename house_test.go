@@ -75,7 +75,7 @@ func TestImportsPointOneWay(t *testing.T) {
 	}
 	// Pure packages link nothing that talks to a kernel.
 	impure := regexp.MustCompile(`cilium/ebpf|vishvananda|google/nftables|mdlayher|` + module + `/(datapath/|kernel|lab|netdev|conntrack|engine|server|health)`)
-	for _, name := range []string{"config", "balance", "packet", "datapath", "nat", "nat/golden", "nat/judge", "capacity", "importer", "datapath/nft/compile"} {
+	for _, name := range []string{"config", "balance", "packet", "datapath", "model", "model/golden", "model/judge", "capacity", "importer", "datapath/nft/compile"} {
 		for _, dep := range all[name].Deps {
 			if impure.MatchString(dep) && !(name == "datapath/nft/compile" && dep == module+"/datapath/nft/ruleset") {
 				t.Errorf("%s depends on %s; it is pure", name, dep)

@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-lb/sluice/importer"
 	"github.com/sluice-lb/sluice/importer/draft"
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat"
-	"github.com/sluice-lb/sluice/nat/golden"
+	"github.com/sluice-lb/sluice/model"
+	"github.com/sluice-lb/sluice/model/golden"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -111,7 +111,7 @@ func packetCase(t *testing.T, path, text, yaml string) (*golden.Case, map[int]in
 	return c, differs
 }
 
-func rename(h *nat.Host, from, to string) {
+func rename(h *model.Host, from, to string) {
 	change := func(s *string) {
 		if *s == from {
 			*s = to
@@ -166,7 +166,7 @@ func (b *both) drop() {
 }
 
 // Reset implements golden.Subject.
-func (b *both) Reset(c *config.Config, h nat.Host) (err error) {
+func (b *both) Reset(c *config.Config, h model.Host) (err error) {
 	if b.original, err = newWire(h); err != nil {
 		return err
 	}
@@ -195,15 +195,15 @@ func (b *both) Reset(c *config.Config, h nat.Host) (err error) {
 }
 
 // Step implements golden.Subject.
-func (b *both) Step(in nat.Arrival) (nat.Outcome, error) {
+func (b *both) Step(in model.Arrival) (model.Outcome, error) {
 	b.packets++
 	one, err := b.original.step(in)
 	if err != nil {
-		return nat.Outcome{}, err
+		return model.Outcome{}, err
 	}
 	other, err := b.copied.step(in)
 	if err != nil {
-		return nat.Outcome{}, err
+		return model.Outcome{}, err
 	}
 	line, differs := b.differs[b.packets]
 	switch same := sameFrames(one, other); {
@@ -214,7 +214,7 @@ func (b *both) Step(in nat.Arrival) (nat.Outcome, error) {
 	case differs && !b.noted(line):
 		b.t.Errorf("packet %d: the report says nothing of line %d", b.packets, line)
 	}
-	return nat.Outcome{Out: one}, nil
+	return model.Outcome{Out: one}, nil
 }
 
 func (b *both) noted(line int) bool {
@@ -226,7 +226,7 @@ func (b *both) noted(line int) bool {
 	return false
 }
 
-func sameFrames(a, b []nat.Departure) bool {
+func sameFrames(a, b []model.Departure) bool {
 	if len(a) != len(b) {
 		return false
 	}
@@ -238,7 +238,7 @@ func sameFrames(a, b []nat.Departure) bool {
 	return true
 }
 
-func frames(list []nat.Departure) string {
+func frames(list []model.Departure) string {
 	var s strings.Builder
 	for _, d := range list {
 		fmt.Fprintf(&s, "  out %s: %s\n", d.Interface, packet.Parse(d.Frame))
@@ -253,7 +253,7 @@ func frames(list []nat.Departure) string {
 
 func (b *both) Advance(time.Duration) error                   { return errors.ErrUnsupported }
 func (b *both) Apply(*config.Config) error                    { return errors.ErrUnsupported }
-func (b *both) SetHost(nat.Host) error                        { return errors.ErrUnsupported }
+func (b *both) SetHost(model.Host) error                      { return errors.ErrUnsupported }
 func (b *both) SetState(string, string, datapath.State) error { return errors.ErrUnsupported }
 func (b *both) Map(datapath.Mapping) error                    { return errors.ErrUnsupported }
 func (b *both) Unmap(datapath.Mapping) error                  { return errors.ErrUnsupported }

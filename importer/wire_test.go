@@ -17,7 +17,7 @@ import (
 
 	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -37,7 +37,7 @@ type wire struct {
 	atFarEnds bool
 }
 
-func newWire(h nat.Host) (*wire, error) {
+func newWire(h model.Host) (*wire, error) {
 	w := &wire{thread: make(chan func()), send: -1, watch: -1, farWatch: -1, out: -1}
 	made := make(chan error)
 	go func() {
@@ -63,7 +63,7 @@ func (w *wire) close() {
 	close(w.thread)
 }
 
-func (w *wire) build(h nat.Host) (err error) {
+func (w *wire) build(h model.Host) (err error) {
 	if _, _, err := kernel.OneCPU(); err != nil {
 		return err
 	}
@@ -166,7 +166,7 @@ func restore(program, rules string) error {
 const marker = 0x88b5
 
 // step sends a frame and returns what left until the marker behind it has arrived.
-func (w *wire) step(in nat.Arrival) (out []nat.Departure, err error) {
+func (w *wire) step(in model.Arrival) (out []model.Departure, err error) {
 	mark := packet.Packet{&packet.Ethernet{Type: packet.Force(marker)}, &packet.Data{Bytes: make([]byte, 46)}}.Build()
 	for _, frame := range [][]byte{in.Frame, mark} {
 		if err := unix.Sendto(w.send, frame, 0, &unix.SockaddrLinklayer{Ifindex: w.peers[in.Interface]}); err != nil {
@@ -186,7 +186,7 @@ func (w *wire) step(in nat.Arrival) (out []nat.Departure, err error) {
 }
 
 // departures reads frames that leave, or that come in, until as many markers have come in.
-func departures(fd int, names map[int]string, leaving bool, markers int) (out []nat.Departure, err error) {
+func departures(fd int, names map[int]string, leaving bool, markers int) (out []model.Departure, err error) {
 	buf := make([]byte, 1<<16)
 	for markers > 0 {
 		n, from, err := unix.Recvfrom(fd, buf, 0)
@@ -209,7 +209,7 @@ func departures(fd int, names map[int]string, leaving bool, markers int) (out []
 				markers--
 			}
 		case outgoing == leaving:
-			out = append(out, nat.Departure{Interface: name, Frame: plain(packet.Parse(buf[:n]))})
+			out = append(out, model.Departure{Interface: name, Frame: plain(packet.Parse(buf[:n]))})
 		}
 	}
 	return out, nil

@@ -5,7 +5,7 @@ package ebpf
 import (
 	"time"
 
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 
@@ -94,7 +94,7 @@ func (s *subject) forgetFragments() {
 	f := &s.fragments
 	old := f.keys[:0]
 	for i, k := range f.keys[:f.n] {
-		if s.now-f.values[i].Seen > uint32(10*nat.FragmentLife.Seconds())*s.d.hz {
+		if s.now-f.values[i].Seen > uint32(10*model.FragmentLife.Seconds())*s.d.hz {
 			old = append(old, k)
 		}
 	}

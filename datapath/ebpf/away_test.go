@@ -17,7 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/datapath"
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/packet"
 )
@@ -148,10 +148,10 @@ firewall:
 		}
 	}
 	asked := "ip4(src=10.0.2.2,dst=198.18.0.2)/udp(sport=4000,dport=53)"
-	if out := send(t, s, "lan0", asked); out.Action != nat.Pass || out.Reason != "not-ours" {
+	if out := send(t, s, "lan0", asked); out.Action != model.Pass || out.Reason != "not-ours" {
 		t.Errorf("without the interface: %v %v", out.Action, out.Reason)
 	}
-	if out := send(t, s, "lan0", "ip4(src=10.8.0.2,dst=10.0.2.1)/udp(sport=4000,dport=53)"); out.Action != nat.Pass || out.Reason != "not-ours" {
+	if out := send(t, s, "lan0", "ip4(src=10.8.0.2,dst=10.0.2.1)/udp(sport=4000,dport=53)"); out.Action != model.Pass || out.Reason != "not-ours" {
 		t.Errorf("to the gateway itself, which leaves by no interface: %v %v", out.Action, out.Reason)
 	}
 	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "later0"}, PeerName: "peer0"}
@@ -168,7 +168,7 @@ firewall:
 	if !warned("nat office: interface later0 has no address") || warned("no interface later0") {
 		t.Errorf("without an address the warnings are %q", s.d.Warnings())
 	}
-	if out := send(t, s, "lan0", asked); out.Action != nat.Drop || out.Reason != "no-address" {
+	if out := send(t, s, "lan0", asked); out.Action != model.Drop || out.Reason != "no-address" {
 		t.Errorf("without an address: %v %v", out.Action, out.Reason)
 	}
 	err = s.inside(func() error {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat"
-	"github.com/sluice-lb/sluice/nat/golden"
+	"github.com/sluice-lb/sluice/model"
+	"github.com/sluice-lb/sluice/model/golden"
 )
 
 // BenchmarkPacket measures every packet of the packet cases, once its case has run
@@ -69,16 +69,16 @@ func emptyProgram(b *testing.B, hook string) *ebpf.Program {
 // recorder is a subject that keeps what arrives.
 type recorder struct {
 	*subject
-	arrivals []nat.Arrival
+	arrivals []model.Arrival
 }
 
-func (r *recorder) Step(in nat.Arrival) (nat.Outcome, error) {
+func (r *recorder) Step(in model.Arrival) (model.Outcome, error) {
 	r.arrivals = append(r.arrivals, in)
 	return r.subject.Step(in)
 }
 
 // measure runs a program b.N times and returns the mean time of a run in ns.
-func (r *recorder) measure(b *testing.B, p *ebpf.Program, in nat.Arrival) float64 {
+func (r *recorder) measure(b *testing.B, p *ebpf.Program, in model.Arrival) float64 {
 	o := r.options(in)
 	var before, after *ebpf.ProgramStats
 	err := r.inside(func() (err error) {

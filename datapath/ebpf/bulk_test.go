@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat"
-	"github.com/sluice-lb/sluice/nat/golden"
+	"github.com/sluice-lb/sluice/model"
+	"github.com/sluice-lb/sluice/model/golden"
 )
 
 const bulkYAML = `
@@ -126,7 +126,7 @@ func TestUnstatedLength(t *testing.T) {
 		send(t, s, "wan0", fmt.Sprintf(header, "")+"tcp(sport=4000,dport=80,flags=S,seq=1)")
 		for _, segments := range []uint32{0, 2} {
 			frame := s.frame("wan0", fmt.Sprintf(header, ",len=0")+"tcp(sport=4000,dport=80,flags=A,seq=2,ack=2)/data(2880)")
-			o := s.options(nat.Arrival{Interface: "wan0", Frame: frame})
+			o := s.options(model.Arrival{Interface: "wan0", Frame: frame})
 			meta := o.Context.(skbMeta)
 			meta.GSOSegs, meta.GSOSize = segments, segments*700
 			o.Context = meta
@@ -166,7 +166,7 @@ func TestSegmentsTooBig(t *testing.T) {
 		send(t, s, "wan0", ends+"flags=A,seq=2,ack=2)")
 		for payload, fits := range map[int]bool{1440: true, 1441: false} {
 			frame := s.frame("wan0", ends+fmt.Sprintf("flags=A,seq=2,ack=2,opts=[nop;nop;ts:1:2])/data(%d)", 2*payload))
-			o := s.options(nat.Arrival{Interface: "wan0", Frame: frame})
+			o := s.options(model.Arrival{Interface: "wan0", Frame: frame})
 			meta := o.Context.(skbMeta)
 			meta.GSOSegs, meta.GSOSize = 2, uint32(payload)
 			o.Context = meta

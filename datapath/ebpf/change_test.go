@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat/golden"
+	"github.com/sluice-lb/sluice/model/golden"
 )
 
 // twoUplinks is a datapath on a gateway with two interfaces of two networks each, for which a

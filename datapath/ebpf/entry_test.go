@@ -15,15 +15,15 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat"
-	"github.com/sluice-lb/sluice/nat/golden"
+	"github.com/sluice-lb/sluice/model"
+	"github.com/sluice-lb/sluice/model/golden"
 	"github.com/sluice-lb/sluice/packet"
 )
 
 // send gives the gateway a packet.
-func send(t testing.TB, s *subject, iface, text string) nat.Outcome {
+func send(t testing.TB, s *subject, iface, text string) model.Outcome {
 	t.Helper()
-	out, err := s.Step(nat.Arrival{Interface: iface, Frame: s.frame(iface, text)})
+	out, err := s.Step(model.Arrival{Interface: iface, Frame: s.frame(iface, text)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func ports(s *subject) (n int) {
 }
 
 // sentFrom is the source that a packet left with.
-func sentFrom(t *testing.T, out nat.Outcome) (source string) {
+func sentFrom(t *testing.T, out model.Outcome) (source string) {
 	t.Helper()
 	if len(out.Out) != 1 {
 		t.Fatalf("%s %s: nothing was sent", out.Action, out.Reason)
@@ -153,7 +153,7 @@ func TestHolder(t *testing.T) {
 	if again := sentFrom(t, send(t, s, "lan0", question(2, 1))); again != first {
 		t.Errorf("the third flow leaves by %s, the first by %s", again, first)
 	}
-	if unrelated := send(t, s, "wan0", fmt.Sprintf("ip4(src=198.18.7.7,dst=203.0.113.1)/udp(sport=9,dport=%s)", first[len("203.0.113.1:"):])); unrelated.Action != nat.Forward {
+	if unrelated := send(t, s, "wan0", fmt.Sprintf("ip4(src=198.18.7.7,dst=203.0.113.1)/udp(sport=9,dport=%s)", first[len("203.0.113.1:"):])); unrelated.Action != model.Forward {
 		t.Errorf("a packet of an unrelated host to the binding: %s", unrelated.Reason)
 	}
 	held{flows: 6, bindings: 1, resting: 1, slots: 9, ports: 2, owned: 1}.want(t, s, "a third flow, and an unrelated host's")
@@ -173,13 +173,13 @@ func TestStrangersShareNoBinding(t *testing.T) {
 	one.want(t, s, "one flow")
 	for _, c := range []struct {
 		from string
-		want nat.Reason
-	}{{"198.18.7.7", nat.ReasonFiltered}, {"198.18.0.1", nat.ReasonNewFlow}} {
+		want model.Reason
+	}{{"198.18.7.7", model.ReasonFiltered}, {"198.18.0.1", model.ReasonNewFlow}} {
 		out := send(t, s, "wan0", fmt.Sprintf("ip4(src=%s,dst=203.0.113.1)/udp(sport=9,dport=%s)", c.from, first[len("203.0.113.1:"):]))
 		if out.Reason != c.want {
 			t.Errorf("from %s: %s, want %s", c.from, out.Reason, c.want)
 		}
-		if c.want == nat.ReasonFiltered {
+		if c.want == model.ReasonFiltered {
 			one.want(t, s, "an unrelated host was dropped")
 		}
 	}
@@ -203,7 +203,7 @@ nat:
 `)
 	six := sentFrom(t, send(t, s, "lan0", "ip6(src=fd00:2::3,dst=64:ff9b::c612:1)/udp(sport=5000,dport=53)"))
 	out := send(t, s, "lan0", fmt.Sprintf("ip4(src=10.0.2.2,dst=203.0.113.1)/udp(sport=4000,dport=%s)", six[len("203.0.113.1:"):]))
-	if out.Action != nat.Forward || out.Reason != nat.ReasonNewFlow {
+	if out.Action != model.Forward || out.Reason != model.ReasonNewFlow {
 		t.Fatalf("from IPv4: %s %s", out.Action, out.Reason)
 	}
 	binding := slices.IndexFunc(s.d.t.Flows4.Values, func(e wire.Flow4) bool { return e.Key.Kind == wire.KindBinding })
@@ -440,11 +440,11 @@ func TestPoolFills(t *testing.T) {
 	if err := s.Reset(c, golden.StandardHost()); err != nil {
 		t.Fatal(err)
 	}
-	reasons, refused := map[nat.Reason]int{}, 0
+	reasons, refused := map[model.Reason]int{}, 0
 	for i := range ports {
 		for n := 0; ; n++ {
 			out := send(t, s, "lan0", fmt.Sprintf("ip4(src=10.1.%d.%d,dst=198.18.0.1)/udp(sport=%d,dport=53)", i/each>>8, i/each&0xff, 1024+i%each))
-			if reasons[out.Reason]++; out.Action != nat.Drop {
+			if reasons[out.Reason]++; out.Action != model.Drop {
 				break
 			}
 			if n == sent {

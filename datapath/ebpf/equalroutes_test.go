@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -33,7 +33,7 @@ services:
 					ways := map[packet.MAC]int{}
 					for i := range 40 {
 						out := send(t, s, "wan0", fmt.Sprintf(form, i+1))
-						if out.Action != nat.Forward || len(out.Out) != 1 {
+						if out.Action != model.Forward || len(out.Out) != 1 {
 							t.Fatalf("%v %v", out.Action, out.Reason)
 						}
 						ways[packet.MAC(out.Out[0].Frame[:6])]++

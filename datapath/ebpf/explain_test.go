@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat"
-	"github.com/sluice-lb/sluice/nat/golden"
+	"github.com/sluice-lb/sluice/model"
+	"github.com/sluice-lb/sluice/model/golden"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -190,7 +190,7 @@ func TestExplainFlows(t *testing.T) {
 				t.Fatal(err)
 			}
 			at, _ := host.Interface(q.Interface)
-			out, err := s.Step(nat.Arrival{Interface: q.Interface, Frame: append(packet.Packet{&packet.Ethernet{Src: packet.MAC{2}, Dst: at.MAC}}, p...).Build()})
+			out, err := s.Step(model.Arrival{Interface: q.Interface, Frame: append(packet.Packet{&packet.Ethernet{Src: packet.MAC{2}, Dst: at.MAC}}, p...).Build()})
 			if err != nil || len(out.Out) != 1 {
 				t.Fatalf("%s: %v: %+v", q.Tuple, err, out)
 			}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 )
 
 // TestFirewallRateGoesOn applies a configuration once more, as each change of a backend
@@ -19,7 +19,7 @@ func TestFirewallRateGoesOn(t *testing.T) {
 		"nat: [{name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]}]\n"
 	s := changing(t, yaml)
 	ping := "ip4(src=10.0.2.2,dst=198.18.0.1)/icmp(type=echo,id=7)"
-	for i, want := range []nat.Reason{nat.ReasonNewFlow, nat.ReasonDenied, nat.ReasonDenied} {
+	for i, want := range []model.Reason{model.ReasonNewFlow, model.ReasonDenied, model.ReasonDenied} {
 		if out := send(t, s, "lan0", ping); out.Reason != want {
 			t.Errorf("ping %d: %s, want %s", i+1, out.Reason, want)
 		}
@@ -79,7 +79,7 @@ func TestListsBeforePrograms(t *testing.T) {
 		}
 	})
 	s.mustChange(after)
-	for from, want := range map[string]nat.Reason{"198.18.0.1": nat.ReasonNewFlow, "198.18.1.1": nat.ReasonNotAllowed} {
+	for from, want := range map[string]model.Reason{"198.18.0.1": model.ReasonNewFlow, "198.18.1.1": model.ReasonNotAllowed} {
 		if out := send(t, s, "wan0", "ip4(src="+from+",dst=192.0.2.10)/udp(sport=4000,dport=53)"); out.Reason != want {
 			t.Errorf("from %s: %s, want %s", from, out.Reason, want)
 		}

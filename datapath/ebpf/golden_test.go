@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat/golden"
+	"github.com/sluice-lb/sluice/model/golden"
 )
 
 // TestPacketCases runs every packet case on XDP, on TC, on TC with a checksum over the

@@ -14,9 +14,9 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat"
-	"github.com/sluice-lb/sluice/nat/golden"
-	"github.com/sluice-lb/sluice/nat/judge"
+	"github.com/sluice-lb/sluice/model"
+	"github.com/sluice-lb/sluice/model/golden"
+	"github.com/sluice-lb/sluice/model/judge"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -59,7 +59,7 @@ type hostile struct {
 	traffic *judge.Traffic
 }
 
-func (h *hostile) run(in nat.Arrival) error {
+func (h *hostile) run(in model.Arrival) error {
 	ifindex := uint32(h.s.ifaces[in.Interface])
 	o := &ebpf.RunOptions{Data: in.Frame, DataOut: h.s.caller.room(len(in.Frame))}
 	program, verdicts := h.s.d.programs.Programs["sluice_tc"], []uint32{0xffffffff, 2, 7} // TCX_NEXT, TC_ACT_SHOT, TC_ACT_REDIRECT

@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat/golden"
+	"github.com/sluice-lb/sluice/model/golden"
 	"github.com/sluice-lb/sluice/packet"
 )
 

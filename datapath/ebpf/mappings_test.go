@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat/golden"
+	"github.com/sluice-lb/sluice/model/golden"
 )
 
 // mapping is one request of TestMappings: inside endpoint and outside one, and what

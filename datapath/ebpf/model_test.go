@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat/judge"
+	"github.com/sluice-lb/sluice/model/judge"
 )
 
 // number reads how much of something a test is asked to do.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
-	"github.com/sluice-lb/sluice/nat"
-	"github.com/sluice-lb/sluice/nat/golden"
+	"github.com/sluice-lb/sluice/model"
+	"github.com/sluice-lb/sluice/model/golden"
 )
 
 // TestServiceMoves has a service come from another datapath, with its flows, and go to it again: what has no
@@ -52,7 +52,7 @@ services:
 	tcp := func(client, to, flags string) string {
 		return fmt.Sprintf("ip4(src=198.18.0.%s,dst=192.0.2.%s)/tcp(sport=4000,dport=80,flags=%s,seq=1,ack=1)", client, to, flags)
 	}
-	want := func(what string, out nat.Outcome, reason nat.Reason) {
+	want := func(what string, out model.Outcome, reason model.Reason) {
 		t.Helper()
 		if out.Reason != reason {
 			t.Errorf("%s: %s (%s), want %s", what, out.Reason, out.Action, reason)
@@ -62,8 +62,8 @@ services:
 	want("an open connection of the other datapath", send(t, s, "wan0", tcp("1", "10", "A")), "moving")
 	want("one to fullnat", send(t, s, "wan0", tcp("1", "11", "A")), "moving")
 	want("a datagram", send(t, s, "wan0", ntp), "moving")
-	want("a SYN", send(t, s, "wan0", tcp("2", "10", "S")), nat.ReasonSYN)
-	want("what acknowledges its answer", send(t, s, "wan0", tcp("2", "10", "A")), nat.ReasonNewFlow)
+	want("a SYN", send(t, s, "wan0", tcp("2", "10", "S")), model.ReasonSYN)
+	want("what acknowledges its answer", send(t, s, "wan0", tcp("2", "10", "A")), model.ReasonNewFlow)
 
 	at := netip.MustParseAddrPort
 	kept := func(protocol flow.Protocol, client, to, server, seen, state string) flow.Flow {
@@ -102,15 +102,15 @@ services:
 			t.Errorf("%s: state %s, was %s", f.Original, have[i].State, f.State)
 		}
 	}
-	want("what goes on", send(t, s, "wan0", tcp("1", "10", "A")), nat.ReasonFlow)
-	want("what answers", send(t, s, "lan0", "ip4(src=10.0.2.3,dst=198.18.0.1)/tcp(sport=8080,dport=4000,flags=A,seq=1,ack=1)"), nat.ReasonFlow)
-	want("a handshake goes on", send(t, s, "wan0", tcp("3", "10", "A")), nat.ReasonFlow)
-	want("a datagram goes on", send(t, s, "wan0", ntp), nat.ReasonFlow)
-	want("fullnat goes on", send(t, s, "wan0", tcp("1", "11", "A")), nat.ReasonFlow)
-	want("its answer", send(t, s, "lan0", "ip4(src=10.0.2.2,dst=10.0.2.100)/tcp(sport=8080,dport=2000,flags=A,seq=1,ack=1)"), nat.ReasonFlow)
-	want("a connection that nobody has told of", send(t, s, "wan0", tcp("8", "10", "A")), nat.ReasonNewFlow)
+	want("what goes on", send(t, s, "wan0", tcp("1", "10", "A")), model.ReasonFlow)
+	want("what answers", send(t, s, "lan0", "ip4(src=10.0.2.3,dst=198.18.0.1)/tcp(sport=8080,dport=4000,flags=A,seq=1,ack=1)"), model.ReasonFlow)
+	want("a handshake goes on", send(t, s, "wan0", tcp("3", "10", "A")), model.ReasonFlow)
+	want("a datagram goes on", send(t, s, "wan0", ntp), model.ReasonFlow)
+	want("fullnat goes on", send(t, s, "wan0", tcp("1", "11", "A")), model.ReasonFlow)
+	want("its answer", send(t, s, "lan0", "ip4(src=10.0.2.2,dst=10.0.2.100)/tcp(sport=8080,dport=2000,flags=A,seq=1,ack=1)"), model.ReasonFlow)
+	want("a connection that nobody has told of", send(t, s, "wan0", tcp("8", "10", "A")), model.ReasonNewFlow)
 
-	want("a SYN before", send(t, s, "wan0", tcp("9", "10", "S")), nat.ReasonSYN)
+	want("a SYN before", send(t, s, "wan0", tcp("9", "10", "S")), model.ReasonSYN)
 	given, err := s.d.Give(context.Background(), map[string]bool{"service web": true})
 	if err != nil {
 		t.Fatal(err)
@@ -119,9 +119,9 @@ services:
 		t.Errorf("%d flows given, want 5", len(given))
 	}
 	want("a SYN to what goes", send(t, s, "wan0", tcp("10", "10", "S")), "moving")
-	want("an acknowledgement from before", send(t, s, "wan0", tcp("9", "10", "A")), nat.ReasonNewFlow)
-	want("a connection that goes on", send(t, s, "wan0", tcp("1", "10", "A")), nat.ReasonFlow)
-	want("a SYN to what stays", send(t, s, "wan0", tcp("10", "11", "S")), nat.ReasonNewFlow)
+	want("an acknowledgement from before", send(t, s, "wan0", tcp("9", "10", "A")), model.ReasonNewFlow)
+	want("a connection that goes on", send(t, s, "wan0", tcp("1", "10", "A")), model.ReasonFlow)
+	want("a SYN to what stays", send(t, s, "wan0", tcp("10", "11", "S")), model.ReasonNewFlow)
 	put(&c, nil)
-	want("a SYN to what comes back at once", send(t, s, "wan0", tcp("11", "10", "S")), nat.ReasonSYN)
+	want("a SYN to what comes back at once", send(t, s, "wan0", tcp("11", "10", "S")), model.ReasonSYN)
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/datapath"
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -129,11 +129,11 @@ func TestMasqueradeWithoutAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, layers := range []string{"udp(sport=4000,dport=53)", "icmp6(type=echo,id=9)", "tcp(sport=4000,dport=80,flags=S)"} {
-		if out := send(t, s, "lan0", "ip6(src=fd00:2::2,dst=2600::1)/"+layers); out.Action != nat.Drop || out.Reason != "no-address" {
+		if out := send(t, s, "lan0", "ip6(src=fd00:2::2,dst=2600::1)/"+layers); out.Action != model.Drop || out.Reason != "no-address" {
 			t.Errorf("%s: %v %v", layers, out.Action, out.Reason)
 		}
 	}
-	if out := send(t, s, "lan0", "ip4(src=10.0.2.2,dst=198.18.0.1)/udp(sport=4000,dport=53)"); out.Action != nat.Forward {
+	if out := send(t, s, "lan0", "ip4(src=10.0.2.2,dst=198.18.0.1)/udp(sport=4000,dport=53)"); out.Action != model.Forward {
 		t.Errorf("IPv4: %v %v", out.Action, out.Reason)
 	}
 	if !slices.ContainsFunc(s.d.Warnings(), func(w string) bool { return strings.Contains(w, "nat office: interface wan0 has no IPv6 address") }) {
@@ -141,7 +141,7 @@ func TestMasqueradeWithoutAddress(t *testing.T) {
 	}
 }
 
-func sourceOf(out nat.Outcome) netip.Addr {
+func sourceOf(out model.Outcome) netip.Addr {
 	if len(out.Out) != 1 {
 		return netip.Addr{}
 	}
@@ -163,7 +163,7 @@ services: [{name: svc, protocol: tcp, mode: dnat, listen: [{interface: wan0, por
 nat: [{name: web, type: port-forward, protocol: tcp, listen: {interface: wan0, ports: [80]}, to: {address: 10.0.2.2}}]
 `)
 	port := 4000
-	check := func(to string, want nat.Action, ports ...int) {
+	check := func(to string, want model.Action, ports ...int) {
 		t.Helper()
 		for _, dport := range ports {
 			port++
@@ -173,17 +173,17 @@ nat: [{name: web, type: port-forward, protocol: tcp, listen: {interface: wan0, p
 			}
 		}
 	}
-	check("198.51.100.1", nat.Forward, 80, 443)
+	check("198.51.100.1", model.Forward, 80, 443)
 	if err := errors.Join(s.readdress("wan0", "198.51.100.1/24", "198.51.100.9/24"), s.inside(s.apply)); err != nil {
 		t.Fatal(err)
 	}
-	check("198.51.100.9", nat.Forward, 80, 443)
-	check("198.51.100.9", nat.Pass, 81)
-	check("198.51.100.1", nat.Pass, 80, 443)
+	check("198.51.100.9", model.Forward, 80, 443)
+	check("198.51.100.9", model.Pass, 81)
+	check("198.51.100.1", model.Pass, 80, 443)
 	if err := errors.Join(s.ip("addr flush dev wan0 scope global"), s.inside(s.apply)); err != nil {
 		t.Fatal(err)
 	}
-	check("198.51.100.9", nat.Pass, 80, 443)
+	check("198.51.100.9", model.Pass, 80, 443)
 	if !slices.ContainsFunc(s.d.Warnings(), func(w string) bool { return strings.Contains(w, "service svc: interface wan0 has no IPv4 address") }) {
 		t.Errorf("the warnings %q do not tell of it", s.d.Warnings())
 	}
@@ -205,13 +205,13 @@ services:
 			}
 			for _, step := range []struct {
 				change string
-				want   nat.Action
+				want   model.Action
 			}{
-				{"", nat.Drop},
-				{"route add blackhole 192.0.2.0/24\nroute add blackhole 2001:db8:9::/48", nat.Drop},
-				{"route add local 192.0.2.0/25 dev lo\n-6 route add local 2001:db8:9::/64 dev lo", nat.Pass},
-				{"route del local 192.0.2.0/25 dev lo\n-6 route del local 2001:db8:9::/64 dev lo", nat.Drop},
-				{"addr add 192.0.2.10/32 dev lo\naddr add 2001:db8:9::10/128 dev lo nodad", nat.Pass},
+				{"", model.Drop},
+				{"route add blackhole 192.0.2.0/24\nroute add blackhole 2001:db8:9::/48", model.Drop},
+				{"route add local 192.0.2.0/25 dev lo\n-6 route add local 2001:db8:9::/64 dev lo", model.Pass},
+				{"route del local 192.0.2.0/25 dev lo\n-6 route del local 2001:db8:9::/64 dev lo", model.Drop},
+				{"addr add 192.0.2.10/32 dev lo\naddr add 2001:db8:9::10/128 dev lo nodad", model.Pass},
 			} {
 				if err := errors.Join(s.ip(step.change), s.inside(s.apply)); err != nil {
 					t.Fatal(err)
@@ -224,7 +224,7 @@ services:
 					"ip4(src=198.18.0.1,dst=192.0.2.10)/udp(sport=99,dport=81)/data(100)": "198.51.100.1",
 				} {
 					out := send(t, s, "wan0", frame)
-					if out.Action != step.want || out.Action == nat.Drop && sourceOf(out) != netip.MustParseAddr(from) {
+					if out.Action != step.want || out.Action == model.Drop && sourceOf(out) != netip.MustParseAddr(from) {
 						t.Errorf("%q: %s: %v %v from %v, not %v from %s", step.change, frame, out.Action, out.Reason, sourceOf(out), step.want, from)
 					}
 				}

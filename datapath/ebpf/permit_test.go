@@ -9,7 +9,7 @@ import (
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 )
 
 // TestPermitsGiveWay has one inside endpoint send to ever more hosts through a rule with
@@ -24,7 +24,7 @@ func TestPermitsGiveWay(t *testing.T) {
 	outside := sentFrom(t, send(t, s, "lan0", to(0)))
 	var port int
 	fmt.Sscanf(outside, "203.0.113.1:%d", &port)
-	from := func(host int) nat.Reason {
+	from := func(host int) model.Reason {
 		return send(t, s, "wan0", fmt.Sprintf("ip4(src=198.18.%d.%d,dst=203.0.113.1)/udp(sport=99,dport=%d)", host/250, 1+host%250, port)).Reason
 	}
 	for host := 1; host <= 100; host++ {
@@ -51,14 +51,14 @@ func TestPermitsGiveWay(t *testing.T) {
 	if n := permits(); n != 1 {
 		t.Errorf("%d permits in a full table, want that of the host sent to last", n)
 	}
-	if reason := from(1); reason != nat.ReasonNewFlow {
+	if reason := from(1); reason != model.ReasonNewFlow {
 		t.Errorf("from the host sent to last: %s", reason)
 	}
-	if reason := from(2); reason != nat.ReasonFiltered {
+	if reason := from(2); reason != model.ReasonFiltered {
 		t.Errorf("from one that was given up: %s", reason)
 	}
 	send(t, s, "lan0", to(2))
-	if reason := from(2); reason != nat.ReasonNewFlow {
+	if reason := from(2); reason != model.ReasonNewFlow {
 		t.Errorf("from one that was sent to again: %s", reason)
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/cilium/ebpf/ringbuf"
 
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 )
 
 // TestProbes asks for probes of connections whose time is over: of nat64 alone, and not once
@@ -57,7 +57,7 @@ nat:
 		if fin {
 			flags = "FA"
 		}
-		if out := send(t, s, "lan0", fmt.Sprintf("%s/tcp(sport=%d,dport=80,flags=%s)", inside, sport, flags)); out.Action != nat.Forward {
+		if out := send(t, s, "lan0", fmt.Sprintf("%s/tcp(sport=%d,dport=80,flags=%s)", inside, sport, flags)); out.Action != model.Forward {
 			t.Fatalf("%s %s", out.Action, out.Reason)
 		}
 	}

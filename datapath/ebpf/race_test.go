@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -202,7 +202,7 @@ tables: {flows: 4096, flows6: 4096, half-open: 2}
 		t.Fatal(err)
 	}
 	soon := now + s.d.hz/2
-	to := func(out nat.Outcome) string {
+	to := func(out model.Outcome) string {
 		ip, _ := packet.Find[*packet.IPv4](packet.Parse(out.Out[0].Frame))
 		return ip.Dst.String()
 	}
@@ -218,15 +218,15 @@ tables: {flows: 4096, flows6: 4096, half-open: 2}
 		t.Fatal(err)
 	}
 	for i, part := range parts {
-		out, err := s.Step(nat.Arrival{Interface: "lan0", Frame: part})
-		if err != nil || out.Action != nat.Forward {
+		out, err := s.Step(model.Arrival{Interface: "lan0", Frame: part})
+		if err != nil || out.Action != model.Forward {
 			t.Errorf("fragment %d: %s %s, %v", i+1, out.Action, out.Reason, err)
 		}
 		each[wire.FragmentKey](s.d.t.Maps["fragments"], func(v *wire.Fragment) { v.Seen = soon })
 	}
 	segment := "ip4(src=198.18.0.1,dst=192.0.2.10)/tcp(sport=%d,dport=80,flags=%s,seq=1,ack=%d,opts=[mss:1460])"
 	send(t, s, "wan0", fmt.Sprintf(segment, 4000, "S", 0))
-	if out := send(t, s, "wan0", fmt.Sprintf(segment, 4001, "S", 0)); out.Reason != nat.ReasonCookie {
+	if out := send(t, s, "wan0", fmt.Sprintf(segment, 4001, "S", 0)); out.Reason != model.ReasonCookie {
 		t.Fatalf("a SYN when half of the quota is used up: %s", out.Reason)
 	}
 	for i := range s.d.t.ServiceLoads.Values {
@@ -234,7 +234,7 @@ tables: {flows: 4096, flows6: 4096, half-open: 2}
 			l.Cookie = soon &^ 1
 		}
 	}
-	if out := send(t, s, "wan0", fmt.Sprintf(segment, 4001, "A", 7)); out.Reason != nat.ReasonBadCookie {
+	if out := send(t, s, "wan0", fmt.Sprintf(segment, 4001, "A", 7)); out.Reason != model.ReasonBadCookie {
 		t.Errorf("an acknowledgement without a cookie: %s", out.Reason)
 	}
 }

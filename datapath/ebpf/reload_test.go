@@ -23,9 +23,9 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat"
-	"github.com/sluice-lb/sluice/nat/golden"
-	"github.com/sluice-lb/sluice/nat/judge"
+	"github.com/sluice-lb/sluice/model"
+	"github.com/sluice-lb/sluice/model/golden"
+	"github.com/sluice-lb/sluice/model/judge"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -419,12 +419,12 @@ func TestModeChanges(t *testing.T) {
 	}
 	const client = "ip4(src=203.0.113.5,dst=192.0.2.10)/udp(sport=4000,dport=80)"
 	s := changing(t, yaml("mode: tunnel, scheduler: rr, backends: [{name: a, address: \"fd00:2::3\"}]"))
-	if out := send(t, s, "wan0", client); out.Reason != nat.ReasonNewFlow {
+	if out := send(t, s, "wan0", client); out.Reason != model.ReasonNewFlow {
 		t.Fatalf("tunnel: %s", out.Reason)
 	}
 	s.mustChange(yaml("mode: fullnat, scheduler: rr, source-pool: [\"fd00:2::100\"], backends: [{name: a, address: \"fd00:2::3\"}]"))
 	out := send(t, s, "wan0", client)
-	if len(out.Out) != 1 || out.Reason != nat.ReasonNewFlow {
+	if len(out.Out) != 1 || out.Reason != model.ReasonNewFlow {
 		t.Fatalf("fullnat: %s %s", out.Action, out.Reason)
 	}
 	p := packet.Parse(out.Out[0].Frame)
@@ -434,7 +434,7 @@ func TestModeChanges(t *testing.T) {
 		t.Fatalf("fullnat sends %s", p)
 	}
 	out = send(t, s, "lan0", fmt.Sprintf("ip6(src=fd00:2::3,dst=fd00:2::100)/udp(sport=80,dport=%d)", udp.SrcPort))
-	if out.Reason != nat.ReasonFlow {
+	if out.Reason != model.ReasonFlow {
 		t.Errorf("the answer: %s %s", out.Action, out.Reason)
 	}
 	if l := s.d.t.ServiceLoads.Values[s.d.t.IDs.Known[ids.KeyOf(ids.Service, "web")]]; l.Active != 1 || l.Flows != 2 {

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -57,7 +57,7 @@ func (r reused) answer(to netip.AddrPort, flags string) string {
 }
 
 // source is the source endpoint of the TCP segment that a packet left as.
-func source(t *testing.T, out nat.Outcome) netip.AddrPort {
+func source(t *testing.T, out model.Outcome) netip.AddrPort {
 	t.Helper()
 	if len(out.Out) != 1 {
 		t.Fatalf("%s %s: %d packets were sent", out.Action, out.Reason, len(out.Out))
@@ -77,7 +77,7 @@ func (r reused) connect(t *testing.T, s *subject, port int) netip.AddrPort {
 	from := source(t, send(t, s, "wan0", r.segment(port, "S")))
 	pass := func(iface, text string) {
 		t.Helper()
-		if out := send(t, s, iface, text); out.Action != nat.Forward {
+		if out := send(t, s, iface, text); out.Action != model.Forward {
 			t.Fatalf("port %d: %s: %s %s", port, text, out.Action, out.Reason)
 		}
 	}

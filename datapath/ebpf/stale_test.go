@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat"
-	"github.com/sluice-lb/sluice/nat/golden"
+	"github.com/sluice-lb/sluice/model"
+	"github.com/sluice-lb/sluice/model/golden"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -86,11 +86,11 @@ func TestApplyEndsWhatDiffers(t *testing.T) {
 			if got := before - s.alive(); got != want {
 				t.Errorf("%s, %q: %d flows have ended, want %d", c.name, policy, got, want)
 			}
-			reason := nat.ReasonFlow
+			reason := model.ReasonFlow
 			if c.ends > 0 && c.name != "a source" {
-				reason = nat.ReasonNewFlow
+				reason = model.ReasonNewFlow
 			} else if c.ends > 0 {
-				reason = nat.ReasonNotOurs
+				reason = model.ReasonNotOurs
 			}
 			if out := send(t, s, c.iface, c.from+"/udp(sport=4000,dport=80)"); out.Reason != reason {
 				t.Errorf("%s, %q: the next datagram is %s, want %s", c.name, policy, out.Reason, reason)

@@ -27,8 +27,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat"
-	"github.com/sluice-lb/sluice/nat/golden"
+	"github.com/sluice-lb/sluice/model"
+	"github.com/sluice-lb/sluice/model/golden"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -47,7 +47,7 @@ type subject struct {
 	jiffies     *ebpf.Program
 	ifaces      map[string]int
 	names       map[int]string
-	host        nat.Host
+	host        model.Host
 	full        bool         // no packet takes the straight path
 	byXDP       int          // packets that XDP has sent, of a pair
 	programPool *programPool // of programs and tables; nil: they are made for this subject
@@ -141,7 +141,7 @@ func (s *subject) inside(f func() error) error {
 var smallTables = config.Tables{Flows: 4096, Flows6: 4096, Clients: 1024, HalfOpen: 4096}
 
 // Reset implements golden.Subject.
-func (s *subject) Reset(c *config.Config, h nat.Host) error {
+func (s *subject) Reset(c *config.Config, h model.Host) error {
 	s.drop()
 	if err := s.enter(); err != nil {
 		return err
@@ -211,7 +211,7 @@ func refusal(c *config.Config) error { return golden.Refusal(anywhere{}, c) }
 
 // build makes the interfaces, addresses, neighbours and routes of a host. All links take
 // frames from XDP but lan0 of a pair, so that each of its two programs carries something.
-func (s *subject) build(h nat.Host) (err error) {
+func (s *subject) build(h model.Host) (err error) {
 	s.ifaces, _, err = labtest.CaseHost(h, netns.None())
 	s.names = map[int]string{}
 	for name, index := range s.ifaces {
@@ -236,7 +236,7 @@ type xdpContext struct {
 const testChecksumComplete = 1 << 2 // BPF_F_TEST_SKB_CHECKSUM_COMPLETE
 
 // Step implements golden.Subject.
-func (s *subject) Step(in nat.Arrival) (out nat.Outcome, err error) {
+func (s *subject) Step(in model.Arrival) (out model.Outcome, err error) {
 	err = s.inside(func() (err error) {
 		out, err = s.run(in)
 		return err
@@ -256,7 +256,7 @@ func (s *subject) program() *ebpf.Program {
 }
 
 // options lets a frame arrive by BPF_PROG_TEST_RUN.
-func (s *subject) options(in nat.Arrival) *ebpf.RunOptions {
+func (s *subject) options(in model.Arrival) *ebpf.RunOptions {
 	ifindex := uint32(s.ifaces[in.Interface])
 	o := &ebpf.RunOptions{Data: in.Frame, DataOut: s.caller.room(len(in.Frame))}
 	switch {
@@ -267,7 +267,7 @@ func (s *subject) options(in nat.Arrival) *ebpf.RunOptions {
 		// The kernel takes tags off before TC. The test run sums one that is in the frame in
 		// the place of the addresses.
 		if i, ok := s.host.Interface(in.Interface); ok && (in.Frame[0]&1 == 1 || i.MAC == packet.MAC(in.Frame[:6])) {
-			o.Data = nat.Untagged(in.Frame)
+			o.Data = model.Untagged(in.Frame)
 		}
 		fallthrough
 	default:
@@ -277,7 +277,7 @@ func (s *subject) options(in nat.Arrival) *ebpf.RunOptions {
 }
 
 // beforeTC lets a frame arrive at XDP with TC behind it, and reports whether XDP has sent it.
-func (s *subject) beforeTC(in nat.Arrival) (sent bool, o *ebpf.RunOptions, err error) {
+func (s *subject) beforeTC(in model.Arrival) (sent bool, o *ebpf.RunOptions, err error) {
 	o = &ebpf.RunOptions{Data: in.Frame, DataOut: s.caller.room(len(in.Frame)),
 		Context: xdpContext{DataEnd: uint32(len(in.Frame)), Ingress: uint32(s.ifaces[in.Interface])}}
 	ret, err := s.caller.run(s.d.programs.Programs["sluice_xdp"], o)
@@ -293,22 +293,22 @@ func (s *subject) beforeTC(in nat.Arrival) (sent bool, o *ebpf.RunOptions, err e
 	return false, nil, nil
 }
 
-func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
+func (s *subject) run(in model.Arrival) (model.Outcome, error) {
 	if s.d.switches.Paired {
 		if sent, o, err := s.beforeTC(in); err != nil || sent {
 			if err != nil {
-				return nat.Outcome{}, err
+				return model.Outcome{}, err
 			}
 			return s.outcome(in, o, true, false)
 		}
 	}
 	if !s.xdp() && len(in.Frame) < 34 { // the kernel makes no such skb
-		return nat.Outcome{Action: nat.Drop, Reason: nat.ReasonTruncated}, nil
+		return model.Outcome{Action: model.Drop, Reason: model.ReasonTruncated}, nil
 	}
 	o := s.options(in)
 	ret, err := s.caller.run(s.program(), o)
 	if err != nil {
-		return nat.Outcome{}, fmt.Errorf("%s: %w", s.hook, err)
+		return model.Outcome{}, fmt.Errorf("%s: %w", s.hook, err)
 	}
 	sent, passed := ret == 7, int32(ret) == -1 // TC_ACT_REDIRECT, TC_ACT_UNSPEC
 	if s.xdp() {
@@ -318,31 +318,31 @@ func (s *subject) run(in nat.Arrival) (nat.Outcome, error) {
 }
 
 // outcome reads what a program has left behind.
-func (s *subject) outcome(in nat.Arrival, o *ebpf.RunOptions, sent, passed bool) (nat.Outcome, error) {
+func (s *subject) outcome(in model.Arrival, o *ebpf.RunOptions, sent, passed bool) (model.Outcome, error) {
 	if err := element(&s.caller, s.d.programs.Maps["works"], 0, &s.works[0]); err != nil {
-		return nat.Outcome{}, fmt.Errorf("map works: %w", err)
+		return model.Outcome{}, fmt.Errorf("map works: %w", err)
 	}
 	w := &s.works[s.cpu]
-	r := nat.Outcome{Action: nat.Action(wire.ActionNames()[w.Plan.Action]), Reason: nat.Reason(wire.ReasonNames()[w.Plan.Reason])}
-	if slices.Contains([]nat.Reason{nat.ReasonHeldFragment, nat.ReasonToFragment6, nat.ReasonUnresolved}, r.Reason) { // make room in the ring: nobody holds it here
+	r := model.Outcome{Action: model.Action(wire.ActionNames()[w.Plan.Action]), Reason: model.Reason(wire.ReasonNames()[w.Plan.Reason])}
+	if slices.Contains([]model.Reason{model.ReasonHeldFragment, model.ReasonToFragment6, model.ReasonUnresolved}, r.Reason) { // make room in the ring: nobody holds it here
 		if err := s.forgetHeld(); err != nil {
 			return r, err
 		}
 	}
 	switch {
-	case sent && r.Action == nat.Drop:
-		r.Out = []nat.Departure{{Interface: in.Interface, Frame: bytes.Clone(o.DataOut)}}
-	case sent, passed && r.Reason == nat.ReasonToFragment:
+	case sent && r.Action == model.Drop:
+		r.Out = []model.Departure{{Interface: in.Interface, Frame: bytes.Clone(o.DataOut)}}
+	case sent, passed && r.Reason == model.ReasonToFragment:
 		s.hop = wire.Hop(w.Hop)
 		if w.Plan.Hop != 0 {
 			if err := element(&s.caller, s.d.t.Maps["hops"], uint32(w.Plan.Hop), &s.hop); err != nil {
 				return r, fmt.Errorf("map hops: %w", err)
 			}
 		}
-		r.Out = []nat.Departure{{Interface: s.names[int(s.hop.Ifindex)], Frame: bytes.Clone(o.DataOut)}}
-	case passed && r.Reason == nat.ReasonNoNeighbour, // of dsr: as it came
-		passed && !bytes.Equal(o.DataOut, in.Frame) && !bytes.Equal(o.DataOut, nat.Untagged(in.Frame)):
-		r.Out = []nat.Departure{{Interface: s.names[int(uint32(w.Fib[1]))], Frame: bytes.Clone(o.DataOut)}}
+		r.Out = []model.Departure{{Interface: s.names[int(s.hop.Ifindex)], Frame: bytes.Clone(o.DataOut)}}
+	case passed && r.Reason == model.ReasonNoNeighbour, // of dsr: as it came
+		passed && !bytes.Equal(o.DataOut, in.Frame) && !bytes.Equal(o.DataOut, model.Untagged(in.Frame)):
+		r.Out = []model.Departure{{Interface: s.names[int(uint32(w.Fib[1]))], Frame: bytes.Clone(o.DataOut)}}
 	}
 	return r, nil
 }
@@ -378,7 +378,7 @@ func (s *subject) reapply() error {
 
 // SetHost implements golden.Subject. As in a daemon next hops are looked up anew after every
 // change, and the configuration is applied again after all but those of neighbours.
-func (s *subject) SetHost(h nat.Host) error {
+func (s *subject) SetHost(h model.Host) error {
 	return s.inside(func() error {
 		more, err := labtest.ChangeHost(s.host, h)
 		if err != nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat/golden"
+	"github.com/sluice-lb/sluice/model/golden"
 )
 
 // TestPacketCases sends the packets of every case whose rules nftables carries through

@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat"
-	"github.com/sluice-lb/sluice/nat/golden"
+	"github.com/sluice-lb/sluice/model"
+	"github.com/sluice-lb/sluice/model/golden"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -33,7 +33,7 @@ type subject struct {
 	thread   chan func() // runs what it is given in the subject's namespace, on one CPU
 	d        *Datapath
 	snapshot *datapath.Snapshot
-	host     nat.Host
+	host     model.Host
 	names    map[int]string // of the host's interfaces
 	peers    map[string]int // their far ends, by the interface's name
 	far      netns.NsHandle
@@ -117,7 +117,7 @@ func (s *subject) unshare() (err error) {
 }
 
 // Reset implements golden.Subject.
-func (s *subject) Reset(c *config.Config, h nat.Host) error {
+func (s *subject) Reset(c *config.Config, h model.Host) error {
 	s.drop()
 	if err := s.enter(); err != nil {
 		return err
@@ -136,7 +136,7 @@ func (s *subject) Reset(c *config.Config, h nat.Host) error {
 	})
 }
 
-func (s *subject) build(h nat.Host) error {
+func (s *subject) build(h model.Host) error {
 	ifaces, peers, err := labtest.CaseHost(h, s.far)
 	if err != nil {
 		return err
@@ -167,7 +167,7 @@ func (s *subject) apply() error {
 const marker = 0x88b5
 
 // Step implements golden.Subject.
-func (s *subject) Step(in nat.Arrival) (out nat.Outcome, err error) {
+func (s *subject) Step(in model.Arrival) (out model.Outcome, err error) {
 	err = s.inside(func() error {
 		mark := packet.Packet{&packet.Ethernet{Type: packet.Force(marker)}, &packet.Data{Bytes: make([]byte, 46)}}.Build()
 		for _, frame := range [][]byte{in.Frame, mark} {
@@ -182,7 +182,7 @@ func (s *subject) Step(in nat.Arrival) (out nat.Outcome, err error) {
 }
 
 // departures reads what left until the marker has arrived.
-func (s *subject) departures() (out []nat.Departure, err error) {
+func (s *subject) departures() (out []model.Departure, err error) {
 	buf := make([]byte, 1<<16)
 	for {
 		n, from, err := unix.Recvfrom(s.watch, buf, 0)
@@ -200,7 +200,7 @@ func (s *subject) departures() (out []nat.Departure, err error) {
 		switch own := buf[0] == 0x33; { // multicast of the host's own IPv6
 		case !ours || own:
 		case l.Pkttype == unix.PACKET_OUTGOING:
-			out = append(out, nat.Departure{Interface: name, Frame: plain(packet.Parse(buf[:n]))})
+			out = append(out, model.Departure{Interface: name, Frame: plain(packet.Parse(buf[:n]))})
 		case binary.BigEndian.Uint16(buf[12:]) == marker:
 			return out, nil
 		}
@@ -230,7 +230,7 @@ func (s *subject) Apply(c *config.Config) error {
 }
 
 // SetHost implements golden.Subject.
-func (s *subject) SetHost(h nat.Host) error {
+func (s *subject) SetHost(h model.Host) error {
 	return s.inside(func() error {
 		if _, err := labtest.ChangeHost(s.host, h); err != nil {
 			return err

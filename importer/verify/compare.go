@@ -14,7 +14,7 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/importer/draft"
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 )
 
 // Datapath carries configurations in the network namespace where it was opened.
@@ -26,7 +26,7 @@ type Datapath interface {
 
 // Pair is two gateways of one host: one with the original rules, one with their import.
 type Pair struct {
-	host               nat.Host
+	host               model.Host
 	original, imported *gateway
 	datapath           Datapath
 	program            Program
@@ -38,7 +38,7 @@ type Pair struct {
 }
 
 // NewPair makes both gateways. It calls open in the namespace of the imported one.
-func NewPair(h nat.Host, open func() (Datapath, error)) (p *Pair, err error) {
+func NewPair(h model.Host, open func() (Datapath, error)) (p *Pair, err error) {
 	p = &Pair{host: h}
 	if p.original, err = newGateway(h); err != nil {
 		return nil, err

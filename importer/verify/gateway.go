@@ -22,7 +22,7 @@ import (
 
 	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/lab"
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -39,7 +39,7 @@ type gateway struct {
 	watch    int // receives frames at the far ends
 }
 
-func newGateway(h nat.Host) (*gateway, error) {
+func newGateway(h model.Host) (*gateway, error) {
 	g := &gateway{thread: make(chan func()), far: netns.None(), send: -1, out: -1, watch: -1}
 	made := make(chan error)
 	go func() {
@@ -76,7 +76,7 @@ func (g *gateway) inside(f func() error) error {
 	return <-done
 }
 
-func (g *gateway) build(h nat.Host) (err error) {
+func (g *gateway) build(h model.Host) (err error) {
 	if _, _, err := kernel.OneCPU(); err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (g *gateway) build(h nat.Host) (err error) {
 }
 
 // configure makes the interfaces, addresses, neighbours and routes of the host.
-func (g *gateway) configure(h nat.Host) error {
+func (g *gateway) configure(h model.Host) error {
 	for _, s := range [][2]string{{"ipv4/ip_forward", "1"}, {"ipv6/conf/all/forwarding", "1"}, {"ipv6/conf/default/accept_dad", "0"},
 		{"ipv6/conf/default/addr_gen_mode", "1"}, {"ipv6/auto_flowlabels", "0"}, {"ipv4/icmp_ratelimit", "0"}, {"ipv6/icmp/ratelimit", "0"},
 		{"ipv4/conf/all/send_redirects", "0"}, {"ipv4/conf/default/send_redirects", "0"}, {"ipv4/conf/all/rp_filter", "0"}, {"ipv4/conf/default/rp_filter", "0"}} {
@@ -210,7 +210,7 @@ const marker = 0x88b5
 var markerFrame = packet.Packet{&packet.Ethernet{Type: packet.Force(marker)}, &packet.Data{Bytes: make([]byte, 46)}}.Build()
 
 // step sends a frame to the gateway and returns the frames that leave it.
-func (g *gateway) step(in nat.Arrival) ([]nat.Departure, error) {
+func (g *gateway) step(in model.Arrival) ([]model.Departure, error) {
 	if err := unix.Sendto(g.send, in.Frame, 0, &unix.SockaddrLinklayer{Ifindex: g.peers[in.Interface]}); err != nil {
 		return nil, err
 	}
@@ -219,7 +219,7 @@ func (g *gateway) step(in nat.Arrival) ([]nat.Departure, error) {
 
 // departures returns the frames that have left the gateway. The kernel handles a frame on the thread
 // that sends it, so that all are on their way when the markers are sent.
-func (g *gateway) departures() (out []nat.Departure, err error) {
+func (g *gateway) departures() (out []model.Departure, err error) {
 	for _, index := range g.ifaces {
 		if err := unix.Sendto(g.out, markerFrame, 0, &unix.SockaddrLinklayer{Ifindex: index}); err != nil {
 			return nil, err
@@ -244,7 +244,7 @@ func (g *gateway) departures() (out []nat.Departure, err error) {
 		case binary.BigEndian.Uint16(buf[12:]) == marker:
 			markers--
 		default:
-			out = append(out, nat.Departure{Interface: name, Frame: append([]byte(nil), buf[:n]...)})
+			out = append(out, model.Departure{Interface: name, Frame: append([]byte(nil), buf[:n]...)})
 		}
 	}
 	return out, nil

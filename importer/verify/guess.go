@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/importer/draft"
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -27,7 +27,7 @@ const (
 
 // guess builds a host for rules.
 type guess struct {
-	h     nat.Host
+	h     model.Host
 	rules []mentions
 	taken map[netip.Addr]bool // own addresses and routers
 }
@@ -35,7 +35,7 @@ type guess struct {
 // Guess returns a host for the rules of an import: with the interfaces that they name, and neighbours
 // for the addresses that they name. Addresses are the host's own by interface. Without them the
 // outside interface gets public addresses, and inside interfaces get the private networks.
-func Guess(r *draft.Result, outside []string, addresses map[string][]netip.Prefix) nat.Host {
+func Guess(r *draft.Result, outside []string, addresses map[string][]netip.Prefix) model.Host {
 	g := &guess{taken: map[netip.Addr]bool{}}
 	var named, leaving []string
 	for _, l := range r.Lines {
@@ -106,7 +106,7 @@ func (g *guess) add(name string, mtu int) {
 	if _, there := g.h.Interface(name); there || name == "lo" || name == "" || len(name) > 15 || strings.ContainsAny(name, "/ :") || len(g.h.Interfaces) == maxInterfaces {
 		return
 	}
-	g.h.Interfaces = append(g.h.Interfaces, nat.Interface{Name: name, MAC: packet.MAC{2, 0, 0, 1, byte(len(g.h.Interfaces)), 1}, MTU: mtu})
+	g.h.Interfaces = append(g.h.Interfaces, model.Interface{Name: name, MAC: packet.MAC{2, 0, 0, 1, byte(len(g.h.Interfaces)), 1}, MTU: mtu})
 }
 
 func (g *guess) address(i int, p netip.Prefix) {
@@ -120,11 +120,11 @@ func (g *guess) address(i int, p netip.Prefix) {
 // others to the first.
 func (g *guess) networks(out string) {
 	index := func(name string) int {
-		return slices.IndexFunc(g.h.Interfaces, func(i nat.Interface) bool { return i.Name == name })
+		return slices.IndexFunc(g.h.Interfaces, func(i model.Interface) bool { return i.Name == name })
 	}
 	outer := index(out)
 	g.address(outer, netip.MustParsePrefix("198.51.100.1/24"))
-	inner := slices.IndexFunc(g.h.Interfaces, func(i nat.Interface) bool { return i.Name != out })
+	inner := slices.IndexFunc(g.h.Interfaces, func(i model.Interface) bool { return i.Name != out })
 	for i := range g.h.Interfaces {
 		if i != outer {
 			g.address(i, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 199, byte(i), 1}), 24))
@@ -194,12 +194,12 @@ func (g *guess) router(p netip.Prefix) netip.Addr {
 // routes leads everything to a router on the outside interface, and private networks that rules name to
 // one on the first inside interface.
 func (g *guess) routes(out string) {
-	add := func(to string, iface nat.Interface) {
+	add := func(to string, iface model.Interface) {
 		dst := netip.MustParsePrefix(to)
 		for _, p := range iface.Addresses {
 			if p.Addr().Is4() == dst.Addr().Is4() && !p.IsSingleIP() {
 				via := g.router(p)
-				g.h.Routes = append(g.h.Routes, nat.Route{To: dst, Via: via, Interface: iface.Name})
+				g.h.Routes = append(g.h.Routes, model.Route{To: dst, Via: via, Interface: iface.Name})
 				g.neighbour(iface.Name, via)
 				return
 			}
@@ -227,7 +227,7 @@ func (g *guess) neighbour(iface string, a netip.Addr) {
 	}
 	g.taken[a] = true
 	n := len(g.h.Neighbours)
-	g.h.Neighbours = append(g.h.Neighbours, nat.Neighbour{Interface: iface, Address: a, MAC: packet.MAC{2, 0, 0, 2, byte(n >> 8), byte(n)}})
+	g.h.Neighbours = append(g.h.Neighbours, model.Neighbour{Interface: iface, Address: a, MAC: packet.MAC{2, 0, 0, 2, byte(n >> 8), byte(n)}})
 }
 
 // neighbours adds the hosts that rules name on the networks of the interfaces, and two more on each.
@@ -267,7 +267,7 @@ func (g *guess) neighbours() {
 }
 
 // Describe lists the interfaces and addresses of a host, for the report.
-func Describe(h nat.Host) string {
+func Describe(h model.Host) string {
 	var words []string
 	for _, i := range h.Interfaces {
 		var list []string

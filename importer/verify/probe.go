@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/flow"
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -72,14 +72,14 @@ func (p Probe) frame() []byte {
 
 // converse sends a probe, answers the packets that leave the gateway, and returns all frames as text.
 func (g *gateway) converse(p Probe, anyPort bool) (seen []string, err error) {
-	var out []nat.Departure
+	var out []model.Departure
 	if p.In == "" {
 		var done func()
 		if out, done, err = g.fromInside(p); err != nil {
 			return nil, err
 		}
 		defer done()
-	} else if out, err = g.step(nat.Arrival{Interface: p.In, Frame: p.frame()}); err != nil {
+	} else if out, err = g.step(model.Arrival{Interface: p.In, Frame: p.frame()}); err != nil {
 		return nil, err
 	}
 	for _, d := range out {
@@ -90,7 +90,7 @@ func (g *gateway) converse(p Probe, anyPort bool) (seen []string, err error) {
 		if !ok {
 			continue
 		}
-		back, err := g.step(nat.Arrival{Interface: d.Interface, Frame: answer})
+		back, err := g.step(model.Arrival{Interface: d.Interface, Frame: answer})
 		if err != nil {
 			return nil, err
 		}
@@ -102,7 +102,7 @@ func (g *gateway) converse(p Probe, anyPort bool) (seen []string, err error) {
 }
 
 // fromInside opens a connection from a socket of the gateway. Done closes it.
-func (g *gateway) fromInside(p Probe) (out []nat.Departure, done func(), err error) {
+func (g *gateway) fromInside(p Probe) (out []model.Departure, done func(), err error) {
 	fd := -1
 	err = g.inside(func() (err error) {
 		family, kind := unix.AF_INET, unix.SOCK_DGRAM
@@ -192,7 +192,7 @@ func answerTo(frame []byte) ([]byte, bool) {
 
 // show describes a frame by its interface, addresses, ports and kind. With anyPort the source port is
 // left out if the source address was replaced.
-func (p Probe) show(d nat.Departure, anyPort bool) string {
+func (p Probe) show(d model.Departure, anyPort bool) string {
 	list := packet.Parse(d.Frame)
 	var src, dst netip.Addr
 	if len(list) > 1 {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/importer/draft"
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 )
 
 // mentions are the values that a rule names, which probes ask for.
@@ -91,7 +91,7 @@ func mentionsOf(text string) (m mentions) {
 
 // Probes makes probes for the rules of an import: each has the values that one rule names, some
 // replaced by values of other rules or of the host.
-func Probes(h nat.Host, r *draft.Result, n int, random *rand.Rand) (list []Probe) {
+func Probes(h model.Host, r *draft.Result, n int, random *rand.Rand) (list []Probe) {
 	var rules []mentions
 	all := mentions{}
 	for _, l := range r.Lines {
@@ -116,7 +116,7 @@ func Probes(h nat.Host, r *draft.Result, n int, random *rand.Rand) (list []Probe
 }
 
 type generator struct {
-	h   nat.Host
+	h   model.Host
 	all mentions
 	*rand.Rand
 }
@@ -218,7 +218,7 @@ func (g *generator) probe(m mentions) (p Probe, ok bool) {
 	if p.DstPort == 0 || p.Dst.Is6() != p.Src.Is6() || p.Dst == p.Src || !p.Dst.IsValid() {
 		return p, false
 	}
-	own := slices.ContainsFunc(g.h.Interfaces, func(i nat.Interface) bool {
+	own := slices.ContainsFunc(g.h.Interfaces, func(i model.Interface) bool {
 		return slices.ContainsFunc(i.Addresses, func(x netip.Prefix) bool { return x.Addr() == p.Src })
 	})
 	if own {

@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-lb/sluice/importer"
 	"github.com/sluice-lb/sluice/importer/verify"
 	"github.com/sluice-lb/sluice/lab/labtest"
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -34,10 +34,10 @@ var (
 )
 
 // randomHost is the gateway that the random rules are for: two uplinks and two inside networks.
-func randomHost() nat.Host {
-	h := nat.Host{}
+func randomHost() model.Host {
+	h := model.Host{}
 	add := func(name string, mtu int, n byte, addresses ...string) {
-		i := nat.Interface{Name: name, MAC: packet.MAC{2, 0, 0, 0, n, 1}, MTU: mtu}
+		i := model.Interface{Name: name, MAC: packet.MAC{2, 0, 0, 0, n, 1}, MTU: mtu}
 		for _, a := range addresses {
 			i.Addresses = append(i.Addresses, netip.MustParsePrefix(a))
 		}
@@ -48,7 +48,7 @@ func randomHost() nat.Host {
 	add("lan0", 1500, 3, "10.0.2.1/24")
 	add("dmz0", 1500, 4, "10.0.3.1/24")
 	neighbour := func(iface, address string, n, last byte) {
-		h.Neighbours = append(h.Neighbours, nat.Neighbour{Interface: iface, Address: netip.MustParseAddr(address), MAC: packet.MAC{2, 0, 0, 0, n, last}})
+		h.Neighbours = append(h.Neighbours, model.Neighbour{Interface: iface, Address: netip.MustParseAddr(address), MAC: packet.MAC{2, 0, 0, 0, n, last}})
 	}
 	neighbour("wan0", "198.51.100.2", 1, 2)
 	neighbour("wan1", "203.0.113.2", 2, 2)
@@ -58,7 +58,7 @@ func randomHost() nat.Host {
 		neighbour("dmz0", netip.AddrFrom4([4]byte{10, 0, 3, i}).String(), 4, i)
 	}
 	route := func(to, via, iface string) {
-		h.Routes = append(h.Routes, nat.Route{To: netip.MustParsePrefix(to), Via: netip.MustParseAddr(via), Interface: iface})
+		h.Routes = append(h.Routes, model.Route{To: netip.MustParsePrefix(to), Via: netip.MustParseAddr(via), Interface: iface})
 	}
 	route("0.0.0.0/0", "198.51.100.2", "wan0")
 	route("192.0.2.128/25", "203.0.113.2", "wan1")

@@ -15,13 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/lab"
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 )
 
 // CaseHost makes the calling thread's network namespace the host of a packet case. The far ends of its interfaces are
 // in the namespace far, so that a test can send packets on them. For far == [netns.None] both ends are in the same
 // namespace. It returns the indices of both by the interface's name.
-func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err error) {
+func CaseHost(h model.Host, far netns.NsHandle) (ifaces, peers map[string]int, err error) {
 	for _, f := range [][2]string{{"ipv4/ip_forward", "1"}, {"ipv4/conf/all/promote_secondaries", "1"}, {"ipv6/conf/all/forwarding", "1"},
 		{"ipv4/conf/all/rp_filter", "0"}, {"ipv4/conf/default/rp_filter", "0"}, {"ipv6/conf/default/accept_dad", "0"}, {"ipv6/conf/default/addr_gen_mode", "1"}} {
 		if err := setNet(f[0], f[1]); err != nil {
@@ -90,7 +90,7 @@ func CaseHost(h nat.Host, far netns.NsHandle) (ifaces, peers map[string]int, err
 }
 
 // sources writes the settings of an interface that decide which sources it accepts.
-func sources(i nat.Interface) error {
+func sources(i model.Interface) error {
 	accept := 0
 	if i.AcceptLocal {
 		accept = 1

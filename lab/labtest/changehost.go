@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/lab"
-	"github.com/sluice-lb/sluice/nat"
+	"github.com/sluice-lb/sluice/model"
 )
 
 // ChangeHost changes the host made by [CaseHost] or ChangeHost into another one with the same interfaces. It reports
 // whether more than neighbours have changed.
-func ChangeHost(was, now nat.Host) (more bool, err error) {
+func ChangeHost(was, now model.Host) (more bool, err error) {
 	var errs []error
 	links := map[string]netlink.Link{}
 	six := false                 // IPv6 addresses were added
@@ -102,11 +102,11 @@ func network(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-func neighbour(n nat.Neighbour, index int) *netlink.Neigh {
+func neighbour(n model.Neighbour, index int) *netlink.Neigh {
 	return &netlink.Neigh{LinkIndex: index, State: netlink.NUD_PERMANENT, IP: n.Address.AsSlice(), HardwareAddr: n.MAC[:]}
 }
 
-func route(r nat.Route, index int) *netlink.Route {
+func route(r model.Route, index int) *netlink.Route {
 	to := &netlink.Route{LinkIndex: index, Dst: network(r.To), MTU: r.MTU}
 	if r.Via.IsValid() {
 		to.Gw, to.Flags = r.Via.AsSlice(), int(netlink.FLAG_ONLINK) // also for unnumbered interfaces
