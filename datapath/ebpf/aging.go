@@ -18,10 +18,12 @@ import (
 )
 
 const (
-	// agingLook is how often the daemon looks for used next hops with an unconfirmed address.
-	agingLook = time.Second
-	// probesPerLook bounds the requests sent at once; further neighbours are probed by the next looks.
-	probesPerLook = 1024
+	// agingInterval is the time between two searches for used next hops with an unconfirmed
+	// address.
+	agingInterval = time.Second
+	// probesPerTick limits the requests of one search. The next searches probe the remaining
+	// neighbours.
+	probesPerTick = 1024
 )
 
 // probeAging probes the neighbours that the programs use and that the kernel has not confirmed for
@@ -34,7 +36,7 @@ func (d *Datapath) probeAging(ctx context.Context, w *netdev.Watcher, lost *atom
 		return
 	}
 	var hops usedHops
-	tick := time.NewTicker(agingLook)
+	tick := time.NewTicker(agingInterval)
 	defer tick.Stop()
 	for {
 		d.stampWatched()
@@ -59,7 +61,7 @@ func (d *Datapath) probeAging(ctx context.Context, w *netdev.Watcher, lost *atom
 		}
 		probed := 0
 		for _, n := range list {
-			if probed == probesPerLook {
+			if probed == probesPerTick {
 				break
 			}
 			if !hops.uses(n) {
@@ -67,7 +69,7 @@ func (d *Datapath) probeAging(ctx context.Context, w *netdev.Watcher, lost *atom
 			}
 			probed++
 			if err := netdev.Probe(n); err != nil {
-				d.missed.Add(1)
+				d.failedEvents.Add(1)
 				d.opt.Log.Debug("a next hop is not probed", "error", err)
 			}
 		}
@@ -82,12 +84,12 @@ func (d *Datapath) stampWatched() {
 	}
 }
 
-// usedHops are the next hops that packets have taken between two readings. Packets of a hop write
-// hop.checked about once a second.
+// usedHops is the set of next hops used by packets between two readings. Packets of a next hop
+// write hop.checked about once a second.
 type usedHops struct {
 	last []uint32 // hop.checked of each place, as last read
 	used map[hopKey]bool
-	full bool // most places are taken, so that further next hops may have none
+	full bool // most places are taken, so further next hops may have none
 }
 
 type hopKey struct {
@@ -104,7 +106,7 @@ func (u *usedHops) read(m *ebpf.Map) error {
 	keys, values := make([]uint32, size), make([]wire.Hop, size)
 	var cursor ebpf.MapBatchCursor
 	n, err := m.BatchLookup(&cursor, keys, values, nil)
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // the last batch ends with this error
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // the end of the map returns this error
 		return fmt.Errorf("hops: %w", err)
 	}
 	for i, h := range values[:n] {
@@ -117,7 +119,7 @@ func (u *usedHops) read(m *ebpf.Map) error {
 	return nil
 }
 
-// uses reports whether packets were sent to the address of a neighbour.
+// uses reports whether packets were sent to the hardware address of a neighbour.
 func (u *usedHops) uses(n netdev.Aging) bool {
 	return u.full || u.used[hopKey{uint32(n.Ifindex), [6]uint8(n.MAC)}]
 }

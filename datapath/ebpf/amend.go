@@ -11,17 +11,17 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// amendment returns nil where a snapshot has to be compiled as a whole.
+// amendment returns the change of backends for a snapshot, or nil if it needs a full compilation.
 func (d *Datapath) amendment(s *datapath.Snapshot, h *compile.Host) *compile.Amendment {
-	if !d.settled || d.inForce == nil || d.snapshot == nil || d.mismatch != nil || d.appliedHost != d.lastHost || !h.SameAs(d.lastHost) {
+	if !d.verified || d.inForce == nil || d.snapshot == nil || d.mismatch != nil || d.appliedHost != d.lastHost || !h.SameAs(d.lastHost) {
 		return nil
 	}
 	return compile.Amend(d.inForce, &d.uses, d.snapshot, s, stateOf(d.t, s), h)
 }
 
-// putAmendment brings an amendment into force.
+// putAmendment writes an amendment and returns the number of ended flows.
 func (d *Datapath) putAmendment(a *compile.Amendment, s *datapath.Snapshot) (ended int, err error) {
-	d.settled = false
+	d.verified = false
 	if err := errors.Join(d.t.ForgetOthers(a.Small.Draft), a.Small.Draft.Keep()); err != nil {
 		return 0, err
 	}
@@ -36,7 +36,7 @@ func (d *Datapath) putAmendment(a *compile.Amendment, s *datapath.Snapshot) (end
 		return 0, err
 	}
 	for n := range a.Gone {
-		d.leave(n)
+		d.drainBackend(n)
 	}
 	d.bump()
 	err = errors.Join(d.readBackWords(a.Small), table.SameChanges(d.t.Maps["hosts"], a.Hosts), table.SameChanges(d.t.Maps["reverses"], a.Reverses))
@@ -44,11 +44,11 @@ func (d *Datapath) putAmendment(a *compile.Amendment, s *datapath.Snapshot) (end
 		return 0, err
 	}
 	a.KeepIn(d.inForce, &d.uses)
-	old := (*stale)(nil)
+	old := (*staleFlows)(nil)
 	if a.Endpoints {
 		old = d.staleAfter(d.inForce, s)
 	}
-	d.snapshot, d.settled = s, true
+	d.snapshot, d.verified = s, true
 	if len(a.Gone) > 0 {
 		d.keepResolved(d.inForce.Backends, true)
 	} else {

@@ -51,18 +51,16 @@ func (d *Datapath) Plan(_ context.Context, s *datapath.Snapshot) (change *datapa
 	return change, err
 }
 
-// idle tells whether there is nothing to do for a snapshot, and nothing was left by an
-// earlier process.
+// idle reports whether the snapshot is empty and no earlier process has left tables.
 func (d *Datapath) idle(s *datapath.Snapshot) bool {
 	if len(s.Services)+len(s.NAT)+len(s.Rules) > 0 {
 		return false
 	}
-	return d.nothingLeft || !d.pinnedBefore()
+	return d.noPins || !d.pinnedBefore()
 }
 
-// Apply makes the kernel's state equal to the snapshot. A configuration that is in force
-// stays so when an interface, address or route goes away that it needs, for backends come
-// and go all the same.
+// Apply makes the kernel's state equal to the snapshot. If a needed interface, address or route
+// disappears, the configuration stays in force, because changes of backends must still be applied.
 func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datapath.Change, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -85,35 +83,35 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 			change = a.Describe(d.inForce)
 			change.Datapath = d.Name()
 			if change.Ended, err = d.putAmendment(a, s); err != nil {
-				return errors.Join(err, d.back(h))
+				return errors.Join(err, d.restore(h))
 			}
 			return nil
 		}
-		fits := h
+		usedHost := h
 		st := stateOf(d.t, s)
 		want, err := compile.Compile(s, st, h)
-		away := err
+		mismatch := err
 		if (err != nil || want.Waiting > 0) && d.appliedHost != nil && d.snapshot != nil && s.Config == d.snapshot.Config {
 			all := h.With(d.appliedHost)
 			if as, asErr := compile.Compile(s, st, all); err != nil || asErr == nil && as.Waiting < want.Waiting {
 				if err == nil && len(want.Unreached) > len(as.Unreached) {
-					away = errors.New(want.Unreached[0])
+					mismatch = errors.New(want.Unreached[0])
 				}
-				fits, want, err = all, as, asErr
+				usedHost, want, err = all, as, asErr
 			}
 		}
 		if err != nil {
 			return err
 		}
 		change = d.compare(want)
-		old := d.staleAfter(want, s, d.losing(want, h)...)
+		old := d.staleAfter(want, s, d.lostAddresses(want, h)...)
 		if err := d.put(want, s, h); err != nil {
-			return errors.Join(err, d.back(h))
+			return errors.Join(err, d.restore(h))
 		}
 		if change.Ended, err = d.end(old); err != nil {
 			return err
 		}
-		d.appliedHost, d.mismatch = fits, away
+		d.appliedHost, d.mismatch = usedHost, mismatch
 		return nil
 	})
 	if change != nil {
@@ -130,16 +128,16 @@ func (d *Datapath) pinnedBefore() bool {
 	}
 	m, err := ebpf.LoadPinnedMap(dir+"/ids", nil)
 	if err != nil {
-		d.nothingLeft = errors.Is(err, fs.ErrNotExist)
+		d.noPins = errors.Is(err, fs.ErrNotExist)
 		return false
 	}
 	m.Close()
 	return true
 }
 
-// open adopts or makes the tables.
+// open adopts the tables of an earlier process or creates them.
 func (d *Datapath) open(s *datapath.Snapshot, h *compile.Host) (err error) {
-	d.nothingLeft = false // even if it fails
+	d.noPins = false // also if open fails
 	if d.dir, err = d.pinDir(true); err != nil {
 		return err
 	}
@@ -158,7 +156,7 @@ func (d *Datapath) open(s *datapath.Snapshot, h *compile.Host) (err error) {
 		hosts += len(set)
 	}
 	sizes := table.SizesFor(s.Config.Tables, slots, pool, hosts)
-	sizes.Whole = d.opt.NoAttach // nobody watches them
+	sizes.Whole = d.opt.NoAttach // no goroutine grows them
 	if d.t, err = table.Open(d.dir, sizes, d.hz); err != nil {
 		return err
 	}
@@ -183,8 +181,8 @@ func poolSize(ranges []config.AddressRange) (n int) {
 	return n
 }
 
-// back puts what was in force in force again.
-func (d *Datapath) back(h *compile.Host) error {
+// restore writes the previous state in force again.
+func (d *Datapath) restore(h *compile.Host) error {
 	if d.inForce == nil {
 		return nil
 	}
@@ -194,11 +192,11 @@ func (d *Datapath) back(h *compile.Host) error {
 	return nil
 }
 
-// put brings a desired state into force. Programs come first: to load them takes up to
-// seconds, in which those in force would meet what is written for others.
+// put writes a desired state and makes it active. It loads the programs first. Loading takes up to
+// seconds, and the programs in force must not run on map content for other programs.
 func (d *Datapath) put(want *compile.Desired, s *datapath.Snapshot, h *compile.Host) error {
 	t := d.t
-	d.settled, d.uses = false, compile.Uses{}
+	d.verified, d.uses = false, compile.Uses{}
 	programs, err := d.load(want.Switches)
 	if err != nil {
 		return err
@@ -211,15 +209,15 @@ func (d *Datapath) put(want *compile.Desired, s *datapath.Snapshot, h *compile.H
 	}
 	d.putLists(want)
 	if programs != d.programs {
-		d.growing.Lock()
+		d.growMu.Lock()
 		if d.programs != nil {
 			d.programs.Close()
 		}
 		d.programs, d.switches = programs, want.Switches
-		d.growing.Unlock()
+		d.growMu.Unlock()
 		d.forgetOnDemand()
-		if d.changed != nil {
-			d.changed()
+		if d.notifyHolder != nil {
+			d.notifyHolder()
 		}
 	}
 	if want.Switches.Mappings {
@@ -244,14 +242,13 @@ func (d *Datapath) put(want *compile.Desired, s *datapath.Snapshot, h *compile.H
 	}
 	d.resolveBackends(want.Backends)
 	err = d.readBack(want)
-	d.settled = err == nil
+	d.verified = err == nil
 	return err
 }
 
-// write writes a desired state: first what others refer to, then the services that
-// refer to it, then the listeners, and at last has packets meet its programs, and those
-// be refused that no listener takes. A listener that another map has from now on is
-// taken away after it was put there.
+// write writes a desired state in order of reference: referenced entries, services, listeners. Then
+// it attaches the programs. Last, it enables the refusal of packets without a listener. A listener
+// that moves to another map is added there before its old entry is removed.
 func (d *Datapath) write(want *compile.Desired, s *datapath.Snapshot, h *compile.Host, programs *ebpf.Collection) error {
 	t := d.t
 	if err := t.ForgetOthers(want.Draft); err != nil {
@@ -264,7 +261,7 @@ func (d *Datapath) write(want *compile.Desired, s *datapath.Snapshot, h *compile
 		return err
 	}
 	d.putRuns(want)
-	if err := table.Equalise(t.Maps["interfaces"], want.Ifaces, nil); err != nil { // rules name lists of them
+	if err := table.Equalise(t.Maps["interfaces"], want.Ifaces, nil); err != nil { // rules refer to interface lists
 		return err
 	}
 	for n, b := range want.Backends {
@@ -287,7 +284,7 @@ func (d *Datapath) write(want *compile.Desired, s *datapath.Snapshot, h *compile
 	}
 	hosts, ownedHosts := withoutNewlyOwned(want.Hosts, had.Hosts, func(k wire.HostKey) uint32 { return k.List })
 	members, ownedMembers := withoutNewlyOwned(want.Members, had.Members, func(k wire.MemberKey) uint32 { return k.List })
-	d.firstRoutes()
+	d.putInitialRoutes()
 	err = errors.Join(
 		table.Equalise(t.Maps["hosts"], hosts, nil), table.Equalise(t.Maps["members"], members, nil),
 		putFirewall(t.Maps["firewall_rules"], want.Firewall), table.Equalise(t.Maps["sessions"], want.Sessions, nil),
@@ -308,8 +305,8 @@ func (d *Datapath) write(want *compile.Desired, s *datapath.Snapshot, h *compile
 	return err
 }
 
-// withoutNewlyOwned returns a list before what no listener takes is refused at addresses where it was not refused
-// so far, because another datapath has listeners there, and the entries that are then to be written.
+// withoutNewlyOwned returns the entries for a list before newly owned addresses are refused, and
+// the entries that enable the refusal later. Until then, another datapath may have listeners there.
 func withoutNewlyOwned[K comparable](want, had map[K]uint64, list func(K) uint32) (before, owned map[K]uint64) {
 	before = want
 	for k, bits := range want {
@@ -327,7 +324,7 @@ func withoutNewlyOwned[K comparable](want, had map[K]uint64, list func(K) uint32
 // bump makes every flow look up its next hop again.
 func (d *Datapath) bump() { atomic.AddUint32(&d.t.Control.Values[0].Generation, 1) }
 
-// load returns the programs in force, or new ones when a switch has changed.
+// load returns the programs in force, or loads new ones if a switch has changed.
 func (d *Datapath) load(s wire.Switches) (*ebpf.Collection, error) {
 	if d.programs != nil && d.switches == s {
 		return d.programs, nil
@@ -345,7 +342,8 @@ func startSweeper(c *ebpf.Collection) error {
 		if err == nil {
 			return nil
 		}
-		// The kernel takes memory for a timer only where it need not wait: now and then there is none.
+		// The kernel allocates a timer without waiting for memory, so the allocation fails now and
+		// then.
 		if !errors.Is(err, unix.ENOMEM) || tries == 0 {
 			return fmt.Errorf("sweeper: %w", err)
 		}
@@ -353,8 +351,8 @@ func startSweeper(c *ebpf.Collection) error {
 	}
 }
 
-// retire ends what is not wanted any more. Flows of a backend or rule that is
-// gone are ended by the sweeper.
+// retire deactivates services, backends and rules that are no longer configured. The sweeper ends
+// flows of removed services and rules.
 func (d *Datapath) retire(want *compile.Desired) {
 	for id := range d.t.Services.Values {
 		v := &d.t.Services.Values[id]
@@ -364,18 +362,17 @@ func (d *Datapath) retire(want *compile.Desired) {
 			delete(d.regions, uint32(id))
 		}
 	}
-	// A backend that left the configuration keeps its flows, and handshakes that
-	// are under way; the flows of a service that left end with it.
+	// A removed backend keeps its flows and handshakes in progress. Flows of a removed service end.
 	if d.inForce != nil {
 		for n := range d.inForce.Backends {
 			if _, ok := want.Backends[n]; !ok {
-				d.leave(n)
+				d.drainBackend(n)
 			}
 		}
 	} else {
 		for k, n := range d.t.IDs.Known {
 			if _, ok := want.Backends[n]; k.Kind == ids.Backend && !ok {
-				d.leave(n)
+				d.drainBackend(n)
 			}
 		}
 	}
@@ -384,27 +381,27 @@ func (d *Datapath) retire(want *compile.Desired) {
 		if _, ok := want.Rules[uint32(id)]; !ok {
 			v.Active = 0
 		}
-		if v.Group != 0 && want.Rules[uint32(v.Group)-1].Active == 0 { // with its rule, which counts anew when it comes back
+		if v.Group != 0 && want.Rules[uint32(v.Group)-1].Active == 0 { // its masquerade rule is removed, too; added again, the rule counts from zero
 			v.Group = 0
 		}
 	}
 }
 
-// leave has a backend keep its flows and take no new ones, so that it needs no source for
-// them, and its pool addresses may go to others.
-func (d *Datapath) leave(n uint32) {
+// drainBackend lets a backend keep its flows but get no new ones. It then needs no source
+// addresses, so its pool addresses can be reused.
+func (d *Datapath) drainBackend(n uint32) {
 	b := &d.t.Backends.Values[n]
 	b.State, b.PoolLen = wire.BackendDrain, 0
 }
 
-// readBack compares what the kernel holds with what it was given.
+// readBack compares the map content with the desired state.
 func (d *Datapath) readBack(want *compile.Desired) error {
 	return errors.Join(d.readBackWords(want),
 		table.Verify(d.t.Maps["iface_listeners"], want.IfaceListeners), table.Verify(d.t.Maps["listeners"], want.Listeners), table.Verify(d.t.Maps["listener_ranges"], want.Ranges),
 		table.Verify(d.t.Maps["hosts"], want.Hosts), table.Verify(d.t.Maps["members"], want.Members), table.Verify(d.t.Maps["reverses"], want.Reverses), table.Verify(d.t.Maps["sessions"], want.Sessions))
 }
 
-// readBackWords is readBack of services and backends.
+// readBackWords compares services and backends only.
 func (d *Datapath) readBackWords(want *compile.Desired) error {
 	for id, w := range want.Services {
 		v := d.t.Services.Values[id]

@@ -28,13 +28,13 @@ import (
 // attachment is a program on an interface.
 type attachment struct {
 	attachPoint
-	ids     *ebpf.Map // where a qdisc of ours is noted
-	noTCX   bool
-	name    string
-	bare    bool      // netdev.Interface.Bare
-	link    link.Link // nil for a clsact filter
-	pin     string
-	instead error // why a better hook could not be had; nil if none was tried
+	ids         *ebpf.Map // records qdiscs created by Sluice
+	noTCX       bool
+	name        string
+	bare        bool      // netdev.Interface.Bare
+	link        link.Link // nil for a clsact filter
+	pin         string
+	fallbackErr error // error of a preferred hook; nil if none was tried
 }
 
 func (a *attachment) close() error {
@@ -54,15 +54,15 @@ func (a *attachment) program() string {
 	return "sluice_xdp"
 }
 
-// attachPoint is where a program is attached: an interface by its index, because names change, and
-// a hook (xdp, xdp-generic or tc).
+// attachPoint identifies an attachment by interface index, because names change, and by hook (xdp,
+// xdp-generic or tc).
 type attachPoint struct {
 	ifindex int
 	hook    config.Attach
 }
 
-// attach puts programs on the wanted interfaces and takes them off others. A configuration
-// that is in force stays so when an interface comes that takes no program.
+// attach attaches programs to the selected interfaces and detaches them from all others. If a new
+// interface accepts no program, the configuration in force stays active.
 func (d *Datapath) attach(c *config.Config, paired bool, h *compile.Host, programs *ebpf.Collection) error {
 	if d.opt.NoAttach {
 		return nil
@@ -81,7 +81,7 @@ func (d *Datapath) attach(c *config.Config, paired bool, h *compile.Host, progra
 	for _, i := range wanted {
 		hooks, err := d.attachTo(i, h.HooksFor(c.Attach, i), paired, programs)
 		if err != nil && !onHost(i.Index) {
-			continue // it has gone since the host was read, and the network's change is told
+			continue // the interface was removed after the host was read; an event follows
 		}
 		if err != nil {
 			spared := false
@@ -109,7 +109,7 @@ func (d *Datapath) attach(c *config.Config, paired bool, h *compile.Host, progra
 			delete(d.attached, at)
 		}
 	}
-	d.without = without
+	d.unattached = without
 	return err
 }
 
@@ -119,8 +119,8 @@ func onHost(ifindex int) bool {
 	return !errors.As(err, &none)
 }
 
-// attachTo puts programs on one interface and returns where they are. paired: TC stands
-// behind native XDP. It comes first and goes last, so that no packet meets neither.
+// attachTo attaches programs to one interface and returns the hooks. With paired, TC runs behind
+// native XDP. TC is attached first and detached last, so that every packet passes a program.
 func (d *Datapath) attachTo(i netdev.Interface, hooks []config.Attach, paired bool, programs *ebpf.Collection) (on []config.Attach, err error) {
 	if paired && hooks[0] == config.AttachXDP {
 		if err := d.attachOne(config.AttachTC, i, programs); err != nil {
@@ -135,13 +135,13 @@ func (d *Datapath) attachTo(i netdev.Interface, hooks []config.Attach, paired bo
 	return append(on, hook), nil
 }
 
-// attachFirst attaches at the first hook that can be, and returns it.
+// attachFirst attaches at the first working hook and returns it.
 func (d *Datapath) attachFirst(hooks []config.Attach, i netdev.Interface, programs *ebpf.Collection) (config.Attach, error) {
 	var errs []error
 	for _, hook := range hooks {
 		err := d.attachOne(hook, i, programs)
 		if err == nil {
-			d.attached[attachPoint{i.Index, hook}].instead = errors.Join(errs...)
+			d.attached[attachPoint{i.Index, hook}].fallbackErr = errors.Join(errs...)
 			return hook, nil
 		}
 		errs = append(errs, err)
@@ -149,7 +149,7 @@ func (d *Datapath) attachFirst(hooks []config.Attach, i netdev.Interface, progra
 	return "", errors.Join(errs...)
 }
 
-// attachOne attaches, or gives the new program to a link that is there.
+// attachOne attaches a program, or replaces the program of an existing link.
 func (d *Datapath) attachOne(hook config.Attach, i netdev.Interface, programs *ebpf.Collection) error {
 	at := attachPoint{i.Index, hook}
 	if name := (&attachment{attachPoint: at, bare: i.Bare()}).program(); programs.Programs[name] == nil {
@@ -157,7 +157,8 @@ func (d *Datapath) attachOne(hook config.Attach, i netdev.Interface, programs *e
 	}
 	if a := d.attached[at]; a != nil {
 		a.name, a.bare = i.Name, i.Bare()
-		// Severed: the interface went, or was elsewhere, and one of its number is here.
+		// ENOLINK: the interface was removed or moved to another namespace, and a new one has its
+		// index.
 		if err := a.update(programs); !errors.Is(err, unix.ENOLINK) {
 			return err
 		}
@@ -178,8 +179,8 @@ func (a *attachment) make(programs *ebpf.Collection) (err error) {
 	p := programs.Programs[a.program()]
 	switch a.hook {
 	case config.AttachTC:
-		// Before all others: what Sluice passes goes on to them (TCX_NEXT), while
-		// the verdict of one of them may be the last.
+		// The program runs before all others. Packets that Sluice passes continue to them
+		// (TCX_NEXT), while another program's verdict may be final.
 		if a.noTCX {
 			return a.filter(p)
 		}
@@ -196,7 +197,7 @@ func (a *attachment) make(programs *ebpf.Collection) (err error) {
 		return fmt.Errorf("%s: take it off with 'ip link set dev %s xdp off', or choose attach: tc, which runs behind it", foreignXDP(a.ifindex), a.name)
 	}
 	if err != nil {
-		return a.refused(err)
+		return a.explainRefusal(err)
 	}
 	if err := a.link.Pin(a.pin); err != nil {
 		return errors.Join(fmt.Errorf("pin: %w", err), a.link.Close())
@@ -204,13 +205,13 @@ func (a *attachment) make(programs *ebpf.Collection) (err error) {
 	return nil
 }
 
-// vethXDPMost is the largest MTU of a veth's other end with a program on this one (veth_xdp_set):
-// a packet has to fit a page, behind XDP_PACKET_HEADROOM and before struct skb_shared_info.
-func vethXDPMost() int { return os.Getpagesize() - 256 - 320 - 14 }
+// maxVethMTU returns the largest MTU of a veth's peer if this end has an XDP program
+// (veth_xdp_set). A packet must fit one page, behind XDP_PACKET_HEADROOM and before struct
+// skb_shared_info.
+func maxVethMTU() int { return os.Getpagesize() - 256 - 320 - 14 }
 
-// refused says what a driver's refusal of XDP means, as far as the kernel's number tells, and
-// what to do.
-func (a *attachment) refused(err error) error {
+// explainRefusal adds the probable cause and a remedy to a driver's error.
+func (a *attachment) explainRefusal(err error) error {
 	l, gone := netlink.LinkByIndex(a.ifindex)
 	if gone != nil || a.hook == config.AttachTC {
 		return err
@@ -218,7 +219,7 @@ func (a *attachment) refused(err error) error {
 	const instead = "choose attach: tc"
 	mtu, most, large := l.Attrs().MTU, "about 3500 bytes with most drivers", l.Attrs().MTU > 1500
 	if l.Type() == "veth" {
-		most = fmt.Sprintf("%d bytes at its other end with veth", vethXDPMost())
+		most = fmt.Sprintf("%d bytes at its other end with veth", maxVethMTU())
 	}
 	switch {
 	case errors.Is(err, unix.ERANGE), large && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, ebpf.ErrNotSupported)):
@@ -233,7 +234,7 @@ func (a *attachment) refused(err error) error {
 	return err
 }
 
-// foreignXDP names the program that stands in the way.
+// foreignXDP describes the XDP program of another owner on an interface.
 func foreignXDP(ifindex int) string {
 	l, err := netlink.LinkByIndex(ifindex)
 	if err != nil || l.Attrs().Xdp == nil {
@@ -257,7 +258,7 @@ func (a *attachment) update(programs *ebpf.Collection) error {
 	return a.link.Update(programs.Programs[a.program()])
 }
 
-// clsact filters are told apart from others' by priority and handle.
+// Priority and handle identify Sluice's clsact filters.
 const (
 	filterPriority = 49152 - 1
 	filterHandle   = 1
@@ -272,7 +273,7 @@ func clsact(ifindex int) netlink.Qdisc {
 	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
 }
 
-// filter attaches by a clsact filter, which replaces one that is there at once.
+// filter attaches the program by a clsact filter. It replaces an existing filter atomically.
 func (a *attachment) filter(p *ebpf.Program) error {
 	switch err := netlink.QdiscAdd(clsact(a.ifindex)); {
 	case err == nil:
@@ -290,8 +291,8 @@ func (a *attachment) filter(p *ebpf.Program) error {
 	return nil
 }
 
-// stands tells whether the program is still on its interface.
-func (a *attachment) stands() (bool, error) {
+// isAttached reports whether the program is still on its interface.
+func (a *attachment) isAttached() (bool, error) {
 	if a.link == nil {
 		return len(filtersOf(a.ifindex)) > 0, nil
 	}
@@ -306,21 +307,21 @@ func (a *attachment) stands() (bool, error) {
 	return x != nil && int(x.Ifindex) == a.ifindex, nil
 }
 
-// Touched reports whether another program has taken one of Sluice's off its interface:
-// by detaching the link, or with the qdisc that a filter stood in.
+// Touched reports whether another program has detached one of Sluice's programs, by its link or
+// with the qdisc of its filter.
 func (d *Datapath) Touched() (touched bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	err = d.inside(func() error {
 		for _, a := range d.attached {
-			stands, err := a.stands()
+			stands, err := a.isAttached()
 			if err != nil {
 				return fmt.Errorf("interface %s: %s: %w", a.name, a.hook, err)
 			}
 			if stands {
 				continue
 			}
-			if onHost(a.ifindex) { // else it went with the interface
+			if onHost(a.ifindex) { // otherwise it was removed with the interface
 				d.opt.Log.Warn("another program has taken Sluice's off the interface: it is put back", "interface", a.name, "hook", a.hook)
 				touched = true
 			}
@@ -337,7 +338,7 @@ func (a *attachment) detach() error {
 		}
 		k := ids.KeyOf(ids.Meta, clsactNote(a.ifindex))
 		var v uint32
-		if a.ids.Lookup(&k, &v) != nil { // it was there before
+		if a.ids.Lookup(&k, &v) != nil { // Sluice did not create the qdisc
 			return nil
 		}
 		return errors.Join(dropClsact(a.ifindex), unnote(a.ids, clsactNote(a.ifindex)))
@@ -349,7 +350,7 @@ func (a *attachment) detach() error {
 	return errors.Join(err, a.link.Close())
 }
 
-// adoptLinks finds what an earlier process left attached.
+// adoptLinks adopts the attachments of an earlier process.
 func (d *Datapath) adoptLinks(h *compile.Host) error {
 	if d.dir == "" {
 		return d.adoptFilters(h)
@@ -370,7 +371,7 @@ func (d *Datapath) adoptLinks(h *compile.Host) error {
 				name = i.Name
 			}
 		}
-		if name == "" { // the interface is gone, and the link with it
+		if name == "" { // the interface was removed together with the link
 			os.Remove(path)
 			continue
 		}
@@ -387,8 +388,8 @@ func (d *Datapath) adoptLinks(h *compile.Host) error {
 	return d.adoptFilters(h)
 }
 
-// adoptFilters enters the clsact filters of an earlier process, which no pin tells of. One
-// beside a TCX link is what an attachment by filter has left.
+// adoptFilters adopts clsact filters of an earlier process, which have no pins. If the interface
+// also has a TCX link, the filter is a remainder and is removed.
 func (d *Datapath) adoptFilters(h *compile.Host) error {
 	for _, f := range filtersOn(h.Interfaces) {
 		i := slices.IndexFunc(h.Interfaces, func(i netdev.Interface) bool { return i.Index == f.Attrs().LinkIndex })
@@ -408,7 +409,7 @@ func (d *Datapath) adoptFilters(h *compile.Host) error {
 	return nil
 }
 
-// detachAll takes every program off, those of an earlier process too.
+// detachAll detaches every program, including programs of an earlier process.
 func (d *Datapath) detachAll() (err error) {
 	h, err := readHost()
 	if err != nil {
@@ -424,7 +425,7 @@ func (d *Datapath) detachAll() (err error) {
 	return err
 }
 
-// filtersOn returns the clsact filters of Sluice, which live without pins.
+// filtersOn returns Sluice's clsact filters. They persist without pins.
 func filtersOn(list []netdev.Interface) (ours []netlink.Filter) {
 	for _, i := range list {
 		ours = append(ours, filtersOf(i.Index)...)

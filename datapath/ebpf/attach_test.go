@@ -363,7 +363,7 @@ func TestAttachments(t *testing.T) {
 	}
 	d := &Datapath{t: &table.Tables{}, snapshot: &datapath.Snapshot{Config: &config.Config{Attach: config.AttachAuto}}, lastHost: h,
 		attached: at(attachPoint{2, "xdp"}, attachPoint{2, "tc"}, attachPoint{3, "tc"}, attachPoint{4, "tc"}, attachPoint{6, "tc"}, attachPoint{7, "tc"}, attachPoint{8, "tc"})}
-	d.attached[attachPoint{8, "tc"}].instead = errors.New("xdp: not supported")
+	d.attached[attachPoint{8, "tc"}].fallbackErr = errors.New("xdp: not supported")
 	const behind = "behind a virtual link"
 	want := []struct{ name, hooks, why string }{{"eth0", "xdp tc", "leaves by br0 (bridge), eth1.7 (vlan), tun0 (tuntap), 1 more, where"}, {"eth1", "tc", "eth1.7"}, {"br0", "tc", behind},
 		{"port", "", "the bridge br0"}, {"eth1.7", "tc", behind}, {"tun0", "tc", "no Ethernet headers"}, {"gre1", "", "neither Ethernet headers nor plain IP"}, {"eth2", "tc", "xdp: not supported"}}
@@ -390,7 +390,7 @@ func TestCardWithoutProgram(t *testing.T) {
 	h := &compile.Host{XDP: map[int]uint64{3: netdev.XDPBasic}, Interfaces: []netdev.Interface{eth1,
 		{Index: 4, Name: "eth1.7", Kind: "vlan", Parent: 3, Up: true, MAC: mac}}}
 	for hook, want := range map[config.Attach]string{config.AttachAuto: "eth1 (device), eth1.7 (vlan)", config.AttachXDP: "eth1.7 (vlan)"} {
-		if got := some(h.WithoutTransmit(&config.Config{Attach: hook})); got != want {
+		if got := interfaceNames(h.WithoutTransmit(&config.Config{Attach: hook})); got != want {
 			t.Errorf("attach: %s: frames are lost towards %s, want %s", hook, got, want)
 		}
 	}

@@ -40,14 +40,14 @@ func (d *Datapath) Attachments() (list []datapath.Attachment) {
 	return list
 }
 
-// whyNotXDP says why an interface does not have native XDP alone.
+// whyNotXDP returns the reason why an interface does not use native XDP alone.
 func (d *Datapath) whyNotXDP(i netdev.Interface, hooks []string) string {
 	c := d.snapshot.Config
 	master, port := i.PortOf(d.lastHost.Interfaces)
 	tc := d.attached[attachPoint{i.Index, config.AttachTC}]
 	switch {
-	case d.without[i.Index] != nil:
-		return d.without[i.Index].Error()
+	case d.unattached[i.Index] != nil:
+		return d.unattached[i.Index].Error()
 	case len(hooks) == 0 && !i.Ethernet() && !i.Bare():
 		return unknownHeaders
 	case len(hooks) == 0 && port:
@@ -55,15 +55,15 @@ func (d *Datapath) whyNotXDP(i netdev.Interface, hooks []string) string {
 	case len(hooks) == 0:
 		return "not among the interfaces of the configuration"
 	case len(hooks) > 1:
-		return "TC carries new flows and what leaves by " + some(d.lastHost.WithoutTransmit(c)) + ", where frames from XDP would be lost"
+		return "TC carries new flows and what leaves by " + interfaceNames(d.lastHost.WithoutTransmit(c)) + ", where frames from XDP would be lost"
 	case tc == nil || c.Attach == config.AttachTC:
 		return ""
 	case i.Bare():
 		return "its packets have no Ethernet headers, which XDP wants"
-	case tc.instead != nil:
-		return tc.instead.Error()
+	case tc.fallbackErr != nil:
+		return tc.fallbackErr.Error()
 	case i.Virtual():
 		return "behind a virtual link local stacks may leave checksums and segments unfinished, which XDP cannot see"
 	}
-	return "cards hide the tags of VLANs from XDP: " + some(d.lastHost.VlansOf(i))
+	return "cards hide the tags of VLANs from XDP: " + interfaceNames(d.lastHost.VlansOf(i))
 }

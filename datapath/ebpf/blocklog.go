@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// logBlock writes the line that tells who has a block of ports from now on, or no
-// longer (RFC 6888 REQ-14). It names no destinations (REQ-12).
+// logBlock logs the allocation or release of a client's port block (RFC 6888 REQ-14). It logs no
+// destinations (REQ-12).
 func (d *Datapath) logBlock(raw []byte) {
 	if len(raw) < int(unsafe.Sizeof(wire.BlockEvent{})) {
 		return
@@ -29,7 +29,8 @@ func (d *Datapath) logBlock(raw []byte) {
 		"address", wire.AddrFrom(e.Outside, e.OutsideFamily == wire.Family6), "ports", flow.Ports{First: e.First, Last: e.Last})
 }
 
-// warnLost tells, once for each loss, that the log has gaps: the ring was full.
+// warnLost logs a warning if block events were lost because the ring was full. Each loss is
+// reported once.
 func (d *Datapath) warnLost(known *uint32) {
 	if lost := d.t.Control.Values[0].LostLogs; lost != *known {
 		d.opt.Log.Warn("lines about blocks of ports were lost: clients came and went faster than they could be written", "lines", lost-*known)

@@ -14,30 +14,31 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// CarriesService returns nil when this datapath can carry all of the service.
+// CarriesService returns nil if this datapath supports every option of the service.
 func (d *Datapath) CarriesService(s *config.Service) error {
 	names := make([]string, len(s.Listen))
 	for i, l := range s.Listen {
 		names[i] = l.Interface
 	}
-	return cmp.Or(compile.CarriesService(s), d.takes(names...), d.elsewhere(s))
+	return cmp.Or(compile.CarriesService(s), d.checkInterfaces(names...), d.checkBackends(s))
 }
 
-// CarriesNAT returns nil when this datapath can carry all of the rule.
+// CarriesNAT returns nil if this datapath supports every option of the rule.
 func (d *Datapath) CarriesNAT(n *config.NATRule) error {
-	if err := cmp.Or(compile.CarriesNAT(n), d.takes(append(n.In.Words(), n.Out.Words()...)...)); err != nil || n.Type != config.NATPortForward {
+	if err := cmp.Or(compile.CarriesNAT(n), d.checkInterfaces(append(n.In.Words(), n.Out.Words()...)...)); err != nil || n.Type != config.NATPortForward {
 		return err
 	}
 	return d.notOwn("target", n.To.Address)
 }
 
-// CarriesRule returns nil when this datapath can carry all of the firewall rule.
+// CarriesRule returns nil if this datapath supports every option of the firewall rule.
 func (d *Datapath) CarriesRule(r *config.FirewallRule) error {
-	return cmp.Or(compile.CarriesRule(r), d.takes(r.In))
+	return cmp.Or(compile.CarriesRule(r), d.checkInterfaces(r.In))
 }
 
-// elsewhere returns nil when no backend is this host itself, whose answers have to come by to be translated.
-func (d *Datapath) elsewhere(s *config.Service) error {
+// checkBackends returns an error if a backend is this host. The programs do not see its replies, so
+// they cannot translate them.
+func (d *Datapath) checkBackends(s *config.Service) error {
 	if s.Mode != config.ModeDNAT && s.Mode != config.ModeFullNAT && s.Mode != config.ModeStateless {
 		return nil
 	}
@@ -56,21 +57,23 @@ func (d *Datapath) notOwn(what string, a netip.Addr) error {
 	return nil
 }
 
-// hostNow returns the host as it is; nil when it cannot be read, which the next apply says.
+// hostNow returns the current state of the host, or nil if it cannot be read. The next Apply
+// reports the error.
 func (d *Datapath) hostNow() *compile.Host {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.changes.Changed() || d.placing == nil {
-		if err := d.inside(func() (err error) { d.placing, err = readHost(); return err }); err != nil {
-			d.placing = nil
+	if d.changes.Changed() || d.placementHost == nil {
+		if err := d.inside(func() (err error) { d.placementHost, err = readHost(); return err }); err != nil {
+			d.placementHost = nil
 		}
 	}
-	return d.placing
+	return d.placementHost
 }
 
 var _ datapath.Bypasser = (*Datapath)(nil)
 
-// BypassesService returns an error when packets of a service would not meet an IPsec policy of the host.
+// BypassesService returns an error if packets of a service would bypass an IPsec policy of the
+// host.
 func (d *Datapath) BypassesService(s *config.Service) error {
 	if h := d.hostNow(); h != nil {
 		return bypasses(h.BypassedByService(s))
@@ -78,7 +81,7 @@ func (d *Datapath) BypassesService(s *config.Service) error {
 	return nil
 }
 
-// BypassesNAT returns an error when packets of a NAT rule would not meet an IPsec policy of the host.
+// BypassesNAT returns an error if packets of a NAT rule would bypass an IPsec policy of the host.
 func (d *Datapath) BypassesNAT(n *config.NATRule) error {
 	if h := d.hostNow(); h != nil {
 		return bypasses(h.BypassedByNAT(n))
@@ -95,16 +98,16 @@ func bypasses(p netdev.IPsecPolicy, found bool) error {
 
 const unknownHeaders = "shows programs neither Ethernet headers nor plain IP packets"
 
-// takes returns nil when programs can stand on the interfaces that are named, or whose names begin
-// as before a *; "" is none.
-func (d *Datapath) takes(names ...string) error {
+// checkInterfaces returns an error if an existing interface matches a name or pattern and cannot
+// run programs. It ignores empty names.
+func (d *Datapath) checkInterfaces(names ...string) error {
 	names = slices.DeleteFunc(names, func(name string) bool { return name == "" })
 	if len(names) == 0 {
 		return nil
 	}
 	return d.inside(func() error {
 		for _, name := range names {
-			for _, i := range there(config.Interfaces(name)) { // one that is to come may be another
+			for _, i := range matchingInterfaces(config.Interfaces(name)) { // a missing interface may be added with another type
 				if !i.Ethernet() && !i.Bare() {
 					return fmt.Errorf("interface %s %s", i.Name, unknownHeaders)
 				}
@@ -114,8 +117,8 @@ func (d *Datapath) takes(names ...string) error {
 	})
 }
 
-// there lists the interfaces of a word that are there.
-func there(word config.Interfaces) (list []netdev.Interface) {
+// matchingInterfaces lists the existing interfaces that match a name or pattern.
+func matchingInterfaces(word config.Interfaces) (list []netdev.Interface) {
 	if !word.Several() {
 		if i, ok := netdev.ByName(string(word)); ok {
 			list = append(list, i)
@@ -124,7 +127,7 @@ func there(word config.Interfaces) (list []netdev.Interface) {
 	}
 	all, err := netdev.Interfaces()
 	if err != nil {
-		return nil // compile reads them again, and says so
+		return nil // compile reads them again and reports the error
 	}
 	return slices.DeleteFunc(all, func(i netdev.Interface) bool { return !word.Has(i.Name) })
 }

@@ -17,7 +17,7 @@ func TestOwnAddressThatCameLater(t *testing.T) {
 	d := gateway(t, node, config.AttachTC, oneServer)
 	s := &config.Service{Mode: config.ModeDNAT, Backends: []config.Backend{{Name: "a", Address: netip.MustParseAddr("10.0.2.77"), Port: 80}}}
 	for _, own := range []bool{false, true, false} {
-		if err := d.elsewhere(s); (err != nil) != own {
+		if err := d.checkBackends(s); (err != nil) != own {
 			t.Errorf("own: %t, refused: %v", own, err)
 		}
 		what := map[bool]string{false: "add", true: "del"}[own]

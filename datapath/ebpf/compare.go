@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// hookNames lists the hooks that programs are loaded for.
+// hookNames lists the hooks of the loaded programs.
 func hookNames(s wire.Switches) (list []string) {
 	if s.XDP {
 		list = append(list, "XDP")
@@ -22,7 +22,7 @@ func hookNames(s wire.Switches) (list []string) {
 	return list
 }
 
-// compare describes what applying a desired state changes.
+// compare describes the changes that a desired state makes.
 func (d *Datapath) compare(want *compile.Desired) *datapath.Change {
 	var lines []string
 	if d.t != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// Counters reads what was counted since the tables were made.
+// Counters returns the counters since the tables were created.
 func (d *Datapath) Counters(context.Context) (*datapath.Counters, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -27,7 +27,7 @@ func (d *Datapath) Counters(context.Context) (*datapath.Counters, error) {
 	return c, err
 }
 
-// Gauges implements datapath.Gauger: without a look at every flow.
+// Gauges implements datapath.Gauger. It does not read the flows.
 func (d *Datapath) Gauges(context.Context) (*datapath.Counters, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -35,7 +35,7 @@ func (d *Datapath) Gauges(context.Context) (*datapath.Counters, error) {
 }
 
 func (d *Datapath) gauges() (c *datapath.Counters, err error) {
-	c = &datapath.Counters{Missed: d.missed.Load()}
+	c = &datapath.Counters{Missed: d.failedEvents.Load()}
 	if d.t == nil || d.inForce == nil {
 		return c, nil
 	}
@@ -46,7 +46,7 @@ func (d *Datapath) gauges() (c *datapath.Counters, err error) {
 	return c, nil
 }
 
-// owned joins what has been counted of ended flows with what live ones hold.
+// owned adds the counters of ended and live flows.
 func (d *Datapath) owned(c *datapath.Counters) error {
 	services, backends, rules := map[uint16]table.Traffic{}, map[uint16]table.Traffic{}, map[uint16]table.Traffic{}
 	add := func(m map[uint16]table.Traffic, k uint16, s, twin table.Entry) {
@@ -69,7 +69,7 @@ func (d *Datapath) owned(c *datapath.Counters) error {
 	if err != nil {
 		return err
 	}
-	for k, n := range d.t.IDs.Known { // also of backends that have left
+	for k, n := range d.t.IDs.Known { // includes removed backends
 		if k.Kind == ids.Backend {
 			t, id := tallies[n], d.t.Backends.Values[n].Service
 			services[id] = table.Plus(services[id], t)
@@ -91,12 +91,12 @@ func (d *Datapath) owned(c *datapath.Counters) error {
 		}
 		c.Services = append(c.Services, sc)
 	}
-	sources := map[string]table.Traffic{} // one rule may be several here
+	sources := map[string]table.Traffic{} // one configured rule may have several entries
 	for id, name := range d.inForce.Names.Source {
 		r, live := d.t.Rules.Values[id], rules[uint16(id)]
 		sources[name] = table.Plus(sources[name], table.Traffic{Packets: r.Packets + live.Packets, Bytes: r.Bytes + live.Bytes})
 	}
-	for id := range d.t.Rules.Values { // parts that are gone
+	for id := range d.t.Rules.Values { // removed parts of rules
 		r, live := &d.t.Rules.Values[id], rules[uint16(id)]
 		if name, ok := d.inForce.Names.Source[uint32(r.Group)-1]; ok && r.Active == 0 {
 			sources[name] = table.Plus(sources[name], table.Traffic{Packets: r.Packets + live.Packets, Bytes: r.Bytes + live.Bytes})
@@ -120,7 +120,7 @@ func (d *Datapath) owned(c *datapath.Counters) error {
 	return nil
 }
 
-// tallies are those of all backends that have a number.
+// tallies returns the counters of all backends with an id.
 func (d *Datapath) tallies() ([]table.Traffic, error) {
 	below := uint32(0)
 	for k, n := range d.t.IDs.Known {
@@ -131,8 +131,8 @@ func (d *Datapath) tallies() ([]table.Traffic, error) {
 	return d.t.Tallies(below)
 }
 
-// countAnew has the backends of services count from zero, also those that have left.
-func (d *Datapath) countAnew(services map[uint16]bool) error {
+// resetBackends resets the counters of the services' backends, including removed backends.
+func (d *Datapath) resetBackends(services map[uint16]bool) error {
 	if len(services) == 0 {
 		return nil
 	}

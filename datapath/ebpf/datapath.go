@@ -26,71 +26,68 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// Options of a datapath. The zero value is what a gateway uses.
+// Options configures a datapath. Gateways use the zero value.
 type Options struct {
-	// Dir is where maps and links are pinned, on a bpffs; empty: a directory for
-	// the network namespace in /sys/fs/bpf/sluice, or a bpffs mounted at
-	// StateDir/bpf when /sys/fs/bpf is none.
+	// Dir is the bpffs directory for pinned maps and links. By default it is a directory for the
+	// network namespace in /sys/fs/bpf/sluice. If /sys/fs/bpf is no bpffs, one is mounted at
+	// StateDir/bpf.
 	Dir string
 	// StateDir is the gateway's directory; empty: /run/sluice.
 	StateDir string
-	// NoAttach loads everything but attaches no program: for tests that run
-	// packets through Program.
+	// NoAttach loads the programs but attaches none, for tests that run packets through Program.
 	NoAttach bool
-	// RouteEveryPacket asks the routing table for the next hop of every packet
-	// instead of remembering it: to measure what that gains, and for nothing else.
+	// RouteEveryPacket looks up the route of every packet, instead of caching the next hop. It
+	// serves only to measure the benefit of the cache.
 	RouteEveryPacket bool
-	// NoTCX attaches to TC by filters, as on kernels before 6.6: for tests.
+	// NoTCX attaches to TC by filters, as on kernels before 6.6. For tests.
 	NoTCX bool
-	// FullPath keeps packets off the straight path of settled flows: for tests
-	// that hold the two against each other.
+	// FullPath disables the fast path of settled flows, for tests that compare both paths.
 	FullPath bool
-	// Log of what happens between Applies; nil: slog.Default().
+	// Log receives messages between calls of Apply; nil means slog.Default().
 	Log *slog.Logger
 }
 
-// Datapath carries services and rules by XDP and TC programs in one network
-// namespace.
+// Datapath runs services and rules by XDP and TC programs in one network namespace.
 type Datapath struct {
 	opt     Options
 	ns      netns.NsHandle
-	cookie  uint64         // of the namespace; never used again
-	changes *netdev.Polled // whether placing is out of date
+	cookie  uint64         // cookie of the namespace; never reused
+	changes *netdev.Polled // reports whether placementHost is out of date
 	dir     string
-	mounted string // bpffs of the state directory that the pins are in, "" for none
-	// fleeting is why that one could only be mounted where it ends with this
-	// process; nil when it did not have to.
-	fleeting error
-	hz       uint32
+	mounted string // bpffs in the state directory that contains the pins, or ""
+	// ephemeralErr explains why the bpffs was mounted privately, so that the pins are lost when
+	// this process exits. Nil if the pins persist.
+	ephemeralErr error
+	hz           uint32
 
-	growing sync.Mutex            // held while programs changes, and while a flow table grows
-	stunted atomic.Pointer[error] // why a flow table did not grow; of nil when it did
+	growMu    sync.Mutex            // held while programs changes and while a flow table grows
+	growthErr atomic.Pointer[error] // points to the error of the last attempt to grow a flow table, or to nil
 
-	// mu serialises Plan, Apply and Remove, and protects what follows.
-	mu          sync.Mutex
-	t           *table.Tables    // nil before the first Apply
-	nothingLeft bool             // an earlier process left no tables; looked up for the first snapshot without anything
-	programs    *ebpf.Collection // in force
-	switches    wire.Switches
-	inForce     *compile.Desired
-	snapshot    *datapath.Snapshot
-	lastHost    *compile.Host               // when inForce was made
-	placing     *compile.Host               // as it was when a service was placed; nil where it was not read
-	appliedHost *compile.Host               // that inForce was made for: lastHost, and what has gone since the configuration came
-	mismatch    error                       // why the configuration does not match lastHost; nil when it does
-	settled     bool                        // the kernel holds inForce: it was read back
-	uses        compile.Uses                // of inForce, once asked for
-	regions     map[uint32]table.Region     // of services in the slots map
-	onDemand    map[string]*ebpf.Collection // programs that are loaded when one is to run, by name
-	attached    map[attachPoint]*attachment
-	without     map[int]error // why interfaces that came later, by index, have no program
-	near        neighbours
-	stop        context.CancelFunc // of the watcher
-	changed     func()             // tells who holds packets that the programs have
-	watching    sync.WaitGroup
-	missed      atomic.Uint64                         // events that could not be handled
-	logs        atomic.Pointer[map[uint32]config.Log] // of services by id, for the reader of events
-	// sourceNames are those of the rules in force, for the log.
+	// mu serialises Plan, Apply and Remove, and protects the fields below.
+	mu            sync.Mutex
+	t             *table.Tables    // nil before the first Apply
+	noPins        bool             // no tables of an earlier process exist; checked for the first empty snapshot
+	programs      *ebpf.Collection // in force
+	switches      wire.Switches
+	inForce       *compile.Desired
+	snapshot      *datapath.Snapshot
+	lastHost      *compile.Host               // host when inForce was written
+	placementHost *compile.Host               // host at the last placement of a service; nil if it could not be read
+	appliedHost   *compile.Host               // host for which inForce was compiled: lastHost with objects removed since
+	mismatch      error                       // why the configuration does not match lastHost; nil if it does
+	verified      bool                        // readBack has verified inForce
+	uses          compile.Uses                // index of inForce, built on demand
+	regions       map[uint32]table.Region     // scheduler tables in the slots map, by service
+	onDemand      map[string]*ebpf.Collection // programs loaded on demand, by name
+	attached      map[attachPoint]*attachment
+	unattached    map[int]error // why new interfaces have no program, by index
+	neighbours    neighbours
+	stop          context.CancelFunc // stops the watcher
+	notifyHolder  func()             // notifies the holder of new programs
+	watching      sync.WaitGroup
+	failedEvents  atomic.Uint64                         // events that could not be handled
+	logs          atomic.Pointer[map[uint32]config.Log] // log options by service id, for the reader of events
+	// sourceNames maps ids of source rules in force to names, for the log.
 	sourceNames atomic.Pointer[map[uint32]string]
 }
 
@@ -98,8 +95,8 @@ var (
 	_ datapath.Datapath = (*Datapath)(nil)
 )
 
-// Open opens the datapath of the network namespace of the calling thread. It
-// changes nothing before the first Apply.
+// Open opens the datapath of the calling thread's network namespace. It changes nothing before the
+// first Apply.
 func Open(opt Options) (*Datapath, error) {
 	if opt.Log == nil {
 		opt.Log = slog.Default()
@@ -152,14 +149,14 @@ func (d *Datapath) inside(f func() error) error {
 	}
 	defer func() {
 		if err := netns.Set(here); err != nil {
-			panic(fmt.Sprintf("cannot return to the network namespace: %v", err)) // the thread must not go on elsewhere
+			panic(fmt.Sprintf("cannot return to the network namespace: %v", err)) // the thread must not continue in another namespace
 		}
 	}()
 	return f()
 }
 
-// Close lets go of the kernel objects: pinned maps, links and the timer live on,
-// and traffic with them.
+// Close releases the process's references. Pinned maps, links and the timer persist and continue to
+// forward traffic.
 func (d *Datapath) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -170,7 +167,7 @@ func (d *Datapath) release() (err error) {
 	if d.stop != nil {
 		d.stop()
 		d.watching.Wait()
-		d.stop, d.changed = nil, nil
+		d.stop, d.notifyHolder = nil, nil
 	}
 	for at, a := range d.attached {
 		err = errors.Join(err, a.close())
@@ -186,7 +183,7 @@ func (d *Datapath) release() (err error) {
 		d.t = nil
 	}
 	d.inForce, d.snapshot = nil, nil
-	d.near = neighbours{}
+	d.neighbours = neighbours{}
 	return err
 }
 
@@ -211,17 +208,17 @@ func (d *Datapath) Remove(context.Context) error {
 		if d.dir == "" {
 			return err
 		}
-		err = errors.Join(err, takeBack(d.dir), os.RemoveAll(d.dir))
+		err = errors.Join(err, undoNotes(d.dir), os.RemoveAll(d.dir))
 		if parent := filepath.Dir(d.dir); filepath.Base(parent) == "sluice" {
-			os.Remove(parent) // when no other namespace has anything there
+			os.Remove(parent) // succeeds only if no other namespace has pins
 		}
 		d.dir = ""
 		return errors.Join(err, d.unmount())
 	})
 }
 
-// Program returns the loaded program of a hook ("xdp" or "tc"), for tests and
-// benchmarks that run packets through it. Valid until the next Apply.
+// Program returns the loaded program of a hook ("xdp" or "tc"). Tests and benchmarks run packets
+// through it. It is valid until the next Apply.
 func (d *Datapath) Program(hook string) *ebpf.Program {
 	d.mu.Lock()
 	defer d.mu.Unlock()

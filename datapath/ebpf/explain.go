@@ -31,8 +31,8 @@ var _ datapath.Explainer = (*Datapath)(nil)
 // xdpMeta is struct xdp_md of linux/bpf.h.
 type xdpMeta struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }
 
-// Explain runs a packet through the program with the switch dry_run set, over the
-// maps in force: it decides as always, writes nothing, and leaves its plan behind.
+// Explain runs a packet through the program with the switch dry_run set, on the maps in force. The
+// program decides as usual, writes no map, and leaves its plan in the working memory.
 func (d *Datapath) Explain(_ context.Context, q datapath.Question) (*datapath.Explanation, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -62,7 +62,7 @@ func (d *Datapath) Explain(_ context.Context, q datapath.Question) (*datapath.Ex
 	return e, nil
 }
 
-// arrival is the interface that a question is about.
+// arrival returns the ingress interface of a question.
 func (d *Datapath) arrival(q datapath.Question) (netdev.Interface, error) {
 	h, err := readHost()
 	if err != nil {
@@ -87,13 +87,12 @@ func (d *Datapath) arrival(q datapath.Question) (netdev.Interface, error) {
 		return i, fmt.Errorf("interface %s: there is none of that name", q.Interface)
 	}
 	if !slices.ContainsFunc(list, func(a netdev.Interface) bool { return a.Name == q.Interface }) {
-		return i, datapath.ErrIdle // packets do not meet the program there
+		return i, datapath.ErrIdle // no program runs there
 	}
 	return i, nil
 }
 
-// questionFrame builds the frame of the packet that a question asks about: of TCP a
-// SYN.
+// questionFrame builds the frame for a question. A TCP packet is a SYN.
 func questionFrame(q datapath.Question) ([]byte, error) {
 	p, err := q.Packet(packet.SYN)
 	if err != nil {
@@ -102,8 +101,8 @@ func questionFrame(q datapath.Question) ([]byte, error) {
 	return append(packet.Packet{&packet.Ethernet{}}, p...).Build(), nil
 }
 
-// dryRun runs a frame through the program and returns what it thought. It stays on
-// one CPU, whose working memory holds the plan.
+// dryRun runs a frame through the program and returns the program's working memory. It stays on one
+// CPU, because the working memory is per CPU.
 func (d *Datapath) dryRun(frame []byte, ifindex uint32) (*wire.Work, error) {
 	c, err := d.t.Program(d.switches, true, "sluice_xdp")
 	if err != nil {
@@ -147,20 +146,20 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 		if e.After != e.Before {
 			step("becomes %s", e.After)
 		}
-		if n := d.chosenLater(e); n != "" {
+		if n := d.pendingSource(e); n != "" {
 			e.Notes = append(e.Notes, n)
 		}
 	}
 	if forwarded(&p) && p.Flags&wire.PlanRouted != 0 {
 		h := wire.Hop(w.Hop)
 		if p.Hop != 0 {
-			_ = d.t.Maps["hops"].Lookup(uint32(p.Hop), &h) // an array: every index is there
+			_ = d.t.Maps["hops"].Lookup(uint32(p.Hop), &h) // an array: every index exists
 		}
-		e.Out, e.NextHop = d.leaves(w, int(h.Ifindex), in.Index, q.Tuple)
+		e.Out, e.NextHop = d.egress(w, int(h.Ifindex), in.Index, q.Tuple)
 		step("leaves by %s, next hop %s, MTU %d", e.Out, e.NextHop, h.Mtu)
 	}
 	if e.Reason == wire.NameOf(wire.ReasonNames(), int(wire.ReasonNotOurs)) {
-		e.Out, e.NextHop = d.untouched(in.Index, q.Tuple)
+		e.Out, e.NextHop = d.kernelRoute(in.Index, q.Tuple)
 	}
 	if note := datapath.AnswersBypass(d.snapshot, d.lastHost.Networks, e); note != "" {
 		e.Notes = append(e.Notes, note)
@@ -172,10 +171,11 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 	return e
 }
 
-// untouched is where the kernel sends what is left to it; nothing for the host itself.
-func (d *Datapath) untouched(in int, t flow.Tuple) (string, netip.Addr) {
+// kernelRoute returns the egress interface and next hop of a packet left to the kernel, or nothing
+// if the packet is for this host.
+func (d *Datapath) kernelRoute(in int, t flow.Tuple) (string, netip.Addr) {
 	index, hop, err := netdev.Routed(in, t)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EXDEV) { // the reverse path filter's affair
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EXDEV) { // refused by the reverse path filter
 		index, hop, err = netdev.NextHop(t.Dest.Addr())
 	}
 	if err != nil {
@@ -188,9 +188,8 @@ func (d *Datapath) untouched(in int, t flow.Tuple) (string, netip.Addr) {
 	return name, hop
 }
 
-// forwardingOff says how the kernel's forwarding is turned on, where it is what keeps a
-// packet from being translated: a rule that names where packets leave sees none, since
-// nothing leaves.
+// forwardingOff returns how to enable forwarding in the kernel, if its absence prevents a
+// translation. A rule with an egress interface matches no packet while the kernel forwards none.
 func (d *Datapath) forwardingOff(e *datapath.Explanation) string {
 	from, to := e.Before.Source.Addr(), e.Before.Dest.Addr()
 	off := kernel.ForwardingOff(kernel.Sysctl, e.Interface, !from.Is4())
@@ -202,7 +201,7 @@ func (d *Datapath) forwardingOff(e *datapath.Explanation) string {
 	}
 	index, _, err := netdev.NextHop(to)
 	if err != nil {
-		return "" // for the host itself, or for nowhere
+		return "" // for this host, or without a route
 	}
 	within := func(list []netip.Prefix, a netip.Addr) bool {
 		return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
@@ -219,8 +218,8 @@ func (d *Datapath) forwardingOff(e *datapath.Explanation) string {
 	return ""
 }
 
-// chosenLater says what of the source a packet is given only when it is really sent.
-func (d *Datapath) chosenLater(e *datapath.Explanation) string {
+// pendingSource describes the parts of the source that the program chooses only for a real packet.
+func (d *Datapath) pendingSource(e *datapath.Explanation) string {
 	source := e.After.Source
 	switch {
 	case source == e.Before.Source || source.Port() != 0, !source.Addr().IsUnspecified() && datapath.Portless(e.Before.Protocol):
@@ -237,7 +236,7 @@ func (d *Datapath) chosenLater(e *datapath.Explanation) string {
 	return fmt.Sprintf("%s stands for an address of %s and a port that are chosen when a packet is really sent", source, strings.Join(pool, ", "))
 }
 
-// poolOf are the addresses that a service or rule gives to sources.
+// poolOf returns the source pool of a service or rule.
 func (d *Datapath) poolOf(owner string) []config.AddressRange {
 	for _, s := range d.snapshot.Services {
 		if s.Name == owner {
@@ -252,13 +251,12 @@ func (d *Datapath) poolOf(owner string) []config.AddressRange {
 	return nil
 }
 
-// forwarded reports whether a packet goes on as its plan says, be it that the
-// kernel sends it.
+// forwarded reports whether the plan sends a packet on, by the program or by the kernel.
 func forwarded(p *wire.Plan) bool {
 	return p.Action == wire.ActionForward || p.Flags&wire.PlanKernel != 0
 }
 
-// owner names who decided: of a known flow, the entry tells.
+// owner sets the service or rule that decided. For an existing flow, its entry names the owner.
 func (d *Datapath) owner(e *datapath.Explanation, w *wire.Work) {
 	owner, backend, kind := w.Plan.Owner, w.Plan.Backend, w.Plan.OwnerNat
 	if e.Existing && w.Plan.Entry != wire.NoEntry {
@@ -290,9 +288,9 @@ func (d *Datapath) owner(e *datapath.Explanation, w *wire.Work) {
 	}
 }
 
-// leaves names the interface and asks the kernel for the next hop's address, as the programs do:
-// with the source before its translation.
-func (d *Datapath) leaves(w *wire.Work, ifindex, in int, t flow.Tuple) (string, netip.Addr) {
+// egress returns the name of the egress interface and the next hop's address. Like the programs, it
+// looks up the route with the source before translation.
+func (d *Datapath) egress(w *wire.Work, ifindex, in int, t flow.Tuple) (string, netip.Addr) {
 	to := wire.AddrFrom(wire.Addr(w.Plan.Gateway), w.Plan.GatewayFamily == wire.Family6)
 	name := fmt.Sprint(ifindex)
 	if l, err := netlink.LinkByIndex(ifindex); err == nil {

@@ -22,11 +22,11 @@ func bumpGeneration(c *table.Memory[wire.Control]) {
 	}
 }
 
-// flowBatch is how many entries are looked at under the lock at once: whoever
-// reads flows may be slow, and must not keep a change of the rules waiting.
+// flowBatch is the number of entries read under the lock at once. A slow reader of flows must not
+// delay changes of the rules.
 const flowBatch = 1024
 
-// Flows calls yield for each flow, straight from the mapped tables.
+// Flows calls yield for each flow in the mapped tables.
 func (d *Datapath) Flows(ctx context.Context, yield func(flow.Flow) bool) error {
 	batch := make([]flow.Flow, 0, flowBatch)
 	for at := 0; at >= 0; {
@@ -43,8 +43,8 @@ func (d *Datapath) Flows(ctx context.Context, yield func(flow.Flow) bool) error 
 	return nil
 }
 
-// flowsFrom appends the flows of the next flowBatch entries from one on to list;
-// next is the entry that comes then, -1 after the last one.
+// flowsFrom appends the flows of flowBatch entries, starting at entry first. next is the following
+// entry, or -1 at the end.
 func (d *Datapath) flowsFrom(list []flow.Flow, first int) (_ []flow.Flow, next int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -63,8 +63,8 @@ func (d *Datapath) flowsFrom(list []flow.Flow, first int) (_ []flow.Flow, next i
 	return list, -1
 }
 
-// ticks estimates the kernel's tick counter from the latest packet or sweep: the
-// counter itself is not visible to user space.
+// ticks computes the kernel's tick counter from the monotonic clock. User space cannot read the
+// counter.
 func (d *Datapath) ticks() uint32 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
@@ -81,7 +81,7 @@ func (d *Datapath) describe(s, twin table.Entry, now uint32) flow.Flow {
 		Packets: [2]uint64{s.Packets, twin.Packets}, Bytes: [2]uint64{s.Bytes, twin.Bytes},
 		Replied: twin.Packets > 0, Assured: true,
 	}
-	idle := time.Duration(min(now+d.hz-s.Seen, now+d.hz-twin.Seen)) // and a second: see elapsed of bpf/parse.h
+	idle := time.Duration(min(now+d.hz-s.Seen, now+d.hz-twin.Seen)) // plus one second: see elapsed of bpf/parse.h
 	left := time.Duration(d.timeout(s, twin)) + time.Duration(d.hz) - idle
 	f.Timeout = max(0, left) * time.Second / time.Duration(d.hz)
 	if s.Key.Protocol == flow.TCP {
@@ -119,7 +119,7 @@ func (d *Datapath) timeout(s, twin table.Entry) uint32 {
 	return w.Other
 }
 
-// tcpState is the nearest of conntrack's names.
+// tcpState returns the nearest conntrack state.
 func tcpState(s, twin table.Entry) string {
 	switch {
 	case (s.Heard|twin.Heard)&wire.HeardRST != 0:

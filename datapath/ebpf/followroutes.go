@@ -48,8 +48,8 @@ func sourceChecks(read func(key string) string, iface string) (flags uint32) {
 	return flags
 }
 
-// putSources writes for the programs which IPv4 sources the kernel refuses: settings of the interfaces
-// and the host's own addresses.
+// putSources writes the data by which the programs refuse IPv4 sources like the kernel: settings of
+// the interfaces and the host's own addresses.
 func putSources(t *table.Tables, routes netdev.RouteFacts) error {
 	interfaces, err := netdev.Interfaces()
 	if err != nil {
@@ -76,7 +76,7 @@ func putSources(t *table.Tables, routes netdev.RouteFacts) error {
 			checks |= wire.CheckRpFilter | wire.CheckStrict | wire.CheckEach
 		case f&wire.SourceLoose != 0:
 			checks |= wire.CheckRpFilter
-			if !routes.Default { // with one, a loose filter refuses nothing but broadcast addresses
+			if !routes.Default { // with a default route, a loose filter refuses only broadcast addresses
 				checks |= wire.CheckEach
 			}
 		}
@@ -108,22 +108,22 @@ func putSources(t *table.Tables, routes netdev.RouteFacts) error {
 	return err
 }
 
-// routesPause is how long changes of routes are collected before the tables are read.
+// routesPause is the time during which route changes are collected before the tables are read.
 const routesPause = 50 * time.Millisecond
 
-// routeFollower writes again, after each change that may concern them, the MTUs of routes and the sources
-// that the kernel refuses. It reads the routing tables only if a route matters that has an MTU, several next hops
-// or no destination prefix.
+// routeFollower updates the MTUs of routes and the sources that the kernel refuses, after each
+// relevant change. It reads the routing tables only if the change can affect routes with an MTU,
+// several next hops or no destination prefix.
 type routeFollower struct {
-	mtus    atomic.Int64 // routes with an MTU, and those inside them
-	scan    atomic.Bool  // the tables are to be read
+	mtus    atomic.Int64 // number of routes with an MTU, and of routes inside their prefixes
+	scan    atomic.Bool  // the routing tables must be read
 	changed chan struct{}
 }
 
 func newRouteFollower() *routeFollower {
 	f := &routeFollower{changed: make(chan struct{}, 1)}
 	f.scan.Store(true)
-	f.changed <- struct{}{} // the first reading
+	f.changed <- struct{}{} // triggers the first reading
 	return f
 }
 
@@ -158,7 +158,7 @@ func (f *routeFollower) run(ctx context.Context, d *Datapath) {
 			time.Sleep(routesPause)
 			var mtus int
 			if facts, mtus, err = putRoutes(d.t); err != nil {
-				mtus++ // the next change is another chance
+				mtus++ // the next change triggers a retry
 			}
 			f.mtus.Store(int64(mtus))
 		}
@@ -178,8 +178,8 @@ func putRoutes(t *table.Tables) (facts netdev.RouteFacts, mtus int, err error) {
 	return facts, mtus, err
 }
 
-// firstRoutes does what a routeFollower does, while none runs.
-func (d *Datapath) firstRoutes() {
+// putInitialRoutes writes the MTUs of routes and the refused sources while no routeFollower runs.
+func (d *Datapath) putInitialRoutes() {
 	if d.stop != nil {
 		return
 	}

@@ -103,10 +103,10 @@ func TestTablesGrow(t *testing.T) {
 	t.Logf("room for %d entries of IPv4 and IPv6, then %d", first, room)
 	// As if the process had been killed while it filled another index.
 	next := uint32(len(d.t.Index4.Values)/2) * uint32(min(index>>32^1, 1))
-	d.growing.Lock()
+	d.growMu.Lock()
 	err := d.t.Index4.Add(slices.Values([]uint32{next >> wire.IndexPartBits}))
 	d.t.Control.Values[0].NextIndex4 = uint64(next)<<32 | 1000
-	d.growing.Unlock()
+	d.growMu.Unlock()
 	if err = errors.Join(err, d.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -198,8 +198,8 @@ tables: {flows: 65536, flows6: 4096}
 		}
 		return nil
 	})
-	d.growing.Lock() // the tables stay as they are
-	defer d.growing.Unlock()
+	d.growMu.Lock() // the tables stay as they are
+	defer d.growMu.Unlock()
 	had := d.t.Control.Values[0].Index4
 	for i := range 20 {
 		err := d.t.Reindex4(uint32(had)+uint32(i)*100, func(r *wire.Reindex) error {
@@ -239,10 +239,10 @@ tables: {flows: 65536, flows6: 4096}
 func TestTableThatCannotGrow(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachTC)
 	d := gateway(t, l.Node("gateway"), config.AttachTC, growingYAML)
-	d.growing.Lock()
+	d.growMu.Lock()
 	d.t.Maps["flows4"].Close()
 	atomic.StoreUint32(&d.t.Stock4.Values[0].Fresh, d.t.Entries4)
-	d.growing.Unlock()
+	d.growMu.Unlock()
 	labtest.Eventually(t, patience, "a warning", func() error {
 		if all := strings.Join(d.Warnings(), "\n"); !strings.Contains(all, "a flow table does not grow") || !strings.Contains(all, "flows4") {
 			return fmt.Errorf("warnings: %s", all)

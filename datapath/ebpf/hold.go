@@ -24,82 +24,82 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// Bounds of the fragments that wait for their first one (RFC 4787 REQ-14, RFC 6146
-// §3.4): a flood of them costs this much memory and no more, and one sender cannot
-// take it all.
+// Limits of fragments waiting for their first fragment (RFC 4787 REQ-14, RFC 6146 §3.4). They bound
+// the memory for a flood of fragments, and the share of one sender.
 const (
 	heldFrames    = 1024
 	heldPerSender = 64
 	heldLife      = 5 * time.Second // RFC 6146 §3.4: 2 s at least
 )
 
-// How often the held fragments are looked through, and the log tells of what failed.
+// Intervals of the search for expired fragments and of log messages about failures.
 const expireEvery, reportEvery = 50 * time.Millisecond, time.Second
 
-// The programs are loaded this long after a change, before a packet needs them: it takes up to seconds, in which the
-// sender would give up. Changes often come several at a time.
+// Delay between a change of programs and their loading by the holder, before a packet needs them.
+// Loading takes up to seconds, longer than a sender's timeout. The delay combines several changes.
 const prepareAfter = time.Second
 
-// holder keeps fragments that came before their first one, and sends them through
-// a program of its own when it has come. What is too large for IPv6 goes through it at
-// once, and on in fragments, and so does what the kernel would not fragment. Translated
-// packets that the kernel would not take wait for their next hop. It belongs to one goroutine.
+// holder keeps fragments received before their first fragment. When the first fragment arrives, it
+// sends them through its own copy of the program. Packets that exceed the MTU after translation to
+// IPv6, and packets that the kernel would not fragment, pass the program at once and leave in
+// fragments. Translated packets that the kernel would not accept wait for their next hop. One
+// goroutine owns the holder.
 type holder struct {
 	d          *Datapath
 	waiting    map[wire.FragmentKey][]heldFrame
 	senders    map[wire.Addr]int
 	frames     int
-	due        []wire.FragmentKey // whose first fragment has come
-	large      []heldFrame        // to be fragmented
+	due        []wire.FragmentKey // datagrams with a received first fragment
+	large      []heldFrame        // packets that need fragmentation
 	unresolved map[netdev.Hop]*unresolved
-	expired    time.Duration // of the monotonic clock: when expire last ran
+	expired    time.Duration // monotonic time of the last call of expire
 
-	changed time.Duration // of the monotonic clock: when the programs may have changed; 0: they are loaded
+	changed time.Duration // monotonic time of the last change of programs; 0 if they are loaded
 
-	failed   int // packets that could not be sent on and that the log does not tell of yet
+	failed   int // dropped packets that are not yet logged
 	failure  error
-	reported time.Duration // of the monotonic clock
+	reported time.Duration // monotonic time of the last report
 
-	// The program runs on the tables in force, in working memory of its own, on
-	// one CPU: nobody else's packet comes between a run and its plan.
+	// The program uses the tables in force, but its own working memory, on one CPU. No other packet
+	// overwrites the plan between a run and its evaluation.
 	programs *ebpf.Collection
 	switches wire.Switches
 	tables   *table.Tables
 	cpu      int
 	socket   int
-	loading  <-chan loading // nil: nothing is being loaded
+	loading  <-chan loading // nil if no loading is in progress
 }
 
 type heldFrame struct {
-	at      time.Duration // of the monotonic clock
+	at      time.Duration // monotonic time of reception
 	ifindex uint32
 	frame   []byte
 }
 
-// hold handles the fragments that the programs hand over, until the ring is closed. It is told by
-// flushing the ring that the programs have changed.
+// hold handles the fragments from the programs until the ring is closed. Flushing the ring signals
+// a change of programs.
 func (d *Datapath) hold(ring *ringbuf.Reader) {
 	h := &holder{d: d, changed: monotonic(), waiting: map[wire.FragmentKey][]heldFrame{}, senders: map[wire.Addr]int{}, unresolved: map[netdev.Hop]*unresolved{}}
 	if err := h.enter(); err != nil {
 		d.opt.Log.Warn("fragments that come before their first one are dropped", "error", err)
 		return
 	}
-	defer h.leave()
+	defer h.close()
 	h.serve(ring, &d.t.Control.Values[0].Holding)
 }
 
-// heldRing is a ringbuf.Reader, or what stands for one in a test.
+// heldRing is a ringbuf.Reader or its replacement in a test.
 type heldRing interface {
 	SetDeadline(time.Time)
 	ReadInto(*ringbuf.Record) error
 }
 
-// serve works off the ring until it is closed, and says how many fragments wait.
+// serve reads the ring until it is closed. It writes the number of waiting fragments to holding.
 func (h *holder) serve(ring heldRing, holding *uint32) {
 	var r ringbuf.Record
 	for {
 		*holding = uint32(h.frames)
-		wait, some := h.nextLook(monotonic())
+		wait, some := h.nextCheck(monotonic())
 		if h.frames+len(h.large)+h.failed > 0 {
 			wait, some = min(wait, expireEvery), true
 		}
@@ -122,15 +122,15 @@ func (h *holder) serve(ring heldRing, holding *uint32) {
 			h.d.opt.Log.Warn("fragments that come before their first one are dropped", "error", err)
 			return
 		default:
-			h.take(r.RawSample)
+			h.receive(r.RawSample)
 		}
-		if now := monotonic(); now-h.expired >= expireEvery { // however busy the ring is
+		if now := monotonic(); now-h.expired >= expireEvery { // also while the ring is busy
 			h.expire(now)
 		}
 		h.release()
 		h.resolve(monotonic())
 		if now := monotonic(); h.changed > 0 && now-h.changed >= prepareAfter {
-			if _, err := h.ready(); err != nil { // release says so when a packet needs them
+			if _, err := h.ready(); err != nil { // release logs the error if a packet needs them
 				h.changed = now
 			}
 		}
@@ -138,7 +138,7 @@ func (h *holder) serve(ring heldRing, holding *uint32) {
 	}
 }
 
-// enter gives the goroutine a thread of its own in the datapath's namespace.
+// enter locks the goroutine to a thread in the datapath's namespace and opens the packet socket.
 func (h *holder) enter() (err error) {
 	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 	if err := netdev.EnterNamespace(h.d.ns); err != nil {
@@ -151,18 +151,18 @@ func (h *holder) enter() (err error) {
 	return err
 }
 
-// leave gives up what the goroutine has, and waits for what is being loaded.
-func (h *holder) leave() {
+// close releases the holder's resources. It waits for a loading in progress.
+func (h *holder) close() {
 	if h.loading != nil {
 		if l := <-h.loading; l.err == nil {
 			l.programs.Close()
 		}
 	}
-	h.forget()
+	h.closePrograms()
 	unix.Close(h.socket)
 }
 
-func (h *holder) forget() {
+func (h *holder) closePrograms() {
 	if h.programs != nil {
 		h.programs.Close()
 		h.programs = nil
@@ -177,8 +177,8 @@ func monotonic() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// take keeps a fragment, or notes that a first one has come.
-func (h *holder) take(b []byte) {
+// receive stores a fragment, or marks a datagram as due when its first fragment has arrived.
+func (h *holder) receive(b []byte) {
 	if len(b) < int(unsafe.Sizeof(wire.Held{})) {
 		if len(b) >= int(unsafe.Sizeof(wire.FragmentKey{})) {
 			h.due = append(h.due, *(*wire.FragmentKey)(unsafe.Pointer(&b[0])))
@@ -190,29 +190,29 @@ func (h *holder) take(b []byte) {
 	if w.Len&wire.HeldUnsummed != 0 {
 		fillSum(f.frame)
 	}
-	if monotonic()-f.at > heldLife { // handed over to a daemon that is gone
+	if monotonic()-f.at > heldLife { // sent to a daemon that has exited
 		return
 	}
 	if w.Out != 0 {
-		h.await(netdev.Hop{Ifindex: int(w.Out), Addr: wire.AddrFrom(w.NextHop, w.NextFamily == wire.Family6)}, f)
+		h.enqueue(netdev.Hop{Ifindex: int(w.Out), Addr: wire.AddrFrom(w.NextHop, w.NextFamily == wire.Family6)}, f)
 		return
 	}
 	if w.Key == (wire.FragmentKey{}) {
 		if len(h.large) >= heldFrames {
-			h.d.missed.Add(1)
+			h.d.failedEvents.Add(1)
 			return
 		}
 		h.large = append(h.large, f)
 		return
 	}
 	if h.frames >= heldFrames || h.senders[w.Key.Saddr] >= heldPerSender {
-		h.d.missed.Add(1)
+		h.d.failedEvents.Add(1)
 		return
 	}
 	h.waiting[w.Key] = append(h.waiting[w.Key], f)
 	h.senders[w.Key.Saddr]++
 	h.frames++
-	// The first one may have come while nobody asked for it.
+	// The first fragment may have arrived before holding was set.
 	h.d.t.Control.Values[0].Holding = uint32(h.frames)
 	var seen wire.Fragment
 	if h.d.t.Maps["fragments"].Lookup(w.Key, &seen) == nil {
@@ -220,8 +220,8 @@ func (h *holder) take(b []byte) {
 	}
 }
 
-// fillSum completes the checksum of the UDP or TCP segment in an IPv4 frame, where the sum
-// of its pseudo-header stands (CHECKSUM_PARTIAL).
+// fillSum completes the checksum of a UDP or TCP segment in an IPv4 frame. The field contains the
+// sum of the pseudo-header (CHECKSUM_PARTIAL).
 func fillSum(frame []byte) {
 	const ip = 14
 	if len(frame) < ip+20 {
@@ -242,7 +242,7 @@ func fillSum(frame []byte) {
 	binary.BigEndian.PutUint16(frame[at:], sum)
 }
 
-// drop lets go of a datagram's fragments.
+// drop removes a datagram's fragments.
 func (h *holder) drop(k wire.FragmentKey) {
 	n := len(h.waiting[k])
 	h.frames -= n
@@ -252,7 +252,7 @@ func (h *holder) drop(k wire.FragmentKey) {
 	delete(h.waiting, k)
 }
 
-// expire gives up the datagrams whose oldest fragment has waited long enough.
+// expire drops a datagram when its oldest fragment has waited longer than heldLife.
 func (h *holder) expire(now time.Duration) {
 	h.expired = now
 	for k, list := range h.waiting {
@@ -262,7 +262,7 @@ func (h *holder) expire(now time.Duration) {
 	}
 }
 
-// loading is the outcome of loading programs for these tables.
+// loading is the result of loading programs for a set of tables.
 type loading struct {
 	programs *ebpf.Collection
 	switches wire.Switches
@@ -270,8 +270,8 @@ type loading struct {
 	err      error
 }
 
-// ready tells whether the programs are those of the tables in force, and has them loaded where they are not. Only
-// packets that need them wait for that: others wait for a next hop meanwhile.
+// ready reports whether the holder's programs match the tables in force. If not, it starts loading
+// them in the background, so that packets waiting for a next hop are not delayed.
 func (h *holder) ready() (bool, error) {
 	select {
 	case l := <-h.loading:
@@ -279,7 +279,7 @@ func (h *holder) ready() (bool, error) {
 		if l.err != nil {
 			return false, l.err
 		}
-		h.forget()
+		h.closePrograms()
 		h.programs, h.switches, h.tables = l.programs, l.switches, l.tables
 	default:
 	}
@@ -312,8 +312,8 @@ func (h *holder) loaded() bool {
 	return h.programs != nil && h.switches == h.d.switches && h.tables == h.d.t
 }
 
-// release sends on the fragments that are due, and what is to be fragmented. What
-// cannot go now, because the datapath is being changed, goes the next time.
+// release sends due fragments and packets that need fragmentation. While the datapath is being
+// changed, the packets stay queued.
 func (h *holder) release() {
 	if len(h.large)+len(h.due) == 0 {
 		return
@@ -322,13 +322,13 @@ func (h *holder) release() {
 	if !ok && err == nil {
 		return
 	}
-	if len(h.large) > 0 && h.try(h.large, err) {
+	if len(h.large) > 0 && h.trySend(h.large, err) {
 		h.large = h.large[:0]
 	}
 	for len(h.due) > 0 {
 		k := h.due[0]
 		if list := h.waiting[k]; len(list) > 0 {
-			if !h.try(list, err) {
+			if !h.trySend(list, err) {
 				return
 			}
 			h.drop(k)
@@ -337,10 +337,11 @@ func (h *holder) release() {
 	}
 }
 
-// try sends packets on, or loses them where the programs do not load; false when that has to wait.
-func (h *holder) try(list []heldFrame, unloaded error) bool {
+// trySend sends packets, or counts them as lost if the programs cannot be loaded. It returns false
+// if the packets must wait.
+func (h *holder) trySend(list []heldFrame, unloaded error) bool {
 	if unloaded != nil {
-		h.lose(len(list), unloaded)
+		h.countLost(len(list), unloaded)
 		return true
 	}
 	if !h.d.mu.TryLock() {
@@ -357,13 +358,13 @@ func (h *holder) try(list []heldFrame, unloaded error) bool {
 	return true
 }
 
-// lose counts packets that could not be sent on.
-func (h *holder) lose(packets int, err error) {
-	h.d.missed.Add(uint64(packets))
+// countLost counts dropped packets.
+func (h *holder) countLost(packets int, err error) {
+	h.d.failedEvents.Add(uint64(packets))
 	h.failed, h.failure = h.failed+packets, err
 }
 
-// report tells the log of what was lost, once in a while.
+// report logs dropped packets, at most once per reportEvery.
 func (h *holder) report() {
 	if now := monotonic(); h.failed > 0 && now-h.reported >= reportEvery {
 		h.d.opt.Log.Warn("packets that the daemon held are dropped", "packets", h.failed, "error", h.failure)
@@ -383,16 +384,16 @@ type skbMeta struct {
 
 const tcRedirect = 7 // TC_ACT_REDIRECT
 
-// send sends packets on, each for itself.
+// send sends packets one by one.
 func (h *holder) send(list []heldFrame) {
 	for _, f := range list {
 		if err := h.forward(f); err != nil {
-			h.lose(1, err)
+			h.countLost(1, err)
 		}
 	}
 }
 
-// forward runs a packet through the program and sends what that makes of it.
+// forward runs a packet through the program and sends the result.
 func (h *holder) forward(f heldFrame) error {
 	o := &ebpf.RunOptions{Data: f.frame, DataOut: make([]byte, len(f.frame)+256), Context: skbMeta{Ingress: f.ifindex, Ifindex: f.ifindex}}
 	verdict, err := h.programs.Programs["sluice_tc"].Run(o)
@@ -400,7 +401,7 @@ func (h *holder) forward(f heldFrame) error {
 		return fmt.Errorf("run a held packet: %w", err)
 	}
 	if verdict != tcRedirect {
-		return nil // counted with its reason
+		return nil // the program has counted the drop
 	}
 	var works []wire.Work
 	if err := h.programs.Maps["works"].Lookup(uint32(0), &works); err != nil {
@@ -410,7 +411,7 @@ func (h *holder) forward(f heldFrame) error {
 	if err != nil {
 		return err
 	}
-	frames, err := h.pieces(f.frame, o.DataOut, int(out.Mtu))
+	frames, err := h.fragments(f.frame, o.DataOut, int(out.Mtu))
 	if err != nil {
 		return err
 	}
@@ -431,12 +432,12 @@ func (h *holder) forward(f heldFrame) error {
 	return nil
 }
 
-// pieces cuts what became of an IPv6 packet and has no DF, or of an IPv4 packet without DF, and is too large for a link of that
-// MTU, or for the path in IPv6, into fragments; in IPv6 those that every path carries (RFC
-// 7915 §4.1). They keep the identification of the IPv4 packet, but for a tunnel's, whose
-// header has none because of its DF: that was for packets that are not fragmented (RFC
-// 2003 §3.1).
-func (h *holder) pieces(was, is []byte, mtu int) ([][]byte, error) {
+// fragments splits a translated packet that exceeds the MTU. It handles IPv4 packets without DF,
+// and IPv6 packets translated to IPv4 without DF. After translation to IPv6, the fragments also fit
+// LowestIPv6MTU, so that every path carries them (RFC 7915 §4.1). Fragments keep the IPv4
+// identification. A tunnel header with DF has no identification for fragments (RFC 2003 §3.1), so
+// its fragments get a random one.
+func (h *holder) fragments(was, is []byte, mtu int) ([][]byte, error) {
 	const ethernet, ipv4, fragmentHeader = 14, 0x0800, 40 + 8
 	if len(is) < ethernet+20 {
 		return [][]byte{is}, nil

@@ -65,15 +65,15 @@ func TestHeldFailEachForItself(t *testing.T) {
 	h := &holder{d: d, tables: d.t, programs: &ebpf.Collection{Programs: map[string]*ebpf.Program{"sluice_tc": p}}}
 	good, bad := heldFrame{ifindex: 1, frame: make([]byte, 64)}, heldFrame{ifindex: 1, frame: make([]byte, 1)} // shorter than Ethernet's header
 	for range 3 {
-		if !h.try([]heldFrame{bad, good, bad}, nil) {
+		if !h.trySend([]heldFrame{bad, good, bad}, nil) {
 			t.Fatal("the datapath is not being changed, and yet the packets wait")
 		}
 	}
-	if h.failed != 6 || d.missed.Load() != 6 {
-		t.Errorf("6 packets failed, and %d (%d) were counted", h.failed, d.missed.Load())
+	if h.failed != 6 || d.failedEvents.Load() != 6 {
+		t.Errorf("6 packets failed, and %d (%d) were counted", h.failed, d.failedEvents.Load())
 	}
 	h.report()
-	h.lose(1, h.failure)
+	h.countLost(1, h.failure)
 	h.reported += time.Hour // whatever the test has taken
 	h.report()              // too soon
 	if n := strings.Count(log.String(), "\n"); n != 1 || !strings.Contains(log.String(), "packets=6") {
@@ -90,7 +90,7 @@ func TestHeldFailEachForItself(t *testing.T) {
 func TestHeldProgramsAreLoadedBefore(t *testing.T) {
 	s := changing(t, "services: [{name: web, protocol: udp, mode: dnat, listen: [{address: 192.0.2.10, ports: [53]}], backends: [{name: a, address: 10.0.2.2}]}]")
 	h := &holder{d: s.d, changed: monotonic() - prepareAfter}
-	defer h.forget()
+	defer h.closePrograms()
 	var holding uint32
 	patience := time.Now().Add(time.Minute)
 	h.serve(busyRing(func() bool { return h.changed == 0 || time.Now().After(patience) }), &holding)
@@ -131,7 +131,7 @@ func TestNextHopsAreLookedAtAtOnce(t *testing.T) {
 		"programs to load later": {changed: monotonic()},
 		"fragments wait":         {frames: 1},
 	} {
-		h.unresolved = map[netdev.Hop]*unresolved{{Ifindex: 1}: {look: 1}}
+		h.unresolved = map[netdev.Hop]*unresolved{{Ifindex: 1}: {nextCheck: 1}}
 		var ring deadlineRing
 		if h.serve(&ring, new(uint32)); ring.late {
 			t.Errorf("%s: the next hop is not looked at now", name)
@@ -146,15 +146,15 @@ func TestHeldDoNotWaitForPrograms(t *testing.T) {
 	result := make(chan loading, 1)
 	h := &holder{d: s.d, socket: -1, loading: result, changed: monotonic() - prepareAfter, large: []heldFrame{{frame: make([]byte, 1)}},
 		waiting: map[wire.FragmentKey][]heldFrame{k: {{at: monotonic() - heldLife - time.Second}}}, senders: map[wire.Addr]int{k.Saddr: 1}, frames: 1}
-	defer h.leave()
+	defer h.close()
 	var holding uint32
 	h.serve(&ringOf{os.ErrDeadlineExceeded, os.ErrDeadlineExceeded}, &holding)
 	if h.frames != 0 || len(h.large) != 1 || h.changed == 0 {
 		t.Errorf("%d fragments of too long ago wait still, %d packets for the programs", h.frames, len(h.large))
 	}
 	result <- loading{err: errors.New("refused")}
-	if h.serve(&ringOf{os.ErrDeadlineExceeded}, &holding); len(h.large) != 0 || s.d.missed.Load() != 1 {
-		t.Errorf("the programs do not load, and %d packets wait for them; %d are counted", len(h.large), s.d.missed.Load())
+	if h.serve(&ringOf{os.ErrDeadlineExceeded}, &holding); len(h.large) != 0 || s.d.failedEvents.Load() != 1 {
+		t.Errorf("the programs do not load, and %d packets wait for them; %d are counted", len(h.large), s.d.failedEvents.Load())
 	}
 }
 
@@ -179,7 +179,7 @@ func TestPiecesFitTheLink(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			is := packet.MustText(eth + c.is).Build()
 			whole := append([]byte(nil), is...)
-			pieces, err := (&holder{}).pieces(was, is, c.mtu)
+			pieces, err := (&holder{}).fragments(was, is, c.mtu)
 			if err != nil || len(pieces) != c.pieces {
 				t.Fatalf("%d pieces, want %d: %v", len(pieces), c.pieces, err)
 			}
@@ -215,7 +215,7 @@ func TestPiecesOfIPv6(t *testing.T) {
 		"ip4(src=198.51.100.1,dst=192.0.2.1,id=9,off=1200,mf)/data(1200)":          2,
 		"ip6(src=fd00:2::2,dst=fd00:2::3)/udp(sport=1,dport=2)/data(1200)":         1,
 	} {
-		pieces, err := (&holder{}).pieces(was, packet.MustText(eth+is).Build(), 1000)
+		pieces, err := (&holder{}).fragments(was, packet.MustText(eth+is).Build(), 1000)
 		if err != nil || len(pieces) != want {
 			t.Errorf("%s: %d pieces, want %d: %v", is, len(pieces), want, err)
 		}

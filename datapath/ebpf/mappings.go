@@ -28,7 +28,7 @@ var _ datapath.Mapper = (*Datapath)(nil)
 
 const xdpPass = 2 // XDP_PASS of linux/bpf.h
 
-// MappingRules lists the rules in force that allow mappings, by their ids.
+// MappingRules lists the rules in force that allow mappings, in configuration order.
 func (d *Datapath) MappingRules() (list []datapath.MappingRule) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -65,7 +65,7 @@ func outsideOf(v wire.Mapping) netip.AddrPort {
 	return netip.AddrPortFrom(wire.AddrFrom(v.Outside, v.OutsideFamily == wire.Family6), wire.PortOf(v.Port))
 }
 
-// mappingKey finds the rule of a mapping among those in force.
+// mappingKey returns the key of a mapping in the rule in force.
 func (d *Datapath) mappingKey(m datapath.Mapping) (wire.MappingKey, error) {
 	if d.inForce != nil {
 		for id, r := range d.inForce.Mappable {
@@ -79,7 +79,7 @@ func (d *Datapath) mappingKey(m datapath.Mapping) (wire.MappingKey, error) {
 	return wire.MappingKey{}, fmt.Errorf("rule %q allows no mappings in the ebpf datapath", m.Rule)
 }
 
-// Map makes a mapping.
+// Map creates a mapping.
 func (d *Datapath) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -104,7 +104,7 @@ func (d *Datapath) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error)
 	request.Mapping = wire.Mapping{Outside: wire.AddrOf(wanted), OutsideFamily: wire.FamilyOf(wanted), Port: wire.PortOf(m.Outside.Port()),
 		Nonce: m.Nonce, Expires: uint64(m.Expires)}
 	if m.Outside.Port() == 0 && !exact {
-		request.Mapping.Port = k.Port // the one that is remembered best
+		request.Mapping.Port = k.Port // prefers the inside port
 	}
 	if exact {
 		request.Exact = 1
@@ -127,17 +127,17 @@ func (d *Datapath) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error)
 		if !d.taken(m.Protocol, m.Outside) {
 			return m, nil
 		}
-		if err := d.runMapProgram("map_close", d.switches, &made); err != nil { // its port rests: the next one is another
+		if err := d.runMapProgram("map_close", d.switches, &made); err != nil { // its port is in hold-down, so the next attempt gets another port
 			return m, err
 		}
 	}
 	return m, datapath.ErrNoPort
 }
 
-const mapTries = 4 // ports that are given up because something else answers there
+const mapTries = 4 // attempts to find a port without another user
 
-// taken reports whether something else answers on an outside endpoint: a service, a
-// port-forward, or on an address of this host a socket.
+// taken reports whether an outside endpoint has another user: a service, a port-forward, or a
+// socket of this host.
 func (d *Datapath) taken(p flow.Protocol, at netip.AddrPort) bool {
 	listens := func(protocol flow.Protocol, l *config.Listen) bool {
 		a := l.Address
@@ -163,7 +163,7 @@ func (d *Datapath) taken(p flow.Protocol, at netip.AddrPort) bool {
 	return d.lastHost.Owns(at.Addr()) && errors.Is(d.inside(func() error { return bindable(p, at) }), unix.EADDRINUSE)
 }
 
-// bindable tries to bind a socket as a server does.
+// bindable tries to bind a socket like a server.
 func bindable(p flow.Protocol, at netip.AddrPort) error {
 	kind := unix.SOCK_STREAM
 	if p == flow.UDP {
@@ -181,7 +181,7 @@ func bindable(p flow.Protocol, at netip.AddrPort) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if p == flow.TCP { // connections that have ended do not count
+	if p == flow.TCP { // ignores connections in TIME_WAIT
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 			return err
 		}
@@ -205,7 +205,7 @@ func (d *Datapath) Renew(m datapath.Mapping) error {
 	return d.t.Maps["mappings"].Update(&k, &v, ebpf.UpdateExist)
 }
 
-// Unmap ends a mapping.
+// Unmap removes a mapping.
 func (d *Datapath) Unmap(m datapath.Mapping) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -216,7 +216,7 @@ func (d *Datapath) Unmap(m datapath.Mapping) error {
 	return d.runMapProgram("map_close", d.switches, &wire.MappingRequest{Key: k})
 }
 
-// runMapProgram runs one of the programs that open and close mappings, with this request.
+// runMapProgram runs a program that opens or closes a mapping.
 func (d *Datapath) runMapProgram(name string, s wire.Switches, request *wire.MappingRequest) error {
 	frame := unsafe.Slice((*byte)(unsafe.Pointer(request)), unsafe.Sizeof(*request))
 	verdict, err := d.runOnDemand(name, s, &ebpf.RunOptions{Data: slices.Clone(frame), DataOut: frame})
@@ -226,8 +226,8 @@ func (d *Datapath) runMapProgram(name string, s wire.Switches, request *wire.Map
 	return err
 }
 
-// retireMappings ends the mappings whose rule, client or outside address is not wanted
-// any more. Their clients learn it from the epoch, which begins anew.
+// retireMappings removes mappings without a configured rule, client or outside address. A new epoch
+// then makes the clients renew their mappings.
 func (d *Datapath) retireMappings(want *compile.Desired) error {
 	all, err := table.Content[wire.MappingKey, wire.Mapping](d.t.Maps["mappings"])
 	if err != nil {
@@ -255,7 +255,7 @@ func (d *Datapath) retireMappings(want *compile.Desired) error {
 	return draft.Keep()
 }
 
-// Epoch is since when no mapping was lost.
+// Epoch returns when mappings were last lost, as the time since boot.
 func (d *Datapath) Epoch() time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()

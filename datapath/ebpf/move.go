@@ -20,11 +20,11 @@ import (
 
 var _ datapath.Mover = (*Datapath)(nil)
 
-// handshakeTime is how long handshakes whose SYN has left no flow have to end before the flows of their
-// service are given: twice the round-trip time of a connection half around the world.
+// handshakeTime is the wait for handshakes without a flow before the flows of their service are
+// exported. It is twice the round-trip time of a connection half around the world.
 const handshakeTime = 500 * time.Millisecond
 
-// listenerName names the service or port-forward of an id as datapath.Listener does.
+// listenerName returns the name of a service or port-forward in the form of datapath.Listener.
 func listenerName(of *compile.Desired, id uint32) string {
 	if of.Names.PortForward[id] {
 		return "nat " + of.Names.Service[id]
@@ -32,8 +32,8 @@ func listenerName(of *compile.Desired, id uint32) string {
 	return "service " + of.Names.Service[id]
 }
 
-// Give stops the opening of flows to services and port-forwards, waits for handshakes in progress, and
-// returns the flows.
+// Give stops new flows to services and port-forwards, waits for handshakes in progress, and returns
+// the flows.
 func (d *Datapath) Give(ctx context.Context, names map[string]bool) (list []flow.Flow, err error) {
 	d.mu.Lock()
 	left := d.mark(names, wire.ServiceLeaves, 0)
@@ -60,8 +60,8 @@ func (d *Datapath) Give(ctx context.Context, names map[string]bool) (list []flow
 	return list, nil
 }
 
-// mark sets and clears flags of services and port-forwards, in force too; nil: of all. It returns of how many
-// it changed any.
+// mark sets and clears flags of the named services and port-forwards, also in the state in force. A
+// nil map selects all. It returns the number of changed services.
 func (d *Datapath) mark(names map[string]bool, set, unset uint16) (n int) {
 	if d.t == nil || d.inForce == nil {
 		return 0
@@ -77,7 +77,7 @@ func (d *Datapath) mark(names map[string]bool, set, unset uint16) (n int) {
 	return n
 }
 
-// Take makes flows that another datapath had.
+// Take creates the flows imported from another datapath.
 func (d *Datapath) Take(ctx context.Context, flows []flow.Flow) (made int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -129,7 +129,8 @@ func (d *Datapath) Take(ctx context.Context, flows []flow.Flow) (made int, err e
 	return made, nil
 }
 
-// request is that for a flow of a service; false where it has no such backend, or the flow has ended.
+// request returns the request to create a flow of a service. It returns false if the service has no
+// such backend, or if the flow has ended.
 func (d *Datapath) request(service uint32, f *flow.Flow) (wire.FlowRequest, bool) {
 	s := d.inForce.Services[service]
 	backend := slices.IndexFunc(d.inForce.Names.Backends[service], func(n uint32) bool {
@@ -148,12 +149,12 @@ func (d *Datapath) request(service uint32, f *flow.Flow) (wire.FlowRequest, bool
 		Backend: uint16(d.inForce.Names.Backends[service][backend])}
 	switch f.State {
 	case "SYN_SENT":
-		return r, false // its SYN is sent again, or the answer opens the connection as one that was picked up
+		return r, false // the client repeats its SYN, or the reply picks the connection up
 	case "SYN_RECV":
 		r.Heard = wire.HeardSYN
 	case "ESTABLISHED":
 		r.Heard, r.Open = wire.HeardSYN|wire.HeardACK, 1
-	case "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK": // which side has closed it is not told
+	case "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK": // conntrack does not report which side sent the FIN
 		r.Heard, r.Open = wire.HeardSYN|wire.HeardACK|wire.HeardFIN, 1
 	case "TIME_WAIT", "CLOSE":
 		return r, false

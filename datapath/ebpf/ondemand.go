@@ -10,11 +10,11 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
-// Some programs user space runs seldom, or never: those that make and end mappings, and the one
-// that ends a flow. They have tables and constants of the programs in force and are loaded when one
-// of them is to run. Packets may come in between: they have working memory of their own.
+// User space runs some programs rarely: the ones that create and remove mappings and the one that
+// ends a flow. They use the tables and constants of the programs in force and are loaded on demand.
+// Packets may be processed meanwhile, because these programs have their own working memory.
 
-// loadOnDemand loads such programs with those constants, where they are not yet.
+// loadOnDemand loads the named programs with the constants s, unless they are loaded.
 func (d *Datapath) loadOnDemand(s wire.Switches, names ...string) error {
 	for _, name := range names {
 		if d.onDemand[name] != nil {
@@ -32,7 +32,7 @@ func (d *Datapath) loadOnDemand(s wire.Switches, names ...string) error {
 	return nil
 }
 
-// runOnDemand runs one of them, and returns its verdict.
+// runOnDemand runs such a program and returns its verdict.
 func (d *Datapath) runOnDemand(name string, s wire.Switches, o *ebpf.RunOptions) (verdict uint32, err error) {
 	if err = d.loadOnDemand(s, name); err == nil {
 		verdict, err = d.onDemand[name].Programs[name].Run(o)
@@ -43,7 +43,7 @@ func (d *Datapath) runOnDemand(name string, s wire.Switches, o *ebpf.RunOptions)
 	return verdict, nil
 }
 
-// forgetOnDemand closes them: others are in force.
+// forgetOnDemand closes the programs, because programs with other constants are in force.
 func (d *Datapath) forgetOnDemand() {
 	for name, c := range d.onDemand {
 		c.Close()

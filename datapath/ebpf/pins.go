@@ -14,12 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pins must outlive the process, and so must the mount that they are in. A mount
-// namespace that is the process's own ("ip netns exec", a unit with
-// PrivateMounts) ends with it; process 1's does not.
+// Pins must outlive the process, and so must the mount that contains them. A private mount
+// namespace ("ip netns exec", a unit with PrivateMounts) ends with the process; the namespace of
+// process 1 does not.
 
-// outside is the root directory as process 1 sees it, "" when this process sees
-// the same.
+// outside returns the root directory of process 1, or "" if this process has the same.
 func outside() string {
 	own, err := os.Stat("/proc/thread-self/ns/mnt")
 	if err != nil {
@@ -27,7 +26,7 @@ func outside() string {
 	}
 	first, err := os.Stat("/proc/1/ns/mnt")
 	if errors.Is(err, fs.ErrPermission) && topMount("/proc/1") != topMount("/proc/thread-self") {
-		return "/proc/1/root" // which is as closed: whoever needs it says so
+		return "/proc/1/root" // access to it fails as well, and the caller reports the error
 	}
 	if err != nil || os.SameFile(own, first) {
 		return ""
@@ -35,10 +34,9 @@ func outside() string {
 	return "/proc/1/root"
 }
 
-// topMount returns the number of the first mount that a process sees: every mount of a
-// namespace has one of its own.
+// topMount returns the id of the first mount of a process. Ids differ between mount namespaces.
 func topMount(process string) string {
-	b, _ := os.ReadFile(process + "/mountinfo") // needs no right
+	b, _ := os.ReadFile(process + "/mountinfo") // needs no privilege
 	id, _, _ := strings.Cut(string(b), " ")
 	return id
 }
@@ -48,8 +46,8 @@ func isBPFFS(dir string) bool {
 	return unix.Statfs(dir, &st) == nil && st.Type == unix.BPF_FS_MAGIC
 }
 
-// pinDir finds the directory on a bpffs that maps and links are pinned in, or ""
-// when there is none yet and none is to be mounted.
+// pinDir returns the bpffs directory for pinned maps and links. It returns "" if there is no bpffs
+// and mount is false.
 func (d *Datapath) pinDir(mount bool) (string, error) {
 	if d.opt.Dir != "" {
 		return d.opt.Dir, nil
@@ -64,15 +62,15 @@ func (d *Datapath) pinDir(mount bool) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("bpffs: %w", err)
 	}
-	d.fleeting = nil
+	d.ephemeralErr = nil
 	if !isBPFFS(root + dir) {
 		if !mount {
 			return "", nil
 		}
-		if d.fleeting = inMountsOfInit(func() error { return mountBPFFS(dir) }); d.fleeting != nil {
+		if d.ephemeralErr = inMountsOfInit(func() error { return mountBPFFS(dir) }); d.ephemeralErr != nil {
 			if root = ""; !isBPFFS(dir) {
 				if err := mountBPFFS(dir); err != nil {
-					return "", fmt.Errorf("no bpffs for maps and programs: %w, %w; mount one at /sys/fs/bpf before the start, or give CAP_SYS_ADMIN", d.fleeting, err)
+					return "", fmt.Errorf("no bpffs for maps and programs: %w, %w; mount one at /sys/fs/bpf before the start, or give CAP_SYS_ADMIN", d.ephemeralErr, err)
 				}
 			}
 		}
@@ -81,7 +79,8 @@ func (d *Datapath) pinDir(mount bool) (string, error) {
 	return filepath.Join(root+dir, "sluice"), nil
 }
 
-// pinnable says why nothing could be pinned, as in a container without a bpffs and without the right to mount one.
+// pinnable returns an error if pinning is impossible, for example in a container without a bpffs
+// and without the privilege to mount one.
 func (d *Datapath) pinnable() error {
 	if dir, err := d.pinDir(false); dir != "" || err != nil {
 		return err
@@ -107,8 +106,7 @@ func mountBPFFS(dir string) error {
 	return nil
 }
 
-// unmount takes the bpffs away that pinDir mounted, in this process or an earlier
-// one.
+// unmount removes the bpffs mounted by pinDir in this process or an earlier one.
 func (d *Datapath) unmount() error {
 	if d.mounted == "" {
 		return nil
@@ -116,7 +114,7 @@ func (d *Datapath) unmount() error {
 	dir := d.mounted
 	d.mounted = ""
 	away := func() error { return errors.Join(unix.Unmount(dir, unix.MNT_DETACH), os.Remove(dir)) }
-	if d.fleeting != nil {
+	if d.ephemeralErr != nil {
 		return away()
 	}
 	return inMountsOfInit(away)
@@ -130,7 +128,7 @@ func inMountsOfInit(f func() error) error {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() { // the main thread must stay where it is: it is what /proc/self shows
+		if unix.Gettid() == unix.Getpid() { // the main thread must keep its namespace, because /proc/self shows it
 			defer runtime.UnlockOSThread()
 			done <- inMountsOfInit(f)
 			return

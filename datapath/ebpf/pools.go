@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
-// putPools writes pool addresses and the rules that may use them from now on, and marks
-// the ports that no rule may use as taken.
+// putPools writes pool addresses and adds the rules that may use them. It marks ports that no rule
+// may use as taken.
 func (d *Datapath) putPools(want *compile.Desired) error {
 	if err := d.t.UsePools(maps.Keys(want.Pools)); err != nil {
 		return err
@@ -30,7 +30,7 @@ func (d *Datapath) putPools(want *compile.Desired) error {
 			d.t.Reserve(n, want.Sets[n])
 		}
 		if size := want.Block[n]; size > 0 {
-			for b := want.Ports[n][0].Len() / size; b < compile.MaxBlocks; b++ { // there are no such blocks
+			for b := want.Ports[n][0].Len() / size; b < compile.MaxBlocks; b++ { // these blocks do not exist
 				atomic.OrUint64(&d.t.Blocks.Values[n].Words[b/64], 1<<(b%64))
 			}
 		}
@@ -38,9 +38,8 @@ func (d *Datapath) putPools(want *compile.Desired) error {
 	return nil
 }
 
-// retirePools takes the addresses that left a pool from its rule, when that has others.
-// Their flows live on until they end, or end now where an address was the host's own and
-// is so no more.
+// retirePools removes addresses from the pools of their rules. Their flows continue until they
+// expire. If the host has lost an address of its own, the flows end immediately.
 func (d *Datapath) retirePools(want *compile.Desired, h *compile.Host) error {
 	rules := want.PoolRules()
 	for n := range d.t.PoolRules.Values {
@@ -48,7 +47,7 @@ func (d *Datapath) retirePools(want *compile.Desired, h *compile.Host) error {
 			atomic.StoreUint64(&d.t.PoolRules.Values[n], bits)
 		}
 	}
-	return d.leftPools(want, h, func(n uint32, v wire.PoolAddr, gone bool) error {
+	return d.removedPools(want, h, func(n uint32, v wire.PoolAddr, gone bool) error {
 		was := v.Lost
 		if v.Lost = 0; gone {
 			v.Lost = 1
@@ -60,9 +59,9 @@ func (d *Datapath) retirePools(want *compile.Desired, h *compile.Host) error {
 	})
 }
 
-// leftPools calls visit with each address that is in no pool any more, and whether it was the host's own and is so
-// no more.
-func (d *Datapath) leftPools(want *compile.Desired, h *compile.Host, visit func(n uint32, v wire.PoolAddr, gone bool) error) error {
+// removedPools calls visit for each address that is no longer in a pool. gone reports whether the
+// address was the host's own and the host has lost it.
+func (d *Datapath) removedPools(want *compile.Desired, h *compile.Host, visit func(n uint32, v wire.PoolAddr, gone bool) error) error {
 	for k, n := range d.t.IDs.Known {
 		if _, wanted := want.Pools[n]; k.Kind != ids.Pool || wanted {
 			continue
@@ -78,9 +77,9 @@ func (d *Datapath) leftPools(want *compile.Desired, h *compile.Host, visit func(
 	return nil
 }
 
-// losing returns the addresses that the host is found to have lost.
-func (d *Datapath) losing(want *compile.Desired, h *compile.Host) (list []netip.Addr) {
-	_ = d.leftPools(want, h, func(_ uint32, v wire.PoolAddr, gone bool) error {
+// lostAddresses returns the pool addresses that the host has lost since the last Apply.
+func (d *Datapath) lostAddresses(want *compile.Desired, h *compile.Host) (list []netip.Addr) {
+	_ = d.removedPools(want, h, func(_ uint32, v wire.PoolAddr, gone bool) error {
 		if gone && v.Lost == 0 {
 			list = append(list, wire.AddrFrom(v.Addr, v.Family == wire.Family6))
 		}
@@ -89,7 +88,7 @@ func (d *Datapath) losing(want *compile.Desired, h *compile.Host) (list []netip.
 	return list
 }
 
-// putRuns writes the runs of pool addresses, where nothing in force has one.
+// putRuns writes the runs of pool addresses. It overwrites no run in force.
 func (d *Datapath) putRuns(want *compile.Desired) {
 	for place, run := range want.Runs {
 		for i, n := range run {

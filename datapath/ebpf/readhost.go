@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// readHost looks at the calling thread's network namespace.
+// readHost reads the state of the calling thread's network namespace.
 func readHost() (*compile.Host, error) {
 	h := &compile.Host{LocalPortLast: localPortLast(), Ask: compile.HostQueries{Route: routeTo, Source: sourceBy, NamedSource: namedSource, Local: netdev.Local, Destinations: netdev.Destinations}, Addresses: map[int][]netip.Addr{}, Details: map[int][]compile.HostAddress{}, Global: map[int][2]netip.Addr{}, Sources: map[netip.Addr]netip.Addr{}}
 	var err error
@@ -69,7 +69,7 @@ func hostAddressOf(a netlink.Addr) (h compile.HostAddress, ok bool) {
 	}
 	h.Addr = ip.Unmap()
 	near := a.IPNet
-	if a.Peer != nil { // of a point-to-point link
+	if a.Peer != nil { // a point-to-point link
 		near = a.Peer
 	}
 	if net, ok := netip.AddrFromSlice(near.IP); ok {
@@ -108,8 +108,8 @@ func sourceBy(to netip.Addr, iface string) netip.Addr {
 	return source.Unmap()
 }
 
-// localPortLast is the last port that is given out on the host's own addresses:
-// below those that its sockets get.
+// localPortLast returns the last port that Sluice allocates on the host's own addresses. It lies
+// below the ephemeral ports of local sockets.
 func localPortLast() uint32 {
 	b, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
 	first := uint32(0)

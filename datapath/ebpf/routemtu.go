@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// putRouteMTUs writes the MTUs of the host's routes for the programs. It returns how many routes are
-// concerned; the map has room for a part of them, and an error reports the rest.
+// putRouteMTUs writes the MTUs of the host's routes for the programs. It returns the number of
+// relevant routes. If the map is full, an error reports the rest.
 func putRouteMTUs(t *table.Tables, list []netdev.RouteMTU) (known int, err error) {
 	m := t.Maps["route_mtus"]
 	want := map[wire.RouteMtuKey]uint32{}
@@ -24,11 +24,11 @@ func putRouteMTUs(t *table.Tables, list []netdev.RouteMTU) (known int, err error
 		if a.Is4() {
 			bits += 96
 		} else if mtu > 0 {
-			mtu = max(mtu, 1280) // the kernel goes no lower (RFC 8200 §5)
+			mtu = max(mtu, 1280) // the kernel uses no smaller MTU (RFC 8200 §5)
 		}
 		want[wire.RouteMtuKey{PrefixLen: uint32(bits), Ifindex: uint32(r.Ifindex), Addr: a.As16()}] = mtu
 	}
-	if len(want) > 0 { // before the entries: a lookup that finds none is harmless
+	if len(want) > 0 { // set before the entries: a failed lookup is harmless
 		setChecks(t, wire.CheckRouteMtus, wire.CheckRouteMtus)
 	}
 	if e := table.Equalise(m, want, nil); e != nil {

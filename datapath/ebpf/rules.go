@@ -15,8 +15,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// putRules writes NAT rules field by field: their counts go on. What a part of a masquerade rule has
-// counted is that rule's, when another rule gets its number.
+// putRules writes NAT rules field by field to preserve their counters. If an id of a masquerade
+// part is reused, the part's counts are added to its masquerade rule.
 func (d *Datapath) putRules(want *compile.Desired) {
 	for id, r := range want.Rules {
 		v := &d.t.Rules.Values[id]
@@ -32,9 +32,9 @@ func (d *Datapath) putRules(want *compile.Desired) {
 	}
 }
 
-// putOrder switches to the order of the configuration, all rules at once. It comes between
-// the rules and the lists of their sources: no source is of a rule that has no place. What
-// is to be retired stands behind, because those lists still name it for a moment.
+// putOrder replaces the order of the rules atomically. It runs after the rules and before their
+// source lists, so that every source belongs to a rule with a position. Rules to retire are last,
+// because the old source lists still refer to them.
 func (d *Datapath) putOrder(want *compile.Desired) {
 	all := slices.Clone(want.Order)
 	for id := range d.t.Rules.Values {
@@ -52,9 +52,9 @@ func (d *Datapath) putOrder(want *compile.Desired) {
 	atomic.StoreUint32(now, next)
 }
 
-// putFirewall writes the firewall rules, behind the sets that they name and shortly before
-// the programs that know how many there are: until then those in force look at as many as
-// there were. A rule that stays as it is keeps what its rate has let through.
+// putFirewall writes the firewall rules, after the sets that they use and shortly before the
+// programs. The programs contain the number of rules, so the old programs read only the old number.
+// An unchanged rule keeps its rate limiter state.
 func putFirewall(m *ebpf.Map, rules []wire.FirewallRule) error {
 	for i, r := range rules {
 		var was wire.FirewallRule
@@ -75,8 +75,8 @@ func keepPrefixCounts(old wire.Prefix, v *wire.Prefix) {
 	v.Packets, v.Bytes = v.Packets+old.Packets, v.Bytes+old.Bytes
 }
 
-// countedPrefixes are those that are wanted. What those have counted that leave a rule goes on in
-// another one of it.
+// countedPrefixes returns the desired prefixes with their counters. Counts of a removed prefix are
+// added to another prefix of the same rule.
 func (d *Datapath) countedPrefixes(want *compile.Desired) (map[wire.PrefixKey]wire.Prefix, error) {
 	have, err := table.Content[wire.PrefixKey, wire.Prefix](d.t.Maps["prefixes"])
 	if err != nil {
@@ -84,7 +84,7 @@ func (d *Datapath) countedPrefixes(want *compile.Desired) (map[wire.PrefixKey]wi
 	}
 	prefixes, of := maps.Clone(want.Prefixes), map[uint16]wire.PrefixKey{}
 	for k, v := range prefixes {
-		if v.Kind != wire.PrefixNAT64 { // those are no rule's
+		if v.Kind != wire.PrefixNAT64 { // nat64 prefixes belong to no single rule
 			of[v.Rule] = k
 		}
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
-// putServices writes the scheduler tables that changed into free regions and
-// then switches the services to them.
+// putServices writes changed scheduler tables into free regions and then switches the services to
+// them.
 func (d *Datapath) putServices(want *compile.Desired) error {
 	fresh, again := map[uint32]table.Region{}, map[uint16]bool{}
 	gaps := d.gaps()
@@ -34,12 +34,12 @@ func (d *Datapath) putServices(want *compile.Desired) error {
 		w.Slots = now.Word()
 		v := &d.t.Services.Values[id]
 		if v.Active == 0 {
-			l := &d.t.ServiceLoads.Values[id] // but for Active: flows that have not ended yet still count
+			l := &d.t.ServiceLoads.Values[id] // Active is kept, because flows that have not ended still count
 			l.Flows, l.Packets, l.Bytes, l.Refused = 0, 0, 0, 0
 			l.Tat, l.ResetTat, l.Sequence, l.Cookie = 0, 0, 0, 0
 			again[uint16(id)] = true
 		}
-		if v.Active != 0 { // until putLists
+		if v.Active != 0 { // putLists writes the new lists
 			w.Allow, w.Deny = v.Allow, v.Deny
 		}
 		slots := w.Slots
@@ -50,28 +50,27 @@ func (d *Datapath) putServices(want *compile.Desired) error {
 	for id, r := range fresh {
 		d.regions[id] = r
 	}
-	return d.countAnew(again)
+	return d.resetBackends(again)
 }
 
-// noteFamilies has later programs know that there may be flows between the families, whatever becomes of
-// the service or rule.
+// noteFamilies records that flows between the address families may exist. Later programs keep the
+// code for them after their service or rule is removed.
 func (d *Datapath) noteFamilies(s wire.Switches) {
 	if s.FamilyChange {
 		atomic.OrUint32(&d.t.Control.Values[0].Spliced, wire.SplicedFamilies)
 	}
 }
 
-// noteProxy has later programs know how flows of a service with a PROXY header go on, whatever
-// becomes of the service.
+// noteProxy records that flows with a PROXY header may exist. Later programs keep the code for them
+// after their service is removed.
 func (d *Datapath) noteProxy(flags uint16) {
 	if flags&wire.ServiceProxy != 0 {
 		atomic.OrUint32(&d.t.Control.Values[0].Spliced, wire.SplicedProxy)
 	}
 }
 
-// putLists has services that were there before look at the lists of sources that are wanted
-// from now on. It comes behind the lists, and the programs that look them up: nobody is
-// refused because a list is not there yet.
+// putLists switches services to the new source lists. It runs after the lists and programs are in
+// place, so that no client is refused because of a missing list.
 func (d *Datapath) putLists(want *compile.Desired) {
 	for id, w := range want.Services {
 		v := &d.t.Services.Values[id]
@@ -128,7 +127,7 @@ func (d *Datapath) gaps() []table.Region {
 // wholeWords rounds a number of slots up to the words that hold them.
 func wholeWords(slots uint32) uint32 { return (slots + 3) / 4 * 4 }
 
-// place takes room for a scheduler table out of the first gap that has it.
+// place allocates a scheduler table in the first sufficient gap.
 func place(gaps []table.Region, count uint32) (table.Region, bool) {
 	for i := range gaps {
 		if g := &gaps[i]; g.Count >= wholeWords(count) {
@@ -141,8 +140,8 @@ func place(gaps []table.Region, count uint32) (table.Region, bool) {
 	return table.Region{}, false
 }
 
-// putDirects makes the table equal to what is wanted. A key is taken away first and
-// written last: in between its packets go the long way.
+// putDirects writes the table of direct listeners. It clears an entry's key first and writes the
+// key last. Meanwhile packets take the full path.
 func (d *Datapath) putDirects(want map[uint32]wire.Direct) {
 	for i := range d.t.Directs.Values {
 		v := &d.t.Directs.Values[i]

@@ -19,29 +19,29 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// A flow decides about its packets until it ends, and whoever sends without a pause from one
-// port never opens another one. So an apply ends the flows that its configuration would treat
-// otherwise.
+// A flow determines the handling of its packets until it ends. A client that sends continuously
+// from one port never opens a new flow. An apply therefore ends flows that its configuration would
+// handle differently.
 
-// stale tells which flows a desired state treats otherwise than they are.
-type stale struct {
+// staleFlows selects the flows that a desired state handles differently.
+type staleFlows struct {
 	want      *compile.Desired
-	have      *compile.Desired // nil when it is not known: an earlier process had it
+	have      *compile.Desired // nil if an earlier process wrote it
 	snapshot  *datapath.Snapshot
 	listeners *datapath.Listeners
 	services  map[string]*config.Service
 	rules     map[string]*config.NATRule
-	pools     map[uint32]uint64 // rules of each pool address, as in PoolRules
-	lost      []netip.Addr      // addresses of the host that it has no more
+	pools     map[uint32]uint64 // rules of each pool address, see PoolRules
+	lost      []netip.Addr      // addresses that the host has lost
 	hz        uint32
 }
 
-// staleAfter returns nil where nothing differs between the snapshot in force and the next one but
-// states of backends, which the sweeper looks at. lost: addresses of the host that it has no more.
-func (d *Datapath) staleAfter(want *compile.Desired, s *datapath.Snapshot, lost ...netip.Addr) *stale {
+// staleAfter returns the flows to end for a snapshot, or nil if only states of backends differ. The
+// sweeper handles those. lost lists addresses that the host has lost.
+func (d *Datapath) staleAfter(want *compile.Desired, s *datapath.Snapshot, lost ...netip.Addr) *staleFlows {
 	st := d.staleByConfig(want, s)
 	if st == nil && len(lost) > 0 {
-		st = &stale{}
+		st = &staleFlows{}
 	}
 	if st != nil {
 		st.lost = lost
@@ -49,12 +49,12 @@ func (d *Datapath) staleAfter(want *compile.Desired, s *datapath.Snapshot, lost 
 	return st
 }
 
-func (d *Datapath) staleByConfig(want *compile.Desired, s *datapath.Snapshot) *stale {
+func (d *Datapath) staleByConfig(want *compile.Desired, s *datapath.Snapshot) *staleFlows {
 	if d.snapshot != nil && (d.snapshot.Config == s.Config ||
 		d.snapshot.Config.Established == s.Config.Established && len(datapath.Differing(d.snapshot, s)) == 0) {
 		return nil
 	}
-	st := &stale{want: want, have: d.inForce, snapshot: s, listeners: datapath.NewListeners(want.Resolved),
+	st := &staleFlows{want: want, have: d.inForce, snapshot: s, listeners: datapath.NewListeners(want.Resolved),
 		services: map[string]*config.Service{}, rules: map[string]*config.NATRule{}, pools: want.PoolRules(), hz: d.hz}
 	for _, x := range s.Services {
 		st.services[x.Name] = x.Service
@@ -65,22 +65,22 @@ func (d *Datapath) staleByConfig(want *compile.Desired, s *datapath.Snapshot) *s
 	return st
 }
 
-// ends reports whether a flow is ended. twin is its other direction.
-func (s *stale) ends(f, twin table.Entry) bool {
+// ends reports whether a flow must end. twin is the other direction of the flow.
+func (s *staleFlows) ends(f, twin table.Entry) bool {
 	if f.Flags&wire.EntryNAT == 0 && slices.Contains(s.lost, twin.Key.Dest.Addr()) {
-		return true // the sweeper ends those of NAT rules
+		return true // the sweeper ends flows of NAT rules
 	}
 	if s.want == nil {
 		return false
 	}
 	at := s.listeners.Find(f.Key.Protocol, f.Key.Dest)
 	if f.Flags&wire.EntryNAT != 0 {
-		return s.source(f, twin, at)
+		return s.sourceEnds(f, twin, at)
 	}
 	id := uint32(f.Owner)
 	w, ok := s.want.Services[id]
 	if !ok {
-		return true // as the sweeper does
+		return true // like the sweeper
 	}
 	b, ok := s.want.Backends[uint32(f.Backend)]
 	bypass := w.Mode == wire.ModeDSR || w.Mode == wire.ModeTunnel
@@ -94,14 +94,15 @@ func (s *stale) ends(f, twin table.Entry) bool {
 	case !ok || b.Service != f.Owner,
 		!slices.ContainsFunc(at, func(l datapath.Listener) bool { return l.Name() == name }),
 		s.have != nil && s.have.Services[id].Active != 0 && s.have.Services[id].Mode != w.Mode:
-		return s.may(f, twin)
+		return s.mayEnd(f, twin)
 	}
 	pool := s.services[s.want.Names.Service[id]]
-	return pool != nil && w.Mode == wire.ModeFullnat && len(pool.SourcePool) > 0 && !holds(pool.SourcePool, twin.Key.Dest) && s.may(f, twin)
+	return pool != nil && w.Mode == wire.ModeFullnat && len(pool.SourcePool) > 0 && !holds(pool.SourcePool, twin.Key.Dest) && s.mayEnd(f, twin)
 }
 
-// source judges a flow of a rule that translates sources, whichever end opened it.
-func (s *stale) source(f, twin table.Entry, at []datapath.Listener) bool {
+// sourceEnds reports whether a flow of a rule that translates sources must end. Either side may
+// have opened the flow.
+func (s *staleFlows) sourceEnds(f, twin table.Entry, at []datapath.Listener) bool {
 	if _, ok := s.want.Rules[uint32(f.Owner)]; !ok {
 		return true
 	}
@@ -115,16 +116,16 @@ func (s *stale) source(f, twin table.Entry, at []datapath.Listener) bool {
 	taken := slices.ContainsFunc(at, func(l datapath.Listener) bool { return !l.Bound })
 	excepted := slices.ContainsFunc(n.Except, func(p netip.Prefix) bool { return p.Contains(f.Key.Dest.Addr()) })
 	outside := n.Type == config.NATMasquerade || s.pools[uint32(f.Backend)]>>f.Owner&1 == 1
-	return (!inside || taken || excepted || !outside) && s.may(f, twin)
+	return (!inside || taken || excepted || !outside) && s.mayEnd(f, twin)
 }
 
 func holds(pool []config.AddressRange, a netip.AddrPort) bool {
 	return slices.ContainsFunc(pool, func(r config.AddressRange) bool { return r.Contains(a.Addr()) })
 }
 
-// may reports whether the policy lets a flow be ended. It keeps connections that are open: not one
-// of TCP that has closed, or was never answered.
-func (s *stale) may(f, twin table.Entry) bool {
+// mayEnd reports whether the policy allows a flow to be ended. The policy can keep open
+// connections; TCP connections that are closed or were never answered may always end.
+func (s *staleFlows) mayEnd(f, twin table.Entry) bool {
 	if !s.snapshot.Keeps(f.Key.Protocol) || f.Key.Protocol != flow.TCP {
 		return !s.snapshot.Keeps(f.Key.Protocol)
 	}
@@ -135,13 +136,13 @@ func (s *stale) may(f, twin table.Entry) bool {
 	return transitory(f, twin, s.hz)
 }
 
-// moves reports whether a flow that ends here goes on elsewhere.
-func (s *stale) moves(f table.Entry) bool {
+// moves reports whether a flow that ends here continues in the other datapath.
+func (s *staleFlows) moves(f table.Entry) bool {
 	return s.have != nil && f.Flags&wire.EntryNAT == 0 && f.Twin != wire.NoEntry && s.snapshot.Moves(listenerName(s.have, uint32(f.Owner)), f.Key.Protocol)
 }
 
-// countIn returns how many flows end would end.
-func (s *stale) countIn(t *table.Tables) (n int) {
+// countIn returns the number of flows that end would end.
+func (s *staleFlows) countIn(t *table.Tables) (n int) {
 	if s == nil || t == nil {
 		return 0
 	}
@@ -154,9 +155,9 @@ func (s *stale) countIn(t *table.Tables) (n int) {
 	return n
 }
 
-// end ends the flows that the state in force treats otherwise, in the way of the sweeper, and tells
-// how many, without those that go on elsewhere.
-func (d *Datapath) end(s *stale) (n int, err error) {
+// end ends the stale flows like the sweeper. It returns their number without flows that move to the
+// other datapath.
+func (d *Datapath) end(s *staleFlows) (n int, err error) {
 	if s == nil {
 		return 0, nil
 	}

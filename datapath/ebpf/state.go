@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// stateOf returns the state of the tables for a snapshot.
+// stateOf returns the compiler's view of the tables for a snapshot.
 func stateOf(t *table.Tables, s *datapath.Snapshot) *compile.State {
 	st := &compile.State{IDs: t.IDs, Referred: t.Referred, HZ: t.HZ, Pool: t.Pool, Hosts: t.Hosts, HalfOpen: table.HalfOpenFor(s.Config.Tables), AllOn: t.AllOn,
 		ServiceFlows: func(id uint32) int64 { return t.ServiceLoads.Values[id].Active },
@@ -25,7 +25,7 @@ func stateOf(t *table.Tables, s *datapath.Snapshot) *compile.State {
 	return st
 }
 
-// emptyState is the state of tables that are not made yet.
+// emptyState returns the state of tables that do not exist yet.
 func emptyState(hz uint32, s *datapath.Snapshot) *compile.State {
 	none := func(uint32) int64 { return 0 }
 	places := (&table.Tables{Sizes: table.Sizes{Pool: wire.MaxPool}}).Places()

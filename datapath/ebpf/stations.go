@@ -19,16 +19,17 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// destination is a hardware address as it stands in a frame, in the high six bytes.
+// destination encodes a hardware address as the programs read it from a frame, in the upper six
+// bytes.
 func destination(mac net.HardwareAddr) uint64 {
 	var b [8]byte
 	copy(b[2:], mac)
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-// stationsOf returns the hardware addresses at which frames are for this host: those of the
-// interfaces, of links that stand on them in this namespace (macvlan, as keepalived makes them
-// for VRRP), and of the bridge or bond for its ports.
+// stationsOf returns the local hardware addresses per interface. They are the interface's own
+// address, addresses of macvlan links on it in this namespace (VRRP of keepalived), and, for a
+// port, the address of its bridge or bond.
 func stationsOf(h *compile.Host) map[wire.StationKey]uint32 {
 	all := map[wire.StationKey]uint32{}
 	add := func(ifindex int, mac net.HardwareAddr) {
@@ -48,8 +49,9 @@ func stationsOf(h *compile.Host) map[wire.StationKey]uint32 {
 	return all
 }
 
-// ownStationsOf returns the interfaces' addresses at the places of their indices, hardware first. Indices
-// whose low 16 bits are the same have no place: the programs could not tell them apart.
+// ownStationsOf returns the interfaces' addresses, placed by interface index; hardware interfaces
+// have priority. Interfaces with equal low 16 bits of their index are left out, because the
+// programs cannot distinguish them.
 func ownStationsOf(h *compile.Host) (places [wire.MaxStations]uint64) {
 	order := slices.Clone(h.Interfaces)
 	rank := func(i netdev.Interface) int {
@@ -72,8 +74,8 @@ func ownStationsOf(h *compile.Host) (places [wire.MaxStations]uint64) {
 	return places
 }
 
-// putStations tells the programs which frames are for this host. Those that are new come before
-// those that are gone.
+// putStations writes the local hardware addresses for the programs. New entries are added before
+// old ones are removed.
 func putStations(t *table.Tables, h *compile.Host) error {
 	for at, v := range ownStationsOf(h) {
 		atomic.StoreUint64(&t.Stations.Values[at], v)
@@ -81,11 +83,11 @@ func putStations(t *table.Tables, h *compile.Host) error {
 	return table.Equalise(t.Maps["stations"], stationsOf(h), nil)
 }
 
-// stationsPause is how long changes of links are collected before the programs are told.
+// stationsPause is the time during which link changes are collected before the maps are written.
 const stationsPause = 10 * time.Millisecond
 
-// followStations tells the programs at once when a link or its hardware address changes: until
-// then frames to a new one (VRRP) are left to the kernel, which resets their connections.
+// followStations updates the maps when a link or its hardware address changes. Until the update,
+// the programs leave frames to a new address (VRRP) to the kernel, which resets their connections.
 func (d *Datapath) followStations(ctx context.Context, changed <-chan struct{}) {
 	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 	if err := netdev.EnterNamespace(d.ns); err != nil {

@@ -21,16 +21,16 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// What the datapath changes of the host beside its programs, clsact qdiscs and
-// neighbours that the kernel is to keep resolved, is noted in the pinned map of ids: so
-// that it can be taken back, by another process too, and nothing else is.
+// The pinned map of ids records the datapath's changes to the host besides its programs: clsact
+// qdiscs and neighbours that the kernel keeps resolved. Any later process can then undo exactly
+// these changes.
 
-const noted = "host " // begins the names of notes
+const notePrefix = "host " // prefix of the names of notes
 
-func clsactNote(ifindex int) string { return fmt.Sprintf("%sclsact %d", noted, ifindex) }
+func clsactNote(ifindex int) string { return fmt.Sprintf("%sclsact %d", notePrefix, ifindex) }
 
 func neighbourNote(n netdev.Hop) string {
-	return fmt.Sprintf("%sneighbour %d %s", noted, n.Ifindex, n.Addr)
+	return fmt.Sprintf("%sneighbour %d %s", notePrefix, n.Ifindex, n.Addr)
 }
 
 func note(idMap *ebpf.Map, name string) error {
@@ -49,13 +49,13 @@ func unnote(idMap *ebpf.Map, name string) error {
 	return nil
 }
 
-// notes reads all.
+// notes returns all recorded changes.
 func notes(idMap *ebpf.Map) (qdiscs []int, neighbours []netdev.Hop, err error) {
 	var k ids.Key
 	var v uint32
 	it := idMap.Iterate()
 	for it.Next(&k, &v) {
-		name, ok := strings.CutPrefix(strings.TrimRight(string(k.Name[:]), "\x00"), noted)
+		name, ok := strings.CutPrefix(strings.TrimRight(string(k.Name[:]), "\x00"), notePrefix)
 		if k.Kind != ids.Meta || !ok {
 			continue
 		}
@@ -72,21 +72,21 @@ func notes(idMap *ebpf.Map) (qdiscs []int, neighbours []netdev.Hop, err error) {
 	return qdiscs, neighbours, it.Err()
 }
 
-// takeBack undoes what is noted in the pins of a directory.
-func takeBack(dir string) error {
+// undoNotes undoes the changes recorded in the pins of a directory.
+func undoNotes(dir string) error {
 	idMap, err := ebpf.LoadPinnedMap(filepath.Join(dir, "ids"), nil)
 	if err != nil {
-		return nil // nothing was ever applied
+		return nil // no Apply has run
 	}
 	defer idMap.Close()
 	qdiscs, neighbours, err := notes(idMap)
 	for _, ifindex := range qdiscs {
 		err = errors.Join(err, dropClsact(ifindex))
 	}
-	return errors.Join(err, forget(neighbours))
+	return errors.Join(err, releaseNeighbours(neighbours))
 }
 
-// dropClsact takes a qdisc of ours away, unless somebody else has a filter there by now.
+// dropClsact removes a qdisc created by Sluice, unless it contains a filter of another owner.
 func dropClsact(ifindex int) error {
 	l := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
@@ -97,7 +97,7 @@ func dropClsact(ifindex int) error {
 	return ignoreGone(netlink.QdiscDel(clsact(ifindex)))
 }
 
-// ignoreGone leaves out that an interface, or what was on it, is not there any more.
+// ignoreGone returns nil for errors about removed interfaces, qdiscs and neighbours.
 func ignoreGone(err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
 		return nil
@@ -105,8 +105,8 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// forget lets neighbours age again, those that are still kept.
-func forget(list []netdev.Hop) error {
+// releaseNeighbours lets the kernel age neighbours again, if it still keeps them resolved.
+func releaseNeighbours(list []netdev.Hop) error {
 	if len(list) == 0 {
 		return nil
 	}
@@ -119,23 +119,23 @@ func forget(list []netdev.Hop) error {
 	return err
 }
 
-// neighbours are those that the kernel keeps resolved for the datapath.
+// neighbours is the set of neighbours that the kernel keeps resolved for the datapath.
 type neighbours struct {
-	mu       sync.Mutex
-	backends map[netdev.Hop]bool
-	hops     map[netip.Addr]netdev.Hop // to backends, as the last whole apply and those since have found them; of who applies alone
-	asked    map[netdev.Hop]time.Time  // when programs last did
-	ours     map[netdev.Hop]bool       // of both: that others had not set already; nil before they are read
+	mu        sync.Mutex
+	backends  map[netdev.Hop]bool
+	hops      map[netip.Addr]netdev.Hop // next hops of backends, found since the last full apply; used by Apply only
+	requested map[netdev.Hop]time.Time  // time of the programs' last request
+	ours      map[netdev.Hop]bool       // neighbours set by Sluice for either purpose; nil before read
 }
 
 const (
-	maxAsked = 4096 // neighbours; beyond them all begin anew
-	// askAgain bounds how often the kernel is told of one that every packet asks for. It has
-	// to be told more than once: a link that goes down, or "ip neigh flush", takes it away.
-	askAgain = 100 * time.Millisecond
+	maxRequested = 4096 // limit of requested neighbours; if exceeded, all are dropped
+	// requestInterval limits the calls into the kernel for a neighbour that every packet requests.
+	// A single call does not suffice, because link-down and "ip neigh flush" remove the entry.
+	requestInterval = 100 * time.Millisecond
 )
 
-// read learns at first what an earlier process has noted.
+// read loads the notes of an earlier process at the first call.
 func (n *neighbours) read(idMap *ebpf.Map) error {
 	if n.ours != nil {
 		return nil
@@ -144,15 +144,15 @@ func (n *neighbours) read(idMap *ebpf.Map) error {
 	if err != nil {
 		return err
 	}
-	n.ours, n.asked = map[netdev.Hop]bool{}, map[netdev.Hop]time.Time{}
+	n.ours, n.requested = map[netdev.Hop]bool{}, map[netdev.Hop]time.Time{}
 	for _, hop := range list {
 		n.ours[hop] = true
 	}
 	return nil
 }
 
-// resolve makes the kernel keep neighbours resolved. It leaves permanent entries alone, also one that has taken the
-// place of ours: the kernel would make it age.
+// resolve makes the kernel keep neighbours resolved. It leaves permanent entries alone, including
+// one that has replaced an entry of Sluice: the kernel would make it age.
 func (n *neighbours) resolve(idMap *ebpf.Map, list map[netdev.Hop]bool) error {
 	if len(list) == 0 {
 		return nil
@@ -177,15 +177,15 @@ func (n *neighbours) resolve(idMap *ebpf.Map, list map[netdev.Hop]bool) error {
 	return err
 }
 
-// drop lets those age that nobody needs any more.
-func (n *neighbours) drop(idMap *ebpf.Map) error {
+// releaseUnused lets unused neighbours age.
+func (n *neighbours) releaseUnused(idMap *ebpf.Map) error {
 	var list []netdev.Hop
 	for hop := range n.ours {
-		if !n.backends[hop] && n.asked[hop].IsZero() {
+		if !n.backends[hop] && n.requested[hop].IsZero() {
 			list = append(list, hop)
 		}
 	}
-	err := forget(list)
+	err := releaseNeighbours(list)
 	for _, hop := range list {
 		err = errors.Join(err, unnote(idMap, neighbourNote(hop)))
 		delete(n.ours, hop)
@@ -193,17 +193,18 @@ func (n *neighbours) drop(idMap *ebpf.Map) error {
 	return err
 }
 
-// restart has the next ones that are wanted looked up, and the kernel told of them, whatever is known.
-func (n *neighbours) restart() {
+// reset discards the known next hops, so that all are looked up and set again.
+func (n *neighbours) reset() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.hops, n.backends = map[netip.Addr]netdev.Hop{}, map[netdev.Hop]bool{}
 }
 
-// want sets the neighbours on the way to backends: all there are, where it forgets those that
-// no backend has any more, also those of an earlier process, whose programs ask again; or some more.
-// The kernel is told of those alone that were not there.
-func (n *neighbours) want(idMap *ebpf.Map, backends map[netdev.Hop]bool, all bool) error {
+// setBackends sets the next hops of backends. With all, the list is complete, and neighbours
+// without a backend are released. This includes neighbours of an earlier process; programs request
+// them again if needed. Without all, the list is added. Only new neighbours are passed to the
+// kernel.
+func (n *neighbours) setBackends(idMap *ebpf.Map, backends map[netdev.Hop]bool, all bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := n.read(idMap); err != nil {
@@ -220,22 +221,22 @@ func (n *neighbours) want(idMap *ebpf.Map, backends map[netdev.Hop]bool, all boo
 		return n.resolve(idMap, fresh)
 	}
 	n.backends = backends
-	return errors.Join(n.resolve(idMap, fresh), n.drop(idMap))
+	return errors.Join(n.resolve(idMap, fresh), n.releaseUnused(idMap))
 }
 
-// ask keeps a neighbour resolved that a program wants to know.
-func (n *neighbours) ask(idMap *ebpf.Map, hop netdev.Hop) error {
+// request makes the kernel keep a neighbour resolved that a program needs.
+func (n *neighbours) request(idMap *ebpf.Map, hop netdev.Hop) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	err, now := n.read(idMap), time.Now()
-	last := n.asked[hop]
-	if err != nil || now.Sub(last) < askAgain {
+	last := n.requested[hop]
+	if err != nil || now.Sub(last) < requestInterval {
 		return err
 	}
-	if last.IsZero() && len(n.asked) >= maxAsked {
-		clear(n.asked)
-		err = n.drop(idMap)
+	if last.IsZero() && len(n.requested) >= maxRequested {
+		clear(n.requested)
+		err = n.releaseUnused(idMap)
 	}
-	n.asked[hop] = now
+	n.requested[hop] = now
 	return errors.Join(err, n.resolve(idMap, map[netdev.Hop]bool{hop: true}))
 }

@@ -246,7 +246,7 @@ func TestNeighboursAreAskedForAgain(t *testing.T) {
 			}
 			labtest.Eventually(t, 10*time.Second, address, func() error {
 				return gw.Do(func() error {
-					if err := d.near.ask(d.t.Maps["ids"], hop); err != nil {
+					if err := d.neighbours.request(d.t.Maps["ids"], hop); err != nil {
 						return err
 					}
 					kept, err := netdev.Kept()

@@ -13,8 +13,9 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// trafficControlWarnings name shapers, policers and filters of tc that forwarded packets bypass: those on ingress of an
-// interface with a program, and, for packets that XDP sends, those on egress.
+// trafficControlWarnings returns warnings about tc shapers, policers and filters that forwarded
+// packets bypass. They are at the ingress of an interface with a program, or, for packets sent by
+// XDP, at the egress.
 func (d *Datapath) trafficControlWarnings() (out []string) {
 	controls, err := netdev.TrafficControls(ownFilter)
 	if err != nil {
@@ -39,7 +40,7 @@ func (d *Datapath) trafficControlWarnings() (out []string) {
 	return out
 }
 
-// ownFilter reports whether a tc filter is Sluice's: see bpfFilter.
+// ownFilter reports whether a tc filter belongs to Sluice: see bpfFilter.
 func ownFilter(f netlink.Filter) bool {
 	b, ok := f.(*netlink.BpfFilter)
 	return ok && b.Priority == filterPriority && b.Name == "sluice"

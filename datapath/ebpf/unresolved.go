@@ -14,69 +14,68 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// Bounds of the packets that wait for the hardware address of their next hop. The kernel
-// keeps as many full packets for one that it asks for (unres_qlen_bytes), and gives up
-// after three seconds (mcast_solicit times retrans_time_ms; Documentation/networking/ip-sysctl.rst).
+// Limits of packets waiting for the hardware address of their next hop. The kernel queues as many
+// full packets for a next hop (unres_qlen_bytes) and gives up after three seconds (mcast_solicit
+// times retrans_time_ms; Documentation/networking/ip-sysctl.rst).
 const (
 	unresolvedHops   = 256
 	unresolvedPerHop = 100
 	unresolvedLife   = 3 * time.Second
 )
 
-// The neighbour table is looked at after the shortest of these times first, then whenever a
-// quarter more of the wait is over, and at least as often as the longest says.
-const shortestLook, longestLook = time.Millisecond, 100 * time.Millisecond
+// The first check of the neighbour table follows after minCheckInterval. Each further interval is a
+// quarter of the time waited, at most maxCheckInterval.
+const minCheckInterval, maxCheckInterval = time.Millisecond, 100 * time.Millisecond
 
-// unresolved are the packets of one next hop, the oldest first.
+// unresolved contains the packets of one next hop, the oldest first.
 type unresolved struct {
-	frames []heldFrame
-	look   time.Duration // of the monotonic clock: when to look at the neighbour table
+	frames    []heldFrame
+	nextCheck time.Duration // monotonic time of the next check of the neighbour table
 }
 
-// await keeps a packet, of IPv4 and translated, until its next hop is resolved.
-func (h *holder) await(hop netdev.Hop, f heldFrame) {
+// enqueue stores a translated IPv4 packet until its next hop is resolved.
+func (h *holder) enqueue(hop netdev.Hop, f heldFrame) {
 	u := h.unresolved[hop]
 	if u == nil && len(h.unresolved) < unresolvedHops {
-		u = &unresolved{look: f.at + shortestLook}
+		u = &unresolved{nextCheck: f.at + minCheckInterval}
 		h.unresolved[hop] = u
 	}
 	if u == nil || len(u.frames) >= unresolvedPerHop {
-		h.d.missed.Add(1)
+		h.d.failedEvents.Add(1)
 		return
 	}
 	u.frames = append(u.frames, f)
 }
 
-// nextLook tells how long it is until a next hop is to be looked at; false when none waits.
-func (h *holder) nextLook(now time.Duration) (time.Duration, bool) {
-	next := longestLook
+// nextCheck returns the time until the next check, and false if no packet waits.
+func (h *holder) nextCheck(now time.Duration) (time.Duration, bool) {
+	next := maxCheckInterval
 	for _, u := range h.unresolved {
-		next = min(next, u.look-now)
+		next = min(next, u.nextCheck-now)
 	}
 	return max(next, 0), len(h.unresolved) > 0
 }
 
-// resolve sends the packets whose next hops are known now, and drops those that nobody
-// has answered for.
+// resolve sends the packets with a resolved next hop, and drops packets that have waited too long.
 func (h *holder) resolve(now time.Duration) {
 	for hop, u := range h.unresolved {
-		if u.look > now {
+		if u.nextCheck > now {
 			continue
 		}
 		age := now - u.frames[0].at
-		u.look = now + min(max(age/4, shortestLook), longestLook)
+		u.nextCheck = now + min(max(age/4, minCheckInterval), maxCheckInterval)
 		mac, err := netdev.HardwareAddr(hop)
 		switch {
 		case mac != nil:
 			for _, f := range u.frames {
 				if err := h.sendTo(hop, mac, f.frame); err != nil {
-					h.lose(1, err)
+					h.countLost(1, err)
 				}
 			}
 		case err != nil:
-			h.lose(len(u.frames), err)
+			h.countLost(len(u.frames), err)
 		case age > unresolvedLife:
-			h.d.missed.Add(uint64(len(u.frames)))
+			h.d.failedEvents.Add(uint64(len(u.frames)))
 		default:
 			continue
 		}
@@ -84,8 +83,8 @@ func (h *holder) resolve(now time.Duration) {
 	}
 }
 
-// sendTo sends a packet that was translated for the kernel to forward: it takes one off
-// the TTL, and fragments what is too large, as the kernel would have done.
+// sendTo sends a packet that was translated for the kernel to forward. Like the kernel, it
+// decrements the TTL and fragments packets that exceed the MTU.
 func (h *holder) sendTo(hop netdev.Hop, to net.HardwareAddr, frame []byte) error {
 	const ip = 14
 	if len(frame) < ip+20 {

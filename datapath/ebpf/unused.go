@@ -13,8 +13,9 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// unused reports whether the configuration works without a program on an interface: nothing names it, none of its
-// addresses is in a network of it, and no default route leads by it.
+// unused reports whether the configuration works without a program on an interface. No rule may
+// name the interface, no configured address may be in one of its networks, and no default route may
+// use it.
 func unused(c *config.Config, h *compile.Host, i netdev.Interface) bool {
 	var addresses []netip.Addr
 	var prefixes []netip.Prefix
@@ -31,7 +32,7 @@ func unused(c *config.Config, h *compile.Host, i netdev.Interface) bool {
 		}
 	}
 	for _, r := range c.NAT {
-		open := r.In == "" && r.Listen == nil && len(r.Source) == 0 && !r.Internal.IsValid() // to packets of every interface
+		open := r.In == "" && r.Listen == nil && len(r.Source) == 0 && !r.Internal.IsValid() // applies to packets of every interface
 		if open || names(r.In) || names(r.Out) || r.Listen != nil && r.Listen.Interface == i.Name {
 			return false
 		}
@@ -55,7 +56,7 @@ func unused(c *config.Config, h *compile.Host, i netdev.Interface) bool {
 	return !defaultRoute(i.Index)
 }
 
-// defaultRoute reports whether a default route leads by an interface. What cannot be read may be one.
+// defaultRoute reports whether a default route uses an interface. A read error counts as true.
 func defaultRoute(index int) bool {
 	list, err := netdev.Whole(func() ([]netlink.Route, error) {
 		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: index}, netlink.RT_FILTER_OIF)

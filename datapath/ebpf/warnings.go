@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// Warnings returns what of the configuration in force, or of this host, keeps the
-// datapath from being all that it is asked to be, each with the remedy.
+// Warnings returns the conditions of the configuration or of the host that limit the datapath, each
+// with a remedy.
 func (d *Datapath) Warnings() (out []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -26,15 +26,15 @@ func (d *Datapath) Warnings() (out []string) {
 	if differs := d.t.Differs(d.snapshot.Config.Tables); differs != "" {
 		out = append(out, differs)
 	}
-	out = append(out, d.stuntedWarning()...)
+	out = append(out, d.growthWarning()...)
 	if d.mismatch != nil {
 		out = append(out, fmt.Sprintf("%v; until it is back, the rules are those for what was there", d.mismatch))
 	}
 	for _, u := range d.inForce.Unreached {
 		out = append(out, u+"; it gets no new connections until there is one")
 	}
-	_ = d.inside(func() error { // else a namespace that nobody can enter has nothing to be warned of
-		named, others := d.entrances()
+	_ = d.inside(func() error { // if the namespace cannot be entered, there is nothing to warn about
+		named, others := d.forwardingInterfaces()
 		v4, v6 := d.snapshot.Forwards()
 		out = append(out, kernel.ForwardingWarnings(kernel.Sysctl, v4, v6, named, others)...)
 		out = append(out, d.trafficControlWarnings()...)
@@ -59,7 +59,7 @@ func (d *Datapath) Warnings() (out []string) {
 	out = append(out, d.crossingWarnings()...)
 	out = append(out, d.bypassWarnings()...)
 	for _, i := range d.lastHost.Interfaces {
-		if err := d.without[i.Index]; err != nil {
+		if err := d.unattached[i.Index]; err != nil {
 			by := "the kernel"
 			if d.attached[attachPoint{i.Index, config.AttachTC}] != nil {
 				by = "TC"
@@ -86,7 +86,7 @@ func (d *Datapath) Warnings() (out []string) {
 	for _, a := range d.attached {
 		if i, _ := d.lastHost.ByName(a.name); a.hook != config.AttachTC && i.Virtual() {
 			large := ""
-			if a.hook == config.AttachXDPGeneric { // native XDP has the driver refuse them
+			if a.hook == config.AttachXDPGeneric { // in native mode the driver refuses them
 				large = ", and segments that it leaves to the link to cut (TSO) are lost"
 			}
 			out = append(out, fmt.Sprintf("interface %s is a virtual link (%s) with XDP: what a local stack sends without checksums arrives with wrong ones%s; "+
@@ -96,7 +96,7 @@ func (d *Datapath) Warnings() (out []string) {
 	if d.snapshot.Config.Attach == config.AttachXDP {
 		if withoutTransmit := d.lastHost.WithoutTransmit(d.snapshot.Config); len(withoutTransmit) > 0 {
 			out = append(out, fmt.Sprintf("frames from XDP would be lost towards %s: XDP forwards packets of settled flows to other interfaces, and TC all else; "+
-				"set links down that nothing uses", some(withoutTransmit)))
+				"set links down that nothing uses", interfaceNames(withoutTransmit)))
 		}
 		for _, a := range d.attached {
 			i, _ := d.lastHost.ByName(a.name)
@@ -109,13 +109,13 @@ func (d *Datapath) Warnings() (out []string) {
 		}
 	}
 	slices.Sort(out)
-	if d.fleeting != nil {
-		out = append(out, fmt.Sprintf("flows and programs end with this process: %v; mount a bpffs at /sys/fs/bpf in this mount namespace", d.fleeting))
+	if d.ephemeralErr != nil {
+		out = append(out, fmt.Sprintf("flows and programs end with this process: %v; mount a bpffs at /sys/fs/bpf in this mount namespace", d.ephemeralErr))
 	}
 	return out
 }
 
-// crossingWarnings tells of siit rules what they do not translate although it may be meant.
+// crossingWarnings returns warnings about traffic that siit rules do not translate.
 func (d *Datapath) crossingWarnings() (out []string) {
 	for _, n := range d.snapshot.NAT {
 		if n.Type != config.NATSIIT {
@@ -132,7 +132,7 @@ func (d *Datapath) crossingWarnings() (out []string) {
 		}
 	}
 	if d.inForce == nil {
-		return out // nothing was applied yet
+		return out // no Apply has succeeded
 	}
 	if n := d.inForce.SpecificRoutes; n > compile.MostRoutes {
 		out = append(out, fmt.Sprintf("%d routes lead into what siit and nat64 map, and %d of them are looked at: destinations of the others are translated; "+
@@ -141,13 +141,13 @@ func (d *Datapath) crossingWarnings() (out []string) {
 	return out
 }
 
-// entrances are the interfaces that the configuration names and that are there, and all with
-// a program.
-func (d *Datapath) entrances() (named, all []string) {
+// forwardingInterfaces returns the existing interfaces named by the configuration, and all
+// interfaces with a program.
+func (d *Datapath) forwardingInterfaces() (named, all []string) {
 	for _, r := range d.snapshot.NAT {
 		for _, which := range []config.Interfaces{r.In, r.Out} {
 			for _, i := range d.lastHost.Named(which) {
-				if which != "" { // any
+				if which != "" { // matches any interface
 					named = append(named, i.Name)
 				}
 			}
@@ -166,8 +166,8 @@ func (d *Datapath) entrances() (named, all []string) {
 	return slices.Compact(named), slices.Compact(all)
 }
 
-// some names interfaces with their kinds, three at most.
-func some(list []netdev.Interface) string {
+// interfaceNames lists at most three interfaces with their kinds.
+func interfaceNames(list []netdev.Interface) string {
 	var names []string
 	for _, i := range list[:min(len(list), 3)] {
 		names = append(names, fmt.Sprintf("%s (%s)", i.Name, i.Kind))
@@ -178,7 +178,8 @@ func some(list []netdev.Interface) string {
 	return strings.Join(names, ", ")
 }
 
-// bypassWarnings name what bypasses IPsec policies, because it was placed here by hand or nothing else carries it.
+// bypassWarnings returns warnings about services and rules that bypass IPsec policies, because the
+// operator placed them here or no other datapath supports them.
 func (d *Datapath) bypassWarnings() (out []string) {
 	warn := func(who string, err error) {
 		if err != nil {

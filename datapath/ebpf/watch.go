@@ -26,8 +26,8 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// watch follows the namespace's links, routes and neighbours, and the events of
-// the programs, until Close.
+// watch follows links, routes and neighbours of the namespace and events of the programs, until
+// Close.
 func (d *Datapath) watch() {
 	ctx, cancel := context.WithCancel(context.Background())
 	w, err := netdev.Open()
@@ -82,13 +82,12 @@ func (d *Datapath) watch() {
 		d.watching.Go(func() { d.serve(events) })
 	}
 	if early != nil {
-		d.changed = func() { _ = early.Flush() } // if it fails, the programs are loaded when a packet needs them
+		d.notifyHolder = func() { _ = early.Flush() } // if it fails, the holder loads the programs when a packet needs them
 		d.watching.Go(func() { d.hold(early) })
 	}
 }
 
-// serve handles what the programs ask for. It has a thread of its own, in the
-// datapath's namespace.
+// serve handles the requests of the programs. It has its own thread in the datapath's namespace.
 func (d *Datapath) serve(events *ringbuf.Reader) {
 	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 	if err := netdev.EnterNamespace(d.ns); err != nil {
@@ -121,21 +120,21 @@ func (d *Datapath) serve(events *ringbuf.Reader) {
 			d.warnLost(&lost)
 		case wire.EventNeighbour:
 			hop := netdev.Hop{Ifindex: int(e.Ifindex), Addr: wire.AddrFrom(e.Addr, e.Family == wire.Family6)}
-			if err := d.near.ask(idMap, hop); err != nil {
-				d.missed.Add(1)
+			if err := d.neighbours.request(idMap, hop); err != nil {
+				d.failedEvents.Add(1)
 			}
 		case wire.EventProbe:
 			if err := probe(e); err != nil {
-				d.missed.Add(1)
+				d.failedEvents.Add(1)
 				d.opt.Log.Debug("the host of a silent connection is not probed", "host", wire.AddrFrom(e.Addr, true), "error", err)
 			}
 		}
 	}
 }
 
-// probe asks the IPv6 host of a connection whether it still has it, by a segment of its
-// peer's without data and with numbers that no connection has (RFC 6146 §3.5.2.2). What
-// the host answers passes the gateway as any packet of the connection does.
+// probe checks whether the IPv6 host of a connection still has the connection. It sends an empty
+// segment from the peer's address, with sequence numbers of no connection (RFC 6146 §3.5.2.2). The
+// reply passes the gateway like any packet of the connection.
 func probe(e wire.Event) error {
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 	if err != nil {
@@ -150,7 +149,7 @@ func probe(e wire.Event) error {
 	return unix.Sendto(fd, p.Build(), 0, &unix.SockaddrInet6{Addr: host.As16()})
 }
 
-// levelOf turns a level of the kernel's log into one of the daemon's.
+// levelOf converts a kernel log level into a level of the daemon's log.
 func levelOf(l config.LogLevel) slog.Level {
 	switch l {
 	case "emerg", "alert", "crit", "err":
@@ -163,7 +162,7 @@ func levelOf(l config.LogLevel) slog.Level {
 	return slog.LevelInfo
 }
 
-// connectionLine writes a new connection as the kernel's packet log does.
+// connectionLine formats a new connection like the kernel's packet log.
 func connectionLine(prefix string, e wire.Event) string {
 	v6 := e.Family == wire.Family6
 	in := ""
@@ -178,15 +177,15 @@ func connectionLine(prefix string, e wire.Event) string {
 	return line
 }
 
-// resolveBackends keeps the next hops to all backends resolved, so that the first packet to one
-// finds its way, and no others. The routing table is asked for each of them.
+// resolveBackends keeps the next hops of all backends resolved, and no others, so that the first
+// packet finds its next hop. It looks up every route again.
 func (d *Datapath) resolveBackends(all map[uint32]wire.Backend) {
-	d.near.restart()
+	d.neighbours.reset()
 	d.keepResolved(all, true)
 }
 
-// keepResolved does the same for backends, all there are or some more: of those that it knows
-// the next hop it does not ask again.
+// keepResolved adds backends, or sets the complete list if all is true. It looks up only unknown
+// next hops.
 func (d *Datapath) keepResolved(backends map[uint32]wire.Backend, all bool) {
 	if d.opt.NoAttach {
 		return
@@ -200,14 +199,14 @@ func (d *Datapath) keepResolved(backends map[uint32]wire.Backend, all bool) {
 			hops[hop] = true
 		}
 	}
-	if err := d.near.want(d.t.Maps["ids"], hops, all); err != nil {
+	if err := d.neighbours.setBackends(d.t.Maps["ids"], hops, all); err != nil {
 		d.opt.Log.Debug("next hops of backends are not kept resolved", "error", err)
 	}
 }
 
-// hopTo returns the next hop to a backend; the zero Hop when nothing would have to be resolved.
+// hopTo returns the next hop of a backend, or the zero Hop if no neighbour needs resolution.
 func (d *Datapath) hopTo(backend netip.Addr) netdev.Hop {
-	hop, known := d.near.hops[backend]
+	hop, known := d.neighbours.hops[backend]
 	if known {
 		return hop
 	}
@@ -217,6 +216,6 @@ func (d *Datapath) hopTo(backend netip.Addr) netdev.Hop {
 	} else if !errors.Is(err, netdev.ErrNoNextHop) {
 		d.opt.Log.Debug("next hop is not kept resolved", "backend", backend, "error", err)
 	}
-	d.near.hops[backend] = hop
+	d.neighbours.hops[backend] = hop
 	return hop
 }
