@@ -19,14 +19,17 @@ func (s *service) recognised(m *Model) bool {
 	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.unambiguous(m)
 }
 
-// unambiguous reports whether every backend of the service answers for one
-// virtual endpoint only, among all services.
+// unambiguous reports whether the replies of each backend have one virtual endpoint, among the services with
+// replies to the client's address.
 func (s *service) unambiguous(m *Model) bool {
 	for _, b := range s.Backends {
 		found := 0
 		for _, o := range m.services {
+			if o.Mode != config.ModeDNAT && o.Mode != config.ModeStateless {
+				continue // replies to the gateway's address, or past the gateway
+			}
 			for _, ob := range o.Backends {
-				if ob.Address == b.Address && (ob.Port == b.Port || ob.Port == 0 || b.Port == 0) && (o.Protocol == s.Protocol || o.Protocol == flow.Any) {
+				if ob.Address == b.Address && (o.Protocol == s.Protocol || o.Protocol == flow.Any) && sameReplies(s, b, o, ob) {
 					found += o.endpoints(ob)
 				}
 			}
@@ -38,14 +41,62 @@ func (s *service) unambiguous(m *Model) bool {
 	return true
 }
 
-// endpoints counts the virtual endpoints that one endpoint of the backend can
-// stand for.
+// sameReplies reports whether the replies of two backends at one address can have the same source port.
+// Two services with several source ports always do: the datapaths need not compare ranges.
+func sameReplies(s *service, b config.Backend, o *service, ob config.Backend) bool {
+	p, q := s.replyPort(b), o.replyPort(ob)
+	switch {
+	case p != 0 && q != 0:
+		return p == q
+	case p != 0:
+		return o.repliesFrom(p)
+	case q != 0:
+		return s.repliesFrom(q)
+	}
+	return true
+}
+
+// replyPort returns the source port of a backend's replies, or 0 if they have several.
+func (s *service) replyPort(b config.Backend) (port uint16) {
+	if b.Port != 0 && s.rule == nil {
+		return b.Port
+	}
+	for _, l := range s.Listen {
+		if len(l.Ports) != 1 || l.Ports[0].Len() > 1 {
+			return 0
+		}
+		from := l.Ports[0].First
+		if s.rule != nil {
+			from = s.rule.Target(from).Port()
+		}
+		if port != 0 && from != port {
+			return 0
+		}
+		port = from
+	}
+	return port
+}
+
+// repliesFrom reports whether a backend that keeps the listener's port, or shifts it, replies from a port.
+func (s *service) repliesFrom(port uint16) bool {
+	if s.rule != nil {
+		port -= s.rule.Shift()
+	}
+	for _, l := range s.Listen {
+		if inPorts(l.Ports, port) {
+			return true
+		}
+	}
+	return false
+}
+
+// endpoints counts the virtual endpoints that share one source port of the backend's replies.
 func (s *service) endpoints(b config.Backend) int {
 	n := 0
 	for _, l := range s.Listen {
 		switch {
 		case b.Port == 0:
-			n++ // each port is its own
+			n++ // replies keep the listener's port
 		case len(l.Ports) == 0:
 			n += 65536
 		default:

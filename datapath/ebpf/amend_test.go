@@ -30,6 +30,10 @@ services:
   - {name: less, listen: [{address: 192.0.2.12, ports: [53]}], protocol: udp, mode: stateless, backends: [{name: a, address: 10.0.2.7, port: 53}]}
   - {name: wide, listen: [{address: 192.0.2.13, ports: [53]}], protocol: udp, mode: tunnel, scheduler: source-hash, backends: [{name: a, address: 10.0.2.3}]}
   - {name: pins, listen: [{address: 192.0.2.14, ports: [53]}], protocol: udp, mode: dnat, sessions: [{client: 203.0.113.4, backend: a}], backends: [{name: a, address: 10.0.2.2, port: 99}]}
+  - {name: one, listen: [{address: 192.0.2.10, ports: [84]}], protocol: tcp, mode: dnat, scheduler: maglev, backends: [{name: a, address: 10.0.2.2}]}
+  - {name: two, listen: [{address: 192.0.2.15, ports: [85]}], protocol: tcp, mode: dnat, scheduler: maglev, backends: [{name: a, address: 10.0.2.2}]}
+  - {name: some, listen: [{address: 192.0.2.16, ports: [85-90]}], protocol: tcp, mode: dnat, scheduler: maglev, backends: [{name: a, address: 10.0.2.6}]}
+  - {name: dot, listen: [{address: 192.0.2.12, ports: [853]}], protocol: udp, mode: stateless, backends: [{name: a, address: 10.0.2.7}]}
 nat:
   - {name: in, type: port-forward, protocol: tcp, listen: {address: 192.0.2.10, ports: [90]}, to: {address: 10.0.2.4, port: 8080}}
   - {name: out, type: snat, source: [10.0.3.0/24], to: [198.51.100.9]}

@@ -31,6 +31,11 @@ func edgeScenarios() []Scenario {
 			{"lan0", inside4, Addresses("192.0.2.%d", 10, 12), []uint16{80, 53, 81}, all},
 			{"lan0", near4, Addresses("192.0.2.%d", 10, 12), []uint16{80, 53, 81}, all},
 			{"lan0", inside6, one("2001:db8::10"), []uint16{80, 81}, []Protocol{TCP, UDP}}}},
+		{Name: "one-server", YAML: oneServer, Opens: []Opening{
+			{"wan0", clients4, Addresses("192.0.2.%d", 10, 12), []uint16{80, 443, 8003, 53, 853, 7003, 9}, []Protocol{TCP, UDP}},
+			{"wan0", Addresses("2001:db8:5::%x", 1, 40), Addresses("2001:db8::%x", 0x10, 0x12), []uint16{80, 443, 9}, []Protocol{TCP, UDP}},
+			{"wan0", clients4, one("203.0.113.201"), []uint16{9000, 9009}, []Protocol{TCP}},
+			{"lan0", inside4, far4, []uint16{53, 80}, []Protocol{TCP, UDP}}}},
 		{Name: "port-sets", YAML: portSets, Opens: []Opening{
 			{"lan0", inside4, slices.Concat(far4, Addresses("203.0.113.%d", 201, 203)), []uint16{53, 80, 9232}, append(all, Other)},
 			{"lan0", inside6, slices.Concat(far6, Addresses("64:ff9b::c612:%x", 1, 5)), []uint16{53, 80}, all},
@@ -79,6 +84,26 @@ services:
   - {name: every, listen: [{address: 192.0.2.12}], protocol: any, mode: dnat, scheduler: source-hash, backends: [{name: a, address: 10.0.2.8}, {name: b, address: 10.0.2.9}]}
   - {name: six, listen: [{address: "2001:db8::10", ports: [80, 81]}], protocol: tcp, mode: dnat, scheduler: rr, persistence: {timeout: 5m},
      backends: [{name: a, address: "fd00:2::2", port: 8080}, {name: b, address: "fd00:2::3", port: 8080}]}
+`
+
+// oneServer has several services on each server, most without a backend port. Their replies differ in the
+// source port, except for shared, every and moved.
+const oneServer = `
+services:
+  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, scheduler: maglev, backends: [{name: a, address: 10.0.2.2}, {name: b, address: 10.0.2.3}]}
+  - {name: webs, listen: [{address: 192.0.2.11, ports: [443]}], protocol: tcp, mode: dnat, scheduler: source-hash, backends: [{name: a, address: 10.0.2.2}, {name: b, address: 10.0.2.3}]}
+  - {name: range, listen: [{address: 192.0.2.10, ports: [8000-8009]}], protocol: tcp, mode: dnat, scheduler: maglev, backends: [{name: a, address: 10.0.2.2}, {name: b, address: 10.0.2.3}]}
+  - {name: full, listen: [{address: 192.0.2.12, ports: [80]}], protocol: tcp, mode: fullnat, scheduler: maglev, source-pool: [10.0.2.100], backends: [{name: a, address: 10.0.2.2}]}
+  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: stateless, backends: [{name: a, address: 10.0.2.2}, {name: b, address: 10.0.2.3}]}
+  - {name: dot, listen: [{address: 192.0.2.11, ports: [853]}], protocol: udp, mode: stateless, scheduler: maglev, backends: [{name: a, address: 10.0.2.2}, {name: b, address: 10.0.2.3}]}
+  - {name: game, listen: [{address: 192.0.2.12, ports: [7000-7009]}], protocol: udp, mode: stateless, backends: [{name: a, address: 10.0.2.2}, {name: b, address: 10.0.2.3}]}
+  - {name: web6, listen: [{address: "2001:db8::10", ports: [80]}], protocol: tcp, mode: dnat, scheduler: maglev, backends: [{name: a, address: "fd00:2::2"}, {name: b, address: "fd00:2::3"}]}
+  - {name: webs6, listen: [{address: "2001:db8::10", ports: [443]}], protocol: tcp, mode: dnat, scheduler: maglev, backends: [{name: a, address: "fd00:2::2"}, {name: b, address: "fd00:2::3", port: 8443}]}
+  - {name: shared, listen: [{address: "2001:db8::11", ports: [80]}], protocol: tcp, mode: dnat, scheduler: maglev, backends: [{name: a, address: "fd00:2::4"}]}
+  - {name: every, listen: [{address: "2001:db8::12"}], protocol: tcp, mode: dnat, scheduler: source-hash, backends: [{name: a, address: "fd00:2::4"}, {name: b, address: "fd00:2::5"}]}
+  - {name: moved, listen: [{address: 192.0.2.12, ports: [443]}], protocol: tcp, mode: dnat, scheduler: maglev, backends: [{name: a, address: 10.0.2.4}]}
+nat:
+  - {name: nine, type: port-forward, listen: {address: 203.0.113.201, ports: [9000-9009]}, protocol: tcp, to: {address: 10.0.2.4, port: 440}}
 `
 
 // portSets has rules with outside addresses shared with other gateways.

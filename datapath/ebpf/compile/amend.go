@@ -34,15 +34,23 @@ type Amendment struct {
 type Uses struct {
 	addresses map[netip.Addr]int       // number of backends
 	reverses  map[wire.ListenerKey]int // number of services
+	single    map[wire.ListenerKey]int // number of services with one source port of replies, by the key without a port
 }
 
-func newUses() Uses { return Uses{map[netip.Addr]int{}, map[wire.ListenerKey]int{}} }
+func newUses() Uses {
+	return Uses{map[netip.Addr]int{}, map[wire.ListenerKey]int{}, map[wire.ListenerKey]int{}}
+}
 
 func (u Uses) add(s *config.Service, n int) {
 	for _, b := range s.Backends {
 		u.addresses[b.Address] += n
 		if answersAlone(s) {
-			u.reverses[reverseKey(s, &b)] += n
+			k := reverseKey(s, &b)
+			u.reverses[k] += n
+			if k.Port != 0 {
+				k.Port = 0
+				u.single[k] += n
+			}
 		}
 	}
 }
@@ -50,10 +58,6 @@ func (u Uses) add(s *config.Service, n int) {
 // answersAlone reports whether replies of the service's backends can be translated without a flow.
 func answersAlone(s *config.Service) bool {
 	return s.Mode == config.ModeDNAT || s.Mode == config.ModeStateless
-}
-
-func reverseKey(s *config.Service, b *config.Backend) wire.ListenerKey {
-	return wire.ListenerKey{L4Proto: uint8(s.Protocol), Family: wire.FamilyOf(b.Address), Addr: wire.BytesOf(b.Address), Port: wire.PortOf(b.Port)}
 }
 
 // Amend returns the change from the state in force to the state for snapshot s, or nil if s needs a
@@ -210,6 +214,12 @@ func (a *Amendment) shared(inForce *Desired, u *Uses, room uint32) bool {
 		if before > 1 || after > 1 || there != (before == 1) || (v != wire.Reverse{}) != (after == 1) {
 			return false
 		}
+		// A key with a port and the key without one may share source ports.
+		zero := k
+		zero.Port = 0
+		if max(u.reverses[zero], u.reverses[zero]+a.uses.reverses[zero]) > 0 && max(u.single[zero], u.single[zero]+a.uses.single[zero]) > 0 {
+			return false
+		}
 	}
 	if left := len(inForce.Reverses); left > 0 != (left+growth(a.Reverses, inForce.Reverses) > 0) {
 		return false // the change needs other programs
@@ -271,6 +281,9 @@ func (a *Amendment) KeepIn(f *Desired, u *Uses) {
 		}
 		for k, n := range a.uses.reverses {
 			u.reverses[k] += n
+		}
+		for k, n := range a.uses.single {
+			u.single[k] += n
 		}
 	}
 }

@@ -83,6 +83,8 @@ type compiler struct {
 	hairpins    []uint32                       // services that still need hairpin sources
 	ownSources  map[netip.Prefix]netip.Addr    // this host's source address, by backend network
 	crossFamily map[uint32]*config.NATRule     // port-forwards from IPv4 to IPv6 hosts, by service id
+	replyPorts  map[wire.ListenerKey]*sources  // source ports of replies, by the key without a port
+	shared      error                          // a stateless service shares replies with a later service or rule
 }
 
 // Compile returns the desired state of a snapshot. If ids run out, it compiles again and reuses the
@@ -117,6 +119,9 @@ func compileWith(s *datapath.Snapshot, st *State, h *Host, numbers *ids.Draft) (
 			return nil, fmt.Errorf("nat %s: %w", n.Name, err)
 		}
 	}
+	if c.shared != nil {
+		return nil, c.shared
+	}
 	if err := c.crossing(); err != nil {
 		return nil, err
 	}
@@ -138,7 +143,7 @@ func compileWith(s *datapath.Snapshot, st *State, h *Host, numbers *ids.Draft) (
 
 // newCompiler returns an empty compiler.
 func newCompiler(unresolved, s *datapath.Snapshot, st *State, h *Host, numbers *ids.Draft) *compiler {
-	c := &compiler{state: st, host: h, snapshot: s, unresolved: unresolved, poolIDs: map[netip.Addr]uint32{}, crossFamily: map[uint32]*config.NATRule{}, ownSources: map[netip.Prefix]netip.Addr{}, Desired: &Desired{
+	c := &compiler{state: st, host: h, snapshot: s, unresolved: unresolved, poolIDs: map[netip.Addr]uint32{}, crossFamily: map[uint32]*config.NATRule{}, ownSources: map[netip.Prefix]netip.Addr{}, replyPorts: map[wire.ListenerKey]*sources{}, Desired: &Desired{
 		Services: map[uint32]wire.Service{}, Slots: map[uint32][]uint16{}, Backends: map[uint32]wire.Backend{},
 		Listeners: map[wire.ListenerKey]wire.Listener{}, Ranges: map[wire.ListenerPrefix]wire.Listener{}, IfaceListeners: map[wire.IfaceListenerKey]uint32{},
 		Reverses: map[wire.ListenerKey]wire.Reverse{}, Sessions: map[wire.SessionKey]uint32{},

@@ -365,8 +365,9 @@ func (c *compiler) portForward(n *config.NATRule) error {
 	if datapath.Turns(s.Service) && !n.Crosses() {
 		c.hairpins = append(c.hairpins, id)
 	}
-	c.replies(id, s.Service)
-	if w.Shift = n.Shift(); w.Shift != 0 {
+	w.Shift = n.Shift()
+	c.replies(id, s.Service, w.Shift)
+	if w.Shift != 0 {
 		k := wire.ListenerKey{L4Proto: uint8(n.Protocol), Family: wire.FamilyOf(n.To.Address), Addr: wire.BytesOf(n.To.Address)}
 		v := c.Reverses[k]
 		v.Port = wire.PortOf(-w.Shift)

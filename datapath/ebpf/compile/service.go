@@ -55,14 +55,14 @@ func (c *compiler) service(s *datapath.Service) error {
 	if datapath.Turns(s.Service) {
 		c.hairpins = append(c.hairpins, id)
 	}
-	unambiguous := true
-	if s.Mode == config.ModeDNAT || s.Mode == config.ModeStateless {
-		unambiguous = c.replies(id, s.Service)
+	var shared error
+	if answersAlone(s.Service) {
+		shared = c.replies(id, s.Service, 0)
 	}
-	if s.Mode == config.ModeStateless && !unambiguous {
-		return fmt.Errorf("mode stateless: a backend answers for several virtual endpoints, and without flows nobody can tell which")
+	if s.Mode == config.ModeStateless && shared != nil {
+		return fmt.Errorf("mode stateless: %w", shared)
 	}
-	if s.Mode == config.ModeDNAT && s.Protocol == flow.TCP && unambiguous && s.Scheduler.Hashes() && w.StickyTicks == 0 && !s.SYNCookies {
+	if s.Mode == config.ModeDNAT && s.Protocol == flow.TCP && shared == nil && s.Scheduler.Hashes() && w.StickyTicks == 0 && !s.SYNCookies {
 		w.Flags |= wire.ServiceSYNStateless
 	}
 	if c.snapshot.Arriving["service "+s.Name] {
@@ -389,48 +389,4 @@ func portPrefixes(r flow.Ports) (out []portPrefix) {
 		first += size
 	}
 	return out
-}
-
-// replies records the virtual endpoint for replies of each backend. It reports whether all backends
-// have exactly one.
-func (c *compiler) replies(id uint32, s *config.Service) bool {
-	certain := true
-	for i, b := range s.Backends {
-		k := wire.ListenerKey{L4Proto: uint8(s.Protocol), Family: wire.FamilyOf(b.Address), Addr: wire.BytesOf(b.Address), Port: wire.PortOf(b.Port)}
-		v := wire.Reverse{Service: uint16(id), Backend: uint16(c.Names.Backends[id][i])}
-		var vips []config.Listen
-		for _, l := range s.Listen {
-			same := func(o config.Listen) bool { return o.Address == l.Address && slices.Equal(o.Ports, l.Ports) } // listeners that differ only in their interface
-			if l.Address.Is4() == b.Address.Is4() && !slices.ContainsFunc(vips, same) {
-				vips = append(vips, l)
-			}
-		}
-		if len(vips) != 1 {
-			v.Ambiguous = 1
-		} else {
-			v.Vip = wire.AddrOf(vips[0].Address)
-			if b.Port != 0 {
-				if ports := vips[0].Ports; len(ports) == 1 && ports[0].First == ports[0].Last {
-					v.Port = wire.PortOf(ports[0].First)
-				} else {
-					v.Ambiguous = 1
-				}
-			}
-		}
-		old, taken := c.Reverses[k]
-		if old.Backend = v.Backend; taken && old != v {
-			v.Ambiguous = 1
-			// The other service must not rely on the entry either.
-			other := c.Services[uint32(old.Service)]
-			other.Flags &^= wire.ServiceSYNStateless
-			if uint32(old.Service) != id {
-				c.Services[uint32(old.Service)] = other
-			}
-		}
-		if v.Ambiguous != 0 {
-			certain = false
-		}
-		c.Reverses[k] = v
-	}
-	return certain
 }
