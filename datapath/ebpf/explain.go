@@ -171,8 +171,8 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 	return e
 }
 
-// kernelRoute returns the egress interface and next hop of a packet left to the kernel, or nothing
-// if the packet is for this host.
+// kernelRoute returns the egress interface and the next hop of a packet left to the kernel. It
+// returns nothing for a local destination.
 func (d *Datapath) kernelRoute(in int, t flow.Tuple) (string, netip.Addr) {
 	index, hop, err := netdev.Routed(in, t)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EXDEV) { // refused by the reverse path filter

@@ -40,10 +40,10 @@ const expireEvery, reportEvery = 50 * time.Millisecond, time.Second
 const prepareAfter = time.Second
 
 // holder keeps fragments received before their first fragment. When the first fragment arrives, it
-// sends them through its own copy of the program. Packets that exceed the MTU after translation to
-// IPv6, and packets that the kernel would not fragment, pass the program at once and leave in
-// fragments. Translated packets that the kernel would not accept wait for their next hop. One
-// goroutine owns the holder.
+// sends them through its own copy of the program. Two other kinds pass the program at once and
+// leave in fragments: packets that exceed the MTU after translation to IPv6, and packets that the
+// kernel would not fragment. Translated packets that the kernel would not accept wait for their
+// next hop. One goroutine owns the holder.
 type holder struct {
 	d          *Datapath
 	waiting    map[wire.FragmentKey][]heldFrame

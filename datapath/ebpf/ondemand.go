@@ -10,9 +10,9 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
-// User space runs some programs rarely: the ones that create and remove mappings and the one that
-// ends a flow. They use the tables and constants of the programs in force and are loaded on demand.
-// Packets may be processed meanwhile, because these programs have their own working memory.
+// User space runs some programs rarely: they create or remove mappings, or end a flow. They use the
+// tables and constants of the programs in force and are loaded on demand. Packets may be processed
+// meanwhile, because these programs have separate working memory.
 
 // loadOnDemand loads the named programs with the constants s, unless they are loaded.
 func (d *Datapath) loadOnDemand(s wire.Switches, names ...string) error {

@@ -39,7 +39,7 @@ func (d *Datapath) putPools(want *compile.Desired) error {
 }
 
 // retirePools removes addresses from the pools of their rules. Their flows continue until they
-// expire. If the host has lost an address of its own, the flows end immediately.
+// expire. Flows of an address that the host has lost end immediately.
 func (d *Datapath) retirePools(want *compile.Desired, h *compile.Host) error {
 	rules := want.PoolRules()
 	for n := range d.t.PoolRules.Values {

@@ -27,9 +27,9 @@ func destination(mac net.HardwareAddr) uint64 {
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-// stationsOf returns the local hardware addresses per interface. They are the interface's own
-// address, addresses of macvlan links on it in this namespace (VRRP of keepalived), and, for a
-// port, the address of its bridge or bond.
+// stationsOf returns the local hardware addresses per interface. They include the interface's
+// address and the addresses of macvlan links on the interface (VRRP of keepalived). A port of a
+// bridge or bond also has the address of its master.
 func stationsOf(h *compile.Host) map[wire.StationKey]uint32 {
 	all := map[wire.StationKey]uint32{}
 	add := func(ifindex int, mac net.HardwareAddr) {

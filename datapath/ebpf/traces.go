@@ -151,8 +151,9 @@ func (n *neighbours) read(idMap *ebpf.Map) error {
 	return nil
 }
 
-// resolve makes the kernel keep neighbours resolved. It leaves permanent entries alone, including
-// one that has replaced an entry of Sluice: the kernel would make it age.
+// resolve makes the kernel keep neighbours resolved. It leaves permanent entries alone, because the
+// kernel would make them age. This includes permanent entries that have replaced an entry of
+// Sluice.
 func (n *neighbours) resolve(idMap *ebpf.Map, list map[netdev.Hop]bool) error {
 	if len(list) == 0 {
 		return nil

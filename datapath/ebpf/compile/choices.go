@@ -126,8 +126,8 @@ func byDestination(all []HostAddress) []choice {
 	return list
 }
 
-// farSource returns the kernel's source for packets that leave by an interface to a remote
-// destination, or the zero Addr if there is none.
+// farSource returns the kernel's source for packets by an interface to a remote destination, or the
+// zero Addr.
 func (h *Host) farSource(ifindex int, v6 bool) netip.Addr {
 	to := netip.AddrFrom4([4]byte{240, 0, 0, 1}) // reserved (class E), but routed like any other
 	if v6 {

@@ -11,11 +11,12 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// neighbours gives dnat backends a source address for clients on the backend's own network: the
-// address of the egress interface. With the client's own address, the backend would reply directly,
-// from its own address. neighbours runs after all other users of pool addresses, so none depends on
-// it. A backend has no such source if the address is allocated in blocks or port sets, the backend
-// has no route, or the tables are full. Such clients get no reply; explain and show report it.
+// neighbours gives dnat backends a source address for clients on the backend's network: the address
+// of the egress interface. With the client's address as source, the backend would reply directly,
+// and the client would not recognise the reply. neighbours runs after all other users of pool
+// addresses, so none depends on it. Some backends get no source: the address has port blocks or
+// port sets, the backend has no route, or the tables are full. Such clients get no reply; explain
+// and show report this.
 func (c *compiler) neighbours() {
 	for _, id := range c.hairpins {
 		for _, n := range c.Names.Backends[id] {

@@ -252,8 +252,8 @@ func (c *compiler) serviceBackends(id uint32, s *datapath.Service) (err error) {
 	return nil
 }
 
-// unreached returns a copy of the service in which a backend gets no new connections, because the
-// host has no source address for it. This occurs at boot before the interfaces exist.
+// unreached returns a copy of the service in which one backend gets no new connections. The host
+// has no source address for this backend, for example at boot before the interfaces exist.
 func (c *compiler) unreached(s *datapath.Service, backend int, why error) *datapath.Service {
 	c.Waiting++
 	c.Unreached = append(c.Unreached, fmt.Sprintf("service %s: backend %s: %v", s.Name, s.Backends[backend].Name, why))
