@@ -43,7 +43,7 @@ func ParseAddresses(text string) (map[string][]netip.Prefix, error) {
 		}
 	}
 	if len(list) == 0 {
-		return nil, errors.New("no interface in it: give the output of 'ip -j addr'")
+		return nil, errors.New("no interface in it: pass the output of 'ip -j addr'")
 	}
 	return list, nil
 }

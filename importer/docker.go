@@ -25,7 +25,7 @@ type docker struct {
 func readDocker(text string, o Options) (*draft.Result, error) {
 	list, err := draft.JSON(text)
 	if err != nil {
-		return nil, errors.New(err.Error() + "; give what 'docker inspect $(docker ps -q)' prints")
+		return nil, errors.New(err.Error() + "; pass the output of 'docker inspect $(docker ps -q)'")
 	}
 	k := &docker{Options: o, d: draft.New("docker", text)}
 	for i := range k.d.Lines() {
@@ -45,7 +45,7 @@ func readDocker(text string, o Options) (*draft.Result, error) {
 		}
 	}
 	if !seen && len(containers) == 0 {
-		return nil, errors.New("no container and no network in it: give what 'docker inspect $(docker ps -q)' prints; docker ps does not tell the addresses")
+		return nil, errors.New("no container and no network in it: pass the output of 'docker inspect $(docker ps -q)'; docker ps does not print addresses")
 	}
 	for _, c := range containers {
 		k.container(c)
@@ -59,7 +59,7 @@ func (k *docker) network(v *draft.Value) {
 	switch {
 	case driver != "bridge":
 		if driver != "host" && driver != "null" {
-			k.d.Lost(v.Line, "network "+name, "no equal for networks of driver "+driver, "leave it to Docker")
+			k.d.Lost(v.Line, "network "+name, "no equivalent for networks of driver "+driver, "leave it to Docker")
 		}
 		return
 	case v.Get("Internal").Str() == "true" || v.Get("Options", "com.docker.network.bridge.enable_ip_masquerade").Str() == "false":
@@ -94,7 +94,7 @@ func (k *docker) container(v *draft.Value) {
 			address4 = a4
 			address6, _ = netip.ParseAddr(n.Value.Get("GlobalIPv6Address").Str())
 		} else {
-			k.d.Implied(n.Value.Line, "container "+name+": network "+n.Key, "ports are published by the first network")
+			k.d.Implied(n.Value.Line, "container "+name+": network "+n.Key, "ports are published through the first network")
 		}
 		if bits, err := strconv.Atoi(n.Value.Get("IPPrefixLen").Str()); err == nil {
 			if p, err := a4.Prefix(bits); err == nil {
@@ -130,7 +130,7 @@ func (k *docker) publish(name string, at *draft.Value, p flow.Protocol, inside u
 		k.d.Lost(at.Line, text, "the port is not understood", "write a port-forward")
 		return
 	case host.IsValid() && host.IsLoopback():
-		k.d.Lost(at.Line, text, "the port is published for the host itself alone, by Docker's proxy", "leave it to Docker")
+		k.d.Lost(at.Line, text, "the port is published only for the host itself, by Docker's proxy", "leave it to Docker")
 		return
 	case !target.IsValid() && host.Is6():
 		k.d.Implied(at.Line, text, "the container has no IPv6 address: Docker's own proxy answers there")
@@ -152,7 +152,7 @@ func (k *docker) publish(name string, at *draft.Value, p flow.Protocol, inside u
 		return
 	}
 	if len(k.Outside) == 0 {
-		k.d.Lost(at.Line, text, "the port is published on every address of the host, and the file does not say which", "import again with --outside INTERFACE, the one whose address is meant")
+		k.d.Lost(at.Line, text, "the port is published on every address of the host, and a listener needs one", "import again with --outside INTERFACE, the interface with the public address")
 		return
 	}
 	for _, iface := range k.Outside {
@@ -161,7 +161,7 @@ func (k *docker) publish(name string, at *draft.Value, p flow.Protocol, inside u
 		n.Listen = &one
 		object := k.d.NAT(n, at.Line)
 		if iface == k.Outside[0] {
-			k.d.Changed(object, at.Line, text, "Docker takes every address of the host, the object that of interface "+iface, "give --outside several interfaces for more")
+			k.d.Changed(object, at.Line, text, "Docker publishes the port on every address of the host, the object only on the address of interface "+iface, "import again with --outside IFACE1,IFACE2 for more interfaces")
 		}
 	}
 }

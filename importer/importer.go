@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package importer translates configurations of other programs: it reads their text and returns a
-// configuration of Sluice, with notes about every line that has no equal. It is pure. The caller
+// configuration of Sluice, with notes about every line that has no equivalent. It is pure. The caller
 // supplies facts that the text lacks.
 package importer
 
@@ -45,7 +45,7 @@ var Sources = []Source{
 	{"nftables", "rules of nftables", "nft -j list ruleset", func(text string, o Options) (*draft.Result, error) {
 		return netfilter.Nftables(text, netfilter.Options{Outside: o.Outside, Addresses: o.Addresses})
 	}},
-	{"haproxy", "what HAProxy does in mode tcp", "/etc/haproxy/haproxy.cfg", loadBalancer(balancer.HAProxy)},
+	{"haproxy", "HAProxy in mode tcp", "/etc/haproxy/haproxy.cfg", loadBalancer(balancer.HAProxy)},
 	{"docker", "published ports and bridges", "docker inspect $(docker ps -q)", readDocker},
 }
 
@@ -60,7 +60,7 @@ func (s Source) give() string {
 	if strings.HasPrefix(s.Command, "/") {
 		return s.Command
 	}
-	return "what '" + s.Command + "' prints"
+	return "the output of '" + s.Command + "'"
 }
 
 // Bounds of a text that is imported: twice the rules of a large Kubernetes node.
@@ -82,7 +82,7 @@ var sections = regexp.MustCompile(`(?m)^[ \t]*(?:listen|frontend|backend|default
 // bounded returns an error for a text with more lines or sections than an import handles.
 func bounded(text string) error {
 	if n := strings.Count(text, "\n"); n > maxLines {
-		return fmt.Errorf("%d lines, of which at most %d are read: import it in parts", n, maxLines)
+		return fmt.Errorf("%d lines, more than the limit of %d: import it in parts", n, maxLines)
 	}
 	if n := len(sections.FindAllStringIndex(text, maxSections+1)); n > maxSections {
 		return fmt.Errorf("more than %d sections: import it in parts", maxSections)
@@ -102,9 +102,9 @@ func Import(source, text string, o Options) (*draft.Result, error) {
 		case strings.Count(text, "\n") > MaxLines:
 			return nil, fmt.Errorf("more than %d lines: import it in parts", MaxLines)
 		case strings.TrimSpace(text) == "":
-			return nil, fmt.Errorf("it is empty: give %s", s.give())
+			return nil, fmt.Errorf("it is empty: pass %s", s.give())
 		case strings.Contains(text, "\x00"):
-			return nil, fmt.Errorf("it is no text: give %s", s.give())
+			return nil, fmt.Errorf("it is not text: pass %s", s.give())
 		}
 		if err := bounded(text); err != nil {
 			return nil, err

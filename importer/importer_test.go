@@ -213,21 +213,21 @@ func expect(t *testing.T, path, got string) {
 
 func TestRefusals(t *testing.T) {
 	for _, tc := range []struct{ source, text, want string }{
-		{"iptables", "", "it is empty: give what 'iptables-save' prints"},
-		{"iptables", "a\x00b", "it is no text"},
+		{"iptables", "", "it is empty: pass the output of 'iptables-save'"},
+		{"iptables", "a\x00b", "it is not text"},
 		{"haproxy", strings.Repeat("listen a\n", importer.MaxLines+1), "more than 500000 lines"},
-		{"iptables", "Chain INPUT (policy ACCEPT)\ntarget prot opt source destination\n", "no table in it: give what iptables-save prints"},
+		{"iptables", "Chain INPUT (policy ACCEPT)\ntarget prot opt source destination\n", "no table in it: pass the output of iptables-save"},
 		{"nftables", "table ip nat {\n}\n", "unshare -rn sh -c 'nft -f FILE && nft -j list ruleset'"},
 		{"nftables", `{"nftables": []}`, "no rules in it"},
 		{"ipvs", "IP Virtual Server version 1.2.1 (size=4096)\n", "ipvsadm -L is another form"},
 		{"keepalived", "global_defs", "no block in it"},
 		{"keepalived", "virtual_server 192.0.2.1 80 {\n", "line 1: the brace is not closed"},
-		{"keepalived", "}\n", "line 1: a brace closes nothing"},
-		{"haproxy", "bind :80\n", "line 1: \"bind\" stands in no section"},
-		{"nftlb", "{\"farms\": [\n", "line 1: not JSON: it ends in the middle"},
+		{"keepalived", "}\n", "line 1: a closing brace has no opening brace"},
+		{"haproxy", "bind :80\n", "line 1: \"bind\" is outside of all sections"},
+		{"nftlb", "{\"farms\": [\n", "line 1: not JSON: the text is incomplete"},
 		{"nftlb", "{}", "no farm in it"},
-		{"docker", "[]", "docker ps does not tell the addresses"},
-		{"docker", "CONTAINER ID   IMAGE\n", "give what 'docker inspect $(docker ps -q)' prints"},
+		{"docker", "[]", "docker ps does not print addresses"},
+		{"docker", "CONTAINER ID   IMAGE\n", "pass the output of 'docker inspect $(docker ps -q)'"},
 		{"nosuch", "x", "unknown source"},
 	} {
 		_, err := importer.Import(tc.source, tc.text, importer.Options{})

@@ -46,14 +46,14 @@ func newImport(a *app) *cobra.Command {
 		Short:   "Turn another program's configuration into ours",
 		Long: `Import reads what another program has configured and prints a configuration of
 Sluice that does the same, with comments: which line each part comes from, and what
-has no equal. A report of the latter goes to standard error, with the line, the
+has no equivalent. A report of the latter goes to standard error, with the line, the
 reason and the next step. FILE may be - for standard input. It needs no root and no
 daemon, and changes nothing. Only --verify needs root: it loads the rules in a
 network namespace and their import in another, and sends the same probes through
 both.
 
 ` + sourceTable() + `
-The exit code is 0 when everything has its equal, 2 when something was lost or acts
+The exit code is 0 when all lines have an equivalent, 2 when something was lost or acts
 otherwise, and 1 when the file could not be read as that program's.`,
 		Example: `  iptables-save | sluice import iptables - > sluice.yaml
   sluice import iptables saved.rules --outside wan0 --rest keep.rules
@@ -85,7 +85,7 @@ otherwise, and 1 when the file could not be read as that program's.`,
 		},
 	}
 	cmd.Flags().StringSliceVar(&o.Outside, "outside", nil, "interface whose address is meant where the source takes what is sent to any address of the host; several with commas")
-	cmd.Flags().StringVar(&f.rest, "rest", "", "file for the rules that have no equal, in the source's own form, to be loaded beside Sluice (iptables)")
+	cmd.Flags().StringVar(&f.rest, "rest", "", "file for the rules that have no equivalent, in the source's own form, to be loaded beside Sluice (iptables)")
 	cmd.Flags().BoolVar(&f.all, "all", false, "also list the lines that Sluice needs no rule for")
 	cmd.Flags().StringVar(&f.addresses, "addresses", "", "file with the output of 'ip -j addr' on that host, so that its own addresses are known")
 	cmd.Flags().BoolVar(&f.verify, "verify", false, "compare the rules with their import, by probes in network namespaces (iptables, nftables; needs root)")

@@ -25,10 +25,10 @@ func TestImport(t *testing.T) {
 		code               int
 		out, err           string
 	}{
-		{"equal", "iptables", equalRules, exitOK, "type: masquerade", "1 object: everything has its equal"},
-		{"lossy", "iptables", lossyRules, exitLossy, "# line 3: no equal for a redirect", "line 3: lost\n    -A PREROUTING -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 8080\n"},
+		{"equal", "iptables", equalRules, exitOK, "type: masquerade", "1 object: all lines have an equivalent"},
+		{"lossy", "iptables", lossyRules, exitLossy, "# line 3: no equivalent for a redirect", "line 3: lost\n    -A PREROUTING -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 8080\n"},
 		{"not of that program", "ipvs", equalRules, exitFailure, "", "sluice: -: no virtual service in it"},
-		{"empty", "haproxy", "", exitFailure, "", "sluice: -: it is empty: give /etc/haproxy/haproxy.cfg"},
+		{"empty", "haproxy", "", exitFailure, "", "sluice: -: it is empty: pass /etc/haproxy/haproxy.cfg"},
 	} {
 		code, out, stderr := sluiceCommand(tc.text, "import", tc.source, "-")
 		if code != tc.code || !strings.Contains(out, tc.out) || !strings.Contains(stderr, tc.err) || tc.out == "" && out != "" {
@@ -96,7 +96,7 @@ func TestImportAddresses(t *testing.T) {
 	if err := os.WriteFile(file, []byte(`[{"ifname":"wan0","addr_info":[{"local":"192.0.2.1","prefixlen":24}]},{}]`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, _, stderr := sluiceCommand(rules, "import", "iptables", "-"); code != exitLossy || !strings.Contains(stderr, "--addresses FILE") {
+	if code, _, stderr := sluiceCommand(rules, "import", "iptables", "-"); code != exitLossy || !strings.Contains(stderr, "the output of 'ip -j addr'") {
 		t.Errorf("without addresses: exit %d\n%s", code, stderr)
 	}
 	if code, _, stderr := sluiceCommand(rules, "import", "iptables", "-", "--addresses", file); code != exitOK || !strings.Contains(stderr, "translations: 1 of 1") {

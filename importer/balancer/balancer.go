@@ -28,17 +28,17 @@ type object struct {
 	service config.Service
 	lines   []int
 	notes   []func(name string)
-	// lost is why the whole service has no equal; next what to do.
+	// lost is why the whole service has no equivalent; next what to do.
 	lost, next string
 }
 
-// changed notes that a line acts otherwise.
+// changed notes that a line behaves differently.
 func (o *object) changed(line int, text, reason, next string) {
 	o.from(line)
 	o.notes = append(o.notes, func(name string) { o.d.Changed(name, line, text, reason, next) })
 }
 
-// without notes that a part of a line has no equal.
+// without notes that a part of a line has no equivalent.
 func (o *object) without(line int, text, reason, next string) {
 	o.from(line)
 	o.notes = append(o.notes, func(name string) { o.d.LostOf(name, line, text, reason, next) })
@@ -47,7 +47,7 @@ func (o *object) without(line int, text, reason, next string) {
 // from adds lines to those that the service is made from.
 func (o *object) from(lines ...int) { o.lines = append(o.lines, lines...) }
 
-// add adds the service and its notes to the draft, or notes that it has no equal.
+// add adds the service and its notes to the draft, or notes that it has no equivalent.
 func (o *object) add() {
 	if o.lost != "" {
 		for _, n := range o.lines {
@@ -83,7 +83,7 @@ func (o *object) weights() {
 		}
 	}
 	if !exact && len(o.lines) > 0 {
-		o.changed(o.lines[0], "", fmt.Sprintf("weights up to %d are brought down to 256 and rounded", most), "")
+		o.changed(o.lines[0], "", fmt.Sprintf("weights up to %d are scaled to at most 256 and rounded", most), "")
 	}
 }
 
@@ -115,7 +115,7 @@ func hostPort(s string) (netip.AddrPort, error) {
 	}
 	a, err := netip.ParseAddr(strings.Trim(s, "[]"))
 	if err != nil || a.Zone() != "" {
-		return netip.AddrPort{}, fmt.Errorf("%q is no address", s)
+		return netip.AddrPort{}, fmt.Errorf("%q is not an address", s)
 	}
 	return netip.AddrPortFrom(a.Unmap(), 0), nil
 }
@@ -161,7 +161,7 @@ func number(s string) (int, bool) {
 func (o *object) probe(k *config.Check, line int) {
 	const shortest = config.Duration(100 * time.Millisecond)
 	if k.Interval != 0 && k.Interval < shortest {
-		o.changed(line, "", "checks begin every 100ms at most", "")
+		o.changed(line, "", "the interval of checks is at least 100ms", "")
 		k.Interval = shortest
 	}
 	interval := k.Interval
@@ -170,7 +170,7 @@ func (o *object) probe(k *config.Check, line int) {
 	}
 	if k.Timeout >= interval {
 		longest := interval / 10 * 9
-		o.changed(line, "", fmt.Sprintf("a check has less than its interval of %s to answer: %s, not %s", interval, longest, k.Timeout), "write a longer interval")
+		o.changed(line, "", fmt.Sprintf("a check must end within its interval of %s: the timeout is %s, not %s", interval, longest, k.Timeout), "write a longer interval")
 		k.Timeout = longest
 	}
 	k.Rise, k.Fall = min(k.Rise, 100), min(k.Fall, 100)
@@ -186,8 +186,8 @@ var schedulers = map[string]struct {
 	"lblc":  {config.SchedulerLC, "lblc keeps a destination on one server; lc does not"},
 	"lblcr": {config.SchedulerLC, "lblcr keeps a destination on a set of servers; lc does not"},
 	"dh":    {config.SchedulerSourceHash, "dh spreads by the destination address; source-hash by that of the client"},
-	"sed":   {config.SchedulerWLC, "sed counts the connection to come as well; wlc does not"},
-	"nq":    {config.SchedulerWLC, "nq asks an idle server first; wlc the one with the fewest flows per weight"},
+	"sed":   {config.SchedulerWLC, "sed also counts the new connection; wlc does not"},
+	"nq":    {config.SchedulerWLC, "nq prefers an idle server; wlc the server with the fewest flows per weight"},
 	"fo":    {config.SchedulerRR, ""}, "ovf": {config.SchedulerRR, ""},
 }
 
@@ -199,7 +199,7 @@ func (o *object) schedule(name string, line int, withPort bool) {
 	}
 	s, known := schedulers[name]
 	if !known {
-		o.changed(line, name, "unknown scheduler; rr stands for it", "write another scheduler")
+		o.changed(line, name, "unknown scheduler, replaced by rr", "write another scheduler")
 		return
 	}
 	o.service.Scheduler = s.ours

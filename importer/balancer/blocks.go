@@ -62,7 +62,7 @@ func blocks(lines []string) ([]*block, error) {
 	p := &blockReader{tokens: tokens(lines)}
 	list, err := p.read(0)
 	if err == nil && len(p.tokens) > 0 {
-		err = fmt.Errorf("line %d: a brace closes nothing", p.tokens[0].line)
+		err = fmt.Errorf("line %d: a closing brace has no opening brace", p.tokens[0].line)
 	}
 	return list, err
 }
@@ -75,7 +75,7 @@ type blockReader struct {
 // read reads statements up to a closing brace, which it leaves.
 func (p *blockReader) read(depth int) (list []*block, err error) {
 	if depth > maxDepth {
-		return nil, fmt.Errorf("line %d: blocks lie in each other more than %d deep", p.last, maxDepth)
+		return nil, fmt.Errorf("line %d: blocks are nested more than %d deep", p.last, maxDepth)
 	}
 	var b *block
 	for len(p.tokens) > 0 {

@@ -44,18 +44,18 @@ func (s *server) realServer(b *block) {
 		case "uthreshold":
 			backend.MaxConnections, _ = number(value)
 		case "lthreshold":
-			s.without(i.line, i.text(), "no equal for a lower threshold: a backend takes connections again as soon as one ends", "")
+			s.without(i.line, i.text(), "no equivalent for a lower threshold: a backend takes connections again as soon as one ends", "")
 		case "inhibit_on_failure":
-			s.changed(i.line, i.text(), "a backend that is down leaves the choice, and its open connections go on", "")
+			s.changed(i.line, i.text(), "a backend that is down gets no new connections, and its open connections continue", "")
 		case "notify_up", "notify_down":
-			s.without(i.line, i.text(), "no equal for programs that are run as states change", "follow 'sluice events --follow --json', or the metric sluice_backend_up")
+			s.without(i.line, i.text(), "no equivalent for programs that run on a change of state", "follow 'sluice events --follow --json', or the metric sluice_backend_up")
 		case "lvs_method":
 			if mode, _ := s.lvsMethod(i); s.method != "" && mode != s.method {
 				s.d.Lost(b.line, "", "the service is in mode "+string(s.method)+", this server would need mode "+string(mode), "make a service for each mode, or reach all servers in the same way")
 				return
 			}
 		case "delay_loop", "retry", "delay_before_retry", "connect_timeout", "warmup", "alpha", "smtp_alert", "snmp_name":
-			s.without(i.line, i.text(), "no equal for a setting of one server", "")
+			s.without(i.line, i.text(), "no equivalent for a setting of one server", "make another service for the server")
 		case "virtualhost":
 		default:
 			if k := s.checker(i, host); k != nil && check == nil {
@@ -83,7 +83,7 @@ func (s *server) useCheck(b *block, k *config.Check) {
 		s2 := &server{} // what there is to say of the first one was said
 		s2.probe(&same, b.line)
 		if !reflect.DeepEqual(same, *s.service.Check) {
-			s.changed(b.line, b.text(), "the service has one check for all backends, that of "+s.checkOf.arg(1), "make a service of its own for what is checked otherwise")
+			s.changed(b.line, b.text(), "the service has one check for all backends, from "+s.checkOf.arg(1), "make another service for servers with a different check")
 		}
 	}
 }
@@ -93,11 +93,11 @@ var checkTypes = map[string]config.CheckType{
 	"DNS_CHECK": config.CheckDNS, "PING_CHECK": config.CheckICMP, "MISC_CHECK": config.CheckExec, "SMTP_CHECK": config.CheckTCP,
 }
 
-// checker reads a checker's block. It returns nil, with a note, for one that has no equal.
+// checker reads a checker's block. It returns nil, with a note, for one that has no equivalent.
 func (s *server) checker(b *block, host string) *config.Check {
 	kind, known := checkTypes[b.words[0]]
 	if !known {
-		s.without(b.line, b.text(), "no equal", "write a program for it: check: {type: exec}")
+		s.without(b.line, b.text(), "no equivalent", "write a program for it: check: {type: exec}")
 		return nil
 	}
 	if host == "" {
@@ -117,7 +117,7 @@ func (s *server) checker(b *block, host string) *config.Check {
 		k.InsecureSkipVerify = true // keepalived looks at no certificate
 	case "SMTP_CHECK":
 		k.Expect = "220"
-		s.changed(b.line, b.text(), "the check waits for the server's greeting, and says nothing to it", "")
+		s.changed(b.line, b.text(), "the check waits for the server's greeting, and sends nothing", "")
 	case "DNS_CHECK":
 		k.QueryType = "SOA"
 	}
@@ -128,7 +128,7 @@ func (s *server) checker(b *block, host string) *config.Check {
 	for _, i := range b.inner {
 		if i.words[0] == "url" {
 			if urls++; urls > 1 {
-				s.without(i.line, "url", "a check asks one URL, the first", "let one URL of the server check the others")
+				s.without(i.line, "url", "a check requests only the first URL", "let one URL of the server report the state of the others")
 				continue
 			}
 			s.url(k, i)
@@ -184,19 +184,19 @@ func (s *server) checkerLine(k *config.Check, b *block) {
 	case "misc_path":
 		k.Command = strings.Fields(strings.Join(b.words[1:], " "))
 	case "misc_dynamic":
-		no("no equal for weights by the program's exit code: 0 is good, all else is bad", "change the weight by 'sluice backend set'")
+		no("no equivalent for weights by the program's exit code: 0 is good, all else is bad", "change the weight by 'sluice backend set'")
 	case "alpha":
 		k.Initial = "down"
 	case "payload", "require_reply", "max_reply_length", "min_reply_length":
-		no("no equal for payloads from files", "write send: and expect:")
+		no("no equivalent for payloads from files", "write send: and expect:")
 	case "connect_ip", "bindto", "bind_if", "bind_port":
-		no("no equal: the backend itself is asked, from the address that the kernel takes", "")
+		no("no equivalent: a check connects to the backend itself, with the source address chosen by the kernel", "")
 	case "warmup", "log_all_failures", "http_protocol", "ssl_protocol", "enable_sni", "tls_compliant", "user", "fast_recovery":
 		if b.words[0] != "log_all_failures" && b.words[0] != "warmup" && b.words[0] != "enable_sni" && b.words[0] != "tls_compliant" {
-			no("no equal for "+b.words[0], "")
+			no("no equivalent for "+b.words[0], "")
 		}
 	default:
-		no("no equal", "")
+		no("no equivalent", "")
 	}
 }
 
@@ -211,11 +211,11 @@ func (s *server) url(k *config.Check, b *block) {
 		case "virtualhost":
 			k.Host = i.arg(1)
 		case "digest":
-			s.without(i.line, i.text(), "no equal for a digest of the answer", "write body:, a text that is in it")
+			s.without(i.line, i.text(), "no equivalent for a digest of the answer", "write body: with a text in the answer")
 		case "regex":
-			s.without(i.line, i.text(), "no equal for a regular expression", "write body:, a text that is in the answer")
+			s.without(i.line, i.text(), "no equivalent for a regular expression", "write body: with a text in the answer")
 		default:
-			s.without(i.line, i.text(), "no equal", "")
+			s.without(i.line, i.text(), "no equivalent", "")
 		}
 	}
 }

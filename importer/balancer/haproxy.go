@@ -84,12 +84,12 @@ func HAProxy(text string, o Options) (*draft.Result, error) {
 				h.d.Implied(l.line, "", "is about HAProxy itself")
 			}
 		default:
-			h.loseAll(s, "no equal for section "+s.kind, "")
+			h.loseAll(s, "no equivalent for section "+s.kind, "keep HAProxy for it")
 		}
 	}
 	for _, s := range h.sections {
 		if s.kind == "backend" && !s.used {
-			h.loseAll(s, "no frontend that was taken over leads to the backend", "")
+			h.loseAll(s, "no imported frontend uses the backend", "write a service with its servers if they are needed")
 		}
 	}
 	return h.d.Finish()
@@ -118,12 +118,12 @@ func (h *haproxy) read() error {
 			continue
 		}
 		if at == nil {
-			return fmt.Errorf("line %d: %q stands in no section: give a haproxy.cfg", i+1, w[0])
+			return fmt.Errorf("line %d: %q is outside of all sections: pass a haproxy.cfg", i+1, w[0])
 		}
 		at.lines = append(at.lines, statement{i + 1, w})
 	}
 	if len(h.sections) == 0 {
-		return errors.New("no section in it: give a haproxy.cfg, with frontend, backend or listen")
+		return errors.New("no section in it: pass a haproxy.cfg, with frontend, backend or listen")
 	}
 	return nil
 }
@@ -189,9 +189,9 @@ func (h *haproxy) plain(s *section) {
 			h.d.Implied(l.line, "", reason)
 		default:
 			if !slices.Contains([]string{"mode", "balance", "default-server", "source"}, l.words[0]) && !isCheckLine(l.words) {
-				h.d.Lost(l.line, "", "no equal", "")
+				h.d.Lost(l.line, "", "no equivalent", "")
 			} else {
-				h.d.Implied(l.line, "", "holds for the sections behind it, and stands there")
+				h.d.Implied(l.line, "", "applies to later sections, and is listed there")
 			}
 		}
 	}
@@ -201,11 +201,11 @@ func (h *haproxy) plain(s *section) {
 func (h *haproxy) frontend(f *section) {
 	to, ok := f.get("default_backend")
 	if mode, _ := f.get("mode"); len(mode.words) > 1 && mode.words[1] != "tcp" {
-		h.loseAll(f, "mode "+mode.words[1]+" is the work of a proxy", "keep HAProxy for it")
+		h.loseAll(f, "mode "+mode.words[1]+" needs a proxy", "keep HAProxy for it")
 		return
 	}
 	if !ok || len(to.words) < 2 {
-		h.loseAll(f, "the frontend has no default_backend: what decides is the contents of connections", "keep HAProxy for it")
+		h.loseAll(f, "the frontend has no default_backend: the contents of connections select the backend", "keep HAProxy for it")
 		return
 	}
 	if b := h.backends[to.words[1]]; b != nil {
@@ -213,7 +213,7 @@ func (h *haproxy) frontend(f *section) {
 		h.balance(f, b)
 		return
 	}
-	h.loseAll(f, "there is no backend "+to.words[1], "")
+	h.loseAll(f, "there is no backend "+to.words[1], "add the backend to the file, and import again")
 }
 
 // proxied is a service in the making.
@@ -234,7 +234,7 @@ func (h *haproxy) balance(f, b *section) {
 	p.from(f.line)
 	for _, s := range []*section{f, b} {
 		if mode, _ := s.get("mode"); len(mode.words) > 1 && mode.words[1] != "tcp" {
-			p.lost, p.next = "mode "+mode.words[1]+" is the work of a proxy", "keep HAProxy for it"
+			p.lost, p.next = "mode "+mode.words[1]+" needs a proxy", "keep HAProxy for it"
 		}
 	}
 	sections := []*section{f}
@@ -252,7 +252,7 @@ func (h *haproxy) balance(f, b *section) {
 		}
 	}
 	if len(p.service.Listen) == 0 && p.lost == "" {
-		p.lost, p.next = "the section listens on nothing that is understood", "write listen: by hand"
+		p.lost, p.next = "no listener of the section is understood", "write listen: by hand"
 	}
 	if p.lost != "" {
 		for _, s := range sections {
@@ -276,7 +276,7 @@ func (p *proxied) statement(s *section, l statement) {
 		p.bind(l)
 		return
 	case w[0] == "server" && s != p.b:
-		p.without(l.line, l.text(), "default_backend leads to another section: the server gets nothing", "")
+		p.without(l.line, l.text(), "default_backend selects another section: the server gets no connections", "move the server to that section if it is needed")
 		return
 	case w[0] == "server":
 		p.server(l)
@@ -302,7 +302,7 @@ func (p *proxied) statement(s *section, l statement) {
 	case draft.Lost:
 		p.without(l.line, l.text(), reason, next)
 	default:
-		p.without(l.line, l.text(), "no equal", "keep HAProxy for this service where it depends on it")
+		p.without(l.line, l.text(), "no equivalent", "keep HAProxy for this service if it needs the line")
 	}
 }
 
@@ -319,7 +319,7 @@ func (p *proxied) bind(l statement) {
 		}
 		switch l.words[i] {
 		case "ssl":
-			p.lost, p.next = "TLS ends in HAProxy, which Sluice has no equal for", "let the servers end it, or keep HAProxy behind a service of Sluice"
+			p.lost, p.next = "no equivalent for the end of TLS in HAProxy", "let the servers end TLS, or keep HAProxy behind a service of Sluice"
 		case "interface":
 			device = value
 			i++
@@ -327,7 +327,7 @@ func (p *proxied) bind(l statement) {
 			i++
 		case "transparent", "v4v6", "v6only", "defer-accept", "tfo":
 		default:
-			p.without(l.line, l.words[i], "no equal for this option of bind", "")
+			p.without(l.line, l.words[i], "no equivalent for this option of bind", "keep HAProxy for this service if it needs the option")
 		}
 	}
 	for _, part := range strings.Split(l.words[1], ",") {
@@ -338,12 +338,12 @@ func (p *proxied) bind(l statement) {
 				p.lost, p.next = err.Error(), "keep HAProxy for it"
 			}
 			if strings.Contains(err.Error(), "--outside") {
-				p.lost, p.next = "the section listens on every address of the host", "import again with --outside INTERFACE, the one whose address is meant"
+				p.lost, p.next = "the section listens on every address of the host", "import again with --outside INTERFACE, the interface with the public address"
 			}
 			continue
 		}
 		if len(list) > 0 && !list[0].Address.IsValid() {
-			p.changed(l.line, part, "HAProxy takes connections to every address of the host, also those of the host itself; the service those from outside to the address of "+list[0].Interface, "give --outside several interfaces for more")
+			p.changed(l.line, part, "HAProxy accepts connections to every address of the host, also from the host itself; the service only from outside to the address of "+list[0].Interface, "import again with --outside IFACE1,IFACE2 for more interfaces")
 		}
 		for _, l := range list {
 			if !slices.ContainsFunc(p.service.Listen, func(o config.Listen) bool { return reflect.DeepEqual(o, l) }) {
@@ -359,7 +359,7 @@ func (h *haproxy) binds(s, device string) (list []config.Listen, err error) {
 	s = strings.TrimPrefix(strings.TrimPrefix(s, "ipv4@"), "ipv6@")
 	at := strings.LastIndex(s, ":")
 	if at < 0 || strings.HasPrefix(s, "/") || strings.Contains(s, "@") {
-		return nil, fmt.Errorf("%q is no address with a port", s)
+		return nil, fmt.Errorf("%q is not an address with a port", s)
 	}
 	host, ports := strings.Trim(s[:at], "[]"), s[at+1:]
 	low, high, ranged := strings.Cut(ports, "-")
@@ -369,7 +369,7 @@ func (h *haproxy) binds(s, device string) (list []config.Listen, err error) {
 	first, err1 := strconv.ParseUint(low, 10, 16)
 	last, err2 := strconv.ParseUint(high, 10, 16)
 	if err1 != nil || err2 != nil || last < first {
-		return nil, fmt.Errorf("%q are no ports", ports)
+		return nil, fmt.Errorf("%q is not a list of ports", ports)
 	}
 	l := config.Listen{Ports: []flow.Ports{{First: uint16(first), Last: uint16(last)}}, Interface: device}
 	if host == "" || host == "*" || host == "0.0.0.0" || host == "::" {
@@ -382,15 +382,15 @@ func (h *haproxy) binds(s, device string) (list []config.Listen, err error) {
 			list = append(list, l)
 		}
 		if len(list) == 0 {
-			return nil, errors.New("every address of the host is meant: --outside names the interface")
+			return nil, errors.New("it listens on every address of the host: import again with --outside INTERFACE")
 		}
 		return list, nil
 	}
 	if l.Address, err = netip.ParseAddr(host); err != nil || l.Address.Zone() != "" {
-		return nil, fmt.Errorf("%q is no address", host)
+		return nil, fmt.Errorf("%q is not an address", host)
 	}
 	if l.Address = l.Address.Unmap(); l.Address.IsLoopback() {
-		return nil, fmt.Errorf("no equal for a listener on %s: only connections of the host itself reach it", host)
+		return nil, fmt.Errorf("no equivalent for a listener on %s: only connections of the host itself reach it", host)
 	}
 	return []config.Listen{l}, nil
 }

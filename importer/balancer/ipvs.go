@@ -46,18 +46,18 @@ func IPVS(text string, _ Options) (*draft.Result, error) {
 				index[v.key] = v
 				list = append(list, v)
 			} else {
-				d.Lost(i+1, "", "the service stands there already", "keep one of them")
+				d.Lost(i+1, "", "the service is already in the file", "keep one of them")
 			}
 		case "-a", "--add-server":
 			if v := index[w[1]+" "+w[2]]; v != nil {
 				v.server(i+1, w[3:])
 			} else {
-				d.Lost(i+1, "", "no line -A makes the service before it", "give all that ipvsadm-save prints")
+				d.Lost(i+1, "", "no earlier line -A defines the service", "pass the whole output of ipvsadm-save")
 			}
 		}
 	}
 	if len(list) == 0 {
-		return nil, errors.New("no virtual service in it: give what 'ipvsadm-save -n' prints, lines such as -A -t 192.0.2.1:80 -s wlc; ipvsadm -L is another form")
+		return nil, errors.New("no virtual service in it: pass the output of 'ipvsadm-save -n', lines such as -A -t 192.0.2.1:80 -s wlc; ipvsadm -L is another form")
 	}
 	for _, v := range list {
 		v.finish()
@@ -77,9 +77,9 @@ func newVirtual(d *draft.Draft, line int, w []string) *virtual {
 	a, err := hostPort(w[1])
 	switch {
 	case w[0] == "-f" || w[0] == "--fwmark-service":
-		v.lost, v.next = "the service is for packets with a firewall mark, and the file does not say which get it", "look for mark "+w[1]+" in iptables-save, and write a service that listens on these addresses and ports"
+		v.lost, v.next = "the service is for packets with a firewall mark, and the file does not have the rules that set it", "look for mark "+w[1]+" in iptables-save, and write a service that listens on these addresses and ports"
 	case err != nil:
-		v.lost, v.next = "the listener is a name", "save with ipvsadm-save -n, which writes numbers"
+		v.lost, v.next = "the listener is a host name", "save with ipvsadm-save -n, which writes numbers"
 	default:
 		v.service.Protocol, v.service.Listen = proto, []config.Listen{listen(a)}
 		v.service.Name = strings.ReplaceAll(proto.String()+"-"+w[1], "[", "")
@@ -120,10 +120,10 @@ func (v *virtual) options(w []string) {
 		case "-o", "--ops":
 			v.changed(v.line, word, "datagrams of one client and port stay together", "write mode: stateless, which keeps no flows")
 		case "--pe":
-			v.without(v.line, word+" "+value, "no equal for a persistence engine", "helper: sip keeps the media of a call with it (nftables)")
+			v.without(v.line, word+" "+value, "no equivalent for a persistence engine", "helper: sip keeps the media of a call with it (nftables)")
 			i++
 		default:
-			v.without(v.line, word, "not understood", "write by hand what it stands for")
+			v.without(v.line, word, "not understood", "write the equivalent by hand")
 		}
 	}
 }
@@ -134,9 +134,9 @@ func (v *virtual) flag(flag string, line int) {
 	case "sh-port", "mh-port":
 		v.withPort = true
 	case "sh-fallback", "mh-fallback":
-		v.d.Implied(line, flag, "clients of a backend that is down go to another one")
+		v.d.Implied(line, flag, "clients of a backend that is down get another one")
 	default:
-		v.without(line, flag, "no equal for this flag of the scheduler", "")
+		v.without(line, flag, "no equivalent for this flag of the scheduler", "write another scheduler if the service needs it")
 	}
 }
 
@@ -171,13 +171,13 @@ func (v *virtual) server(line int, w []string) {
 			i++
 		case "-y", "--l-threshold":
 			if value != "0" {
-				v.without(line, word+" "+value, "no equal for a lower threshold: a backend takes connections again as soon as one ends", "")
+				v.without(line, word+" "+value, "no equivalent for a lower threshold: a backend takes connections again as soon as one ends", "")
 			}
 			i++
 		case "--tun-type":
 			tunnel.Type = config.TunnelType(value)
 			if value == "gre" {
-				v.lost, v.next = "no equal for GRE tunnels", "use ipip or gue at the servers"
+				v.lost, v.next = "no equivalent for GRE tunnels", "use ipip or gue at the servers"
 			}
 			i++
 		case "--tun-port":
@@ -185,7 +185,7 @@ func (v *virtual) server(line int, w []string) {
 			tunnel.Port = uint16(port)
 			i++
 		default:
-			v.without(line, word, "not understood", "write by hand what it stands for")
+			v.without(line, word, "not understood", "write the equivalent by hand")
 		}
 	}
 	if err != nil || !b.Address.IsValid() {

@@ -39,7 +39,7 @@ func Keepalived(text string, _ Options) (*draft.Result, error) {
 		seen = seen || b.braces
 	}
 	if !seen {
-		return nil, errors.New("no block in it: give a keepalived.conf, with virtual_server ADDRESS PORT { ... }")
+		return nil, errors.New("no block in it: pass a keepalived.conf, with virtual_server ADDRESS PORT { ... }")
 	}
 	for _, b := range list {
 		k.top(b)
@@ -52,7 +52,7 @@ func Keepalived(text string, _ Options) (*draft.Result, error) {
 	}
 	if k.vrrp {
 		k.d.Config.HoldAddresses = config.SwitchOff
-		k.d.Remark("hold-addresses: off leaves the addresses to VRRP, which keepalived goes on to do.")
+		k.d.Remark("hold-addresses: off leaves the addresses to VRRP, which stays in keepalived.")
 	}
 	return k.d.Finish()
 }
@@ -66,17 +66,17 @@ func (k *keepalived) top(b *block) {
 		k.d.Structure(b.line)
 	case "global_defs":
 		k.d.Structure(b.lines()...)
-		k.d.Implied(b.line, "", "is about keepalived itself")
+		k.d.Implied(b.line, "", "concerns keepalived itself")
 	case "vrrp_instance", "vrrp_sync_group", "vrrp_script", "vrrp_track_process", "vrrp_track_file", "static_ipaddress", "static_routes", "static_rules",
 		"virtual_ipaddress_group", "bfd_instance", "interface_up_down_delays", "linkbeat_interfaces":
 		k.d.Keep(b.lines()...)
 		k.vrrp = k.vrrp || b.words[0] == "vrrp_instance"
-		k.d.Lost(b.line, "", "no equal for VRRP and what belongs to it", "keep a keepalived.conf without the virtual servers")
+		k.d.Lost(b.line, "", "no equivalent for VRRP and its settings", "keep a keepalived.conf without the virtual servers")
 	case "include", "includer", "includem":
 		k.d.Lost(b.line, "", "the other file was not read", "import it by itself, or put all in one file")
 	default:
 		k.d.Keep(b.lines()...)
-		k.d.Lost(b.line, "", "not understood", "write by hand what it stands for")
+		k.d.Lost(b.line, "", "not understood", "write the equivalent by hand")
 	}
 }
 
@@ -124,7 +124,7 @@ func (s *server) address() {
 	b := s.block
 	switch b.arg(1) {
 	case "fwmark":
-		s.lost = "the virtual server is for packets with a firewall mark, and the file does not say which get it"
+		s.lost = "the virtual server is for packets with a firewall mark, and the file does not have the rules that set it"
 		s.next = "look for mark " + b.arg(2) + " in iptables-save, and write a service that listens on these addresses and ports"
 		return
 	case "group":
@@ -152,7 +152,7 @@ func (s *server) group(name string) {
 	s.k.used[name] = true
 	for _, e := range g.inner {
 		if e.words[0] == "fwmark" {
-			s.without(e.line, e.text(), "the file does not say which packets get the mark", "look for it in iptables-save, and add their addresses to listen:")
+			s.without(e.line, e.text(), "the file does not have the rules that set the mark", "look for it in iptables-save, and add their addresses to listen:")
 			continue
 		}
 		list, err := addresses(e.arg(0), e.arg(1))
@@ -173,7 +173,7 @@ func addresses(address, port string) (list []config.Listen, err error) {
 	n := uint64(0)
 	if port != "" {
 		if n, err = strconv.ParseUint(port, 10, 16); err != nil {
-			return nil, fmt.Errorf("%q is no port", port)
+			return nil, fmt.Errorf("%q is not a port", port)
 		}
 	}
 	low, high, ranged := strings.Cut(address, "-")
@@ -188,10 +188,10 @@ func addresses(address, port string) (list []config.Listen, err error) {
 			base = 16
 		}
 		if _, err := strconv.ParseUint(high, base, 16); err != nil {
-			return nil, fmt.Errorf("%q is no range", address)
+			return nil, fmt.Errorf("%q is not a range", address)
 		}
 		if last, err = netip.ParseAddr(tail + high); err != nil {
-			return nil, fmt.Errorf("%q is no range", address)
+			return nil, fmt.Errorf("%q is not a range", address)
 		}
 	}
 	for a := first.Addr(); a.IsValid() && a.Compare(last) <= 0; a = a.Next() {
@@ -216,7 +216,7 @@ func (s *server) statement(b *block) {
 		s.method, s.tunnel = s.lvsMethod(b)
 	case "protocol":
 		if err := s.service.Protocol.UnmarshalText([]byte(strings.ToLower(value))); err != nil || !s.service.Protocol.HasPorts() {
-			s.lost, s.next = "protocol "+value+" has no equal", "write protocol: tcp, udp, sctp or any"
+			s.lost, s.next = "protocol "+value+" has no equivalent", "write protocol: tcp, udp, sctp or any"
 		}
 	case "persistence_timeout":
 		t, ok := seconds(value)
@@ -251,27 +251,27 @@ func (s *server) statement(b *block) {
 	case "sh-port", "mh-port":
 		s.withPort = true
 	case "sh-fallback", "mh-fallback":
-		s.d.Implied(b.line, b.text(), "clients of a backend that is down go to another one")
+		s.d.Implied(b.line, b.text(), "clients of a backend that is down get another one")
 	case "alpha":
 		s.alpha = value == "" || value == "on" || value == "true" || value == "yes"
 	case "sorry_server":
 		s.sorry = b
 	case "sorry_server_lvs_method", "sorry_server_inhibit":
-		s.without(b.line, b.text(), "no equal for options of the sorry server", "")
+		s.without(b.line, b.text(), "no equivalent for options of the sorry server", "write the option at the service, for all backends")
 	case "ops":
 		s.changed(b.line, b.text(), "datagrams of one client and port stay together", "write mode: stateless, which keeps no flows")
 	case "ha_suspend", "ip_family", "hashed", "smtp_alert", "no_alpha":
-		s.without(b.line, b.text(), "no equal", "")
+		s.without(b.line, b.text(), "no equivalent", "")
 	case "omega", "quorum_up", "quorum_down":
-		s.without(b.line, b.text(), "no equal for programs that are run as states change", "follow 'sluice events --follow --json', or the metric sluice_backend_up")
+		s.without(b.line, b.text(), "no equivalent for programs that run on a change of state", "follow 'sluice events --follow --json', or the metric sluice_backend_up")
 	case "quorum", "hysteresis":
 		if value != "1" && value != "0" {
 			s.changed(b.line, b.text(), "a spare priority takes over when no backend of the one before is up, not below a number of them", "")
 		}
 	case "weight", "inhibit_on_failure":
-		s.without(b.line, b.text(), "no equal for a default of all real servers", "write it at each backend")
+		s.without(b.line, b.text(), "no equivalent for a default of all real servers", "write it at each backend")
 	default:
-		s.without(b.line, b.text(), "no equal", "")
+		s.without(b.line, b.text(), "no equivalent", "")
 	}
 }
 
@@ -279,7 +279,7 @@ func (s *server) statement(b *block) {
 func (s *server) lvsMethod(b *block) (config.Mode, *config.Tunnel) {
 	mode, known := methods[b.arg(1)]
 	if !known {
-		s.lost, s.next = "no equal for lvs_method "+b.arg(1), "write mode: dnat, fullnat, dsr or tunnel"
+		s.lost, s.next = "no equivalent for lvs_method "+b.arg(1), "write mode: dnat, fullnat, dsr or tunnel"
 	}
 	t := &config.Tunnel{}
 	for i := 2; i < len(b.words); i++ {
@@ -292,12 +292,12 @@ func (s *server) lvsMethod(b *block) (config.Mode, *config.Tunnel) {
 			t.Port = uint16(port)
 			i++
 		default:
-			s.without(b.line, b.words[i], "no equal for an option of the tunnel", "")
+			s.without(b.line, b.words[i], "no equivalent for an option of the tunnel", "use ipip or gue without it at the servers")
 		}
 	}
 	if t.Type != config.TunnelGUE {
 		if t.Type == "gre" {
-			s.lost, s.next = "no equal for GRE tunnels", "use ipip or gue at the servers"
+			s.lost, s.next = "no equivalent for GRE tunnels", "use ipip or gue at the servers"
 		}
 		return mode, nil
 	}
@@ -328,7 +328,7 @@ func (s *server) finish() {
 	}
 	if v.Check != nil {
 		for _, b := range s.unchecked {
-			s.changed(b.line, b.text(), "the server has no checker, and is checked as the others are", "make a service of its own for it")
+			s.changed(b.line, b.text(), "the server has no checker, and gets the check of the others", "make another service for it")
 		}
 	}
 	if s.at == 0 {
@@ -355,6 +355,6 @@ func (s *server) sorryServer() {
 	s.from(s.sorry.line)
 	s.service.Backends = append(s.service.Backends, config.Backend{Name: "sorry", Address: a.Addr(), Port: uint16(port), Priority: 2})
 	if s.service.Check != nil {
-		s.changed(s.sorry.line, s.sorry.text(), "the sorry server is checked as the others are", "let it answer the check")
+		s.changed(s.sorry.line, s.sorry.text(), "the sorry server gets the check of the others", "let it answer the check")
 	}
 }

@@ -42,12 +42,12 @@ func NFTLB(text string, _ Options) (*draft.Result, error) {
 		farms = append(farms, v.Get("farms").List()...)
 		for _, f := range v.Fields {
 			if !slices.Contains([]string{"farms", "addresses", "policies"}, f.Key) {
-				n.d.Lost(f.Value.Line, f.Key, "not understood", "write by hand what it stands for")
+				n.d.Lost(f.Value.Line, f.Key, "not understood", "write the equivalent by hand")
 			}
 		}
 	}
 	if len(farms) == 0 {
-		return nil, errors.New("no farm in it: give nftlb's configuration, or what its API answers: curl -H 'Key: KEY' http://localhost:5555/farms")
+		return nil, errors.New("no farm in it: pass nftlb's configuration, or the answer of its API: curl -H 'Key: KEY' http://localhost:5555/farms")
 	}
 	for _, f := range farms {
 		n.farm(f)
@@ -108,7 +108,7 @@ func (f *farm) listenKey(field draft.Field) {
 			value = "any"
 		}
 		if err := f.service.Protocol.UnmarshalText([]byte(value)); err != nil {
-			f.lost, f.next = "protocol "+value+" has no equal", "write protocol: tcp, udp, sctp or any"
+			f.lost, f.next = "protocol "+value+" has no equivalent", "write protocol: tcp, udp, sctp or any"
 		}
 	case "virtual-ports":
 		f.ports = value
@@ -142,7 +142,7 @@ func (f *farm) listeners() {
 		f.from(a.Line)
 		if p := of.Get("protocol").Str(); p != "" && p != f.service.Protocol.String() && !(p == "all" && f.service.Protocol == flow.Any) {
 			if len(f.service.Listen) > 0 {
-				f.without(a.Line, "address "+of.Get("name").Str(), "a service has one protocol, "+f.service.Protocol.String(), "make a service of its own for protocol "+p)
+				f.without(a.Line, "address "+of.Get("name").Str(), "a service has one protocol, "+f.service.Protocol.String(), "make another service for protocol "+p)
 				continue
 			}
 			f.listenKey(draft.Field{Key: "protocol", Value: of.Get("protocol")})
@@ -184,11 +184,11 @@ func (f *farm) key(field draft.Field) {
 		f.beside(field.Key, value, line, text)
 	case "mode":
 		if s.Mode = farmModes[value]; s.Mode == "" {
-			f.lost, f.next = "no equal for mode "+value, "let the host's own program listen, without a service"
+			f.lost, f.next = "no equivalent for mode "+value, "let the host's own program listen, without a service"
 		}
 	case "state":
 		if value != "up" {
-			f.lost, f.next = "the farm is "+value, "add the service when it is wanted"
+			f.lost, f.next = "the farm is "+value, "add the service when it is needed"
 		}
 	case "source-addr":
 		if a, err := netip.ParseAddr(value); err == nil {
@@ -205,7 +205,7 @@ func (f *farm) key(field draft.Field) {
 	case "rst-rtlimit":
 		f.rate(&s.Limits.ResetRate, value, line, text)
 		if value != "0" && !s.Limits.ResetRate.IsZero() {
-			f.changed(line, text, "reset-rate bounds the resets of all clients together", "")
+			f.changed(line, text, "reset-rate limits the resets of all clients together", "")
 		}
 	case "est-connlimit":
 		s.Limits.ConnectionsPerClient, _ = number(value)
@@ -214,7 +214,7 @@ func (f *farm) key(field draft.Field) {
 	case "log":
 		f.logs = true
 		if value != "input" {
-			f.changed(line, text, "new connections are logged, where they come in", "")
+			f.changed(line, text, "new connections are logged on arrival", "")
 		}
 	case "intra-connect":
 		f.local = value == "on"
@@ -248,26 +248,26 @@ func (f *farm) beside(key, value string, line int, text string) {
 		f.log.Prefix = value
 	case "new-rtlimit-burst", "rst-rtlimit-burst":
 		if value != "0" {
-			f.without(line, text, "no equal for the burst of a limit: five above the rate pass", "")
+			f.without(line, text, "no equivalent for the burst of a limit: it is five above the rate", "write a higher rate if bursts are refused")
 		}
 	}
 }
 
-// rest notes keys that have no equal, where they are set.
+// rest notes keys that have no equivalent, where they are set.
 func (f *farm) rest(key, value string, line int, text string) {
 	switch key {
 	case "queue":
 		if value != "-1" {
-			f.without(line, text, "no equal for queues to programs", "")
+			f.without(line, text, "no equivalent for queues to programs", "")
 		}
 	case "verdict", "limits-ttl", "log-rtlimit", "responsettl":
 		if value != "0" && value != "120" && value != "log" && value != "" && value != "0/second" {
-			f.without(line, text, "no equal", "")
+			f.without(line, text, "no equivalent", "")
 		}
 	case "ether-addr", "oface", "iface", "iface-idx", "virtual-ether-addr", "nports", "bcks_available", "bcks_usable", "total_weight", "total_bcks", "used":
 	default:
 		if !strings.HasSuffix(key, "log-prefix") {
-			f.without(line, text, "not understood", "write by hand what it stands for")
+			f.without(line, text, "not understood", "write the equivalent by hand")
 		}
 	}
 }
@@ -298,7 +298,7 @@ func (f *farm) persistence(value string, line int) {
 	for _, word := range strings.Fields(value) {
 		key, known := farmKeys[word]
 		if !known {
-			f.without(line, "persistence: "+word, "no equal for this part of the key", "write persistence: {key: [...]}")
+			f.without(line, "persistence: "+word, "no equivalent for this part of the key", "write persistence: {key: [...]}")
 			continue
 		}
 		p.Key = append(p.Key, key)
@@ -331,7 +331,7 @@ func (f *farm) balance() {
 		}
 		f.changed(v.Line, strings.TrimSpace("scheduler: hash "+param), "clients are spread by another hash, of the addresses and ports alone, and move once", "")
 	default:
-		f.changed(v.Line, "scheduler: "+v.Str(), "not understood; rr stands for it", "write another scheduler")
+		f.changed(v.Line, "scheduler: "+v.Str(), "not understood, replaced by rr", "write another scheduler")
 	}
 	if s.Mode == config.ModeStateless && !s.Scheduler.Hashes() {
 		s.Scheduler = config.SchedulerSourceHash
@@ -339,7 +339,7 @@ func (f *farm) balance() {
 		if v != nil {
 			line = v.Line
 		}
-		f.changed(line, "scheduler: "+v.Str(), "without state a client has to find its backend by a hash: source-hash", "")
+		f.changed(line, "scheduler: "+v.Str(), "without state only a hash keeps a client on its backend: source-hash", "")
 	}
 }
 
@@ -377,16 +377,16 @@ func (f *farm) backend(v *draft.Value) {
 			b.MaxConnections, _ = number(value)
 		case "source-addr":
 			if value != "" {
-				f.without(field.Value.Line, text, "no equal for the source address of one backend", "make a service of its own with source-pool")
+				f.without(field.Value.Line, text, "no equivalent for the source address of one backend", "make another service with source-pool")
 			}
 		case "state":
 			if value != "up" && value != "available" {
 				b.Drain = true
-				f.changed(field.Value.Line, text, "a backend that is not up is one that drains", "write check:, or sluice backend SERVICE NAME down")
+				f.changed(field.Value.Line, text, "a backend that is not up becomes one that drains", "write check:, or sluice backend SERVICE NAME down")
 			}
 		default:
 			if !strings.HasSuffix(field.Key, "log-prefix") {
-				f.without(field.Value.Line, text, "not understood", "write by hand what it stands for")
+				f.without(field.Value.Line, text, "not understood", "write the equivalent by hand")
 			}
 		}
 	}
@@ -399,7 +399,7 @@ func (f *farm) policy(v *draft.Value) {
 	name := v.Get("name").Str()
 	of := f.n.policies[name]
 	if of == nil {
-		f.without(v.Line, "policy "+name, "the policy is not in the file", "append what the API answers to GET /policies, or write firewall: sets:")
+		f.without(v.Line, "policy "+name, "the policy is not in the file", "append the answer of the API to GET /policies, or write firewall: sets:")
 		return
 	}
 	prefixes := []netip.Prefix{}
@@ -410,11 +410,11 @@ func (f *farm) policy(v *draft.Value) {
 		} else if a, err := netip.ParseAddr(data); err == nil {
 			prefixes = append(prefixes, netip.PrefixFrom(a, a.BitLen()))
 		} else {
-			f.without(e.Line, data, "the element is no address or network", "write it in the set")
+			f.without(e.Line, data, "the element is not an address or a network", "write it in the set")
 		}
 	}
 	if of.Get("type").Str() == "whitelist" {
-		f.without(v.Line, "policy "+name, "a whitelist of nftlb lets its clients pass the blacklists behind it; allow: would refuse all others", "take its addresses out of the sets in deny:")
+		f.without(v.Line, "policy "+name, "a whitelist of nftlb exempts its clients from later blacklists; allow: would refuse all other clients", "take its addresses out of the sets in deny:")
 		return
 	}
 	f.service.Deny = append(f.service.Deny, f.d.Set(name, prefixes))
@@ -424,7 +424,7 @@ func (f *farm) policy(v *draft.Value) {
 func (f *farm) session(v *draft.Value) {
 	client, backend := v.Get("client").Str(), v.Get("backend").Str()
 	if v.Get("expiration").Str() != "" {
-		f.d.Implied(v.Line, "session of "+client, "ends by itself")
+		f.d.Implied(v.Line, "session of "+client, "expires")
 		return
 	}
 	p, err := netip.ParsePrefix(client)
@@ -432,7 +432,7 @@ func (f *farm) session(v *draft.Value) {
 		p, err = netip.PrefixFrom(a, a.BitLen()), nil
 	}
 	if err != nil {
-		f.without(v.Line, "session of "+client, "sessions are of addresses and networks", "write sessions:")
+		f.without(v.Line, "session of "+client, "a session is for an address or a network", "write sessions:")
 		return
 	}
 	f.service.Sessions = append(f.service.Sessions, config.Session{Client: p, Backend: backend})

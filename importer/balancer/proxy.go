@@ -17,30 +17,30 @@ import (
 func common(w []string) (draft.Kind, string, string) {
 	switch w[0] {
 	case "description", "id", "enabled", "hash-type", "guid":
-		return draft.Implied, "has no effect on packets, or Sluice does so by itself", ""
+		return draft.Implied, "has no effect on packets, or Sluice always does this", ""
 	case "log", "log-format", "log-tag", "unique-id-format":
-		return draft.Lost, "no equal for lines about ended connections", "write log: {} at the service, for lines about new ones, or use the metrics"
+		return draft.Lost, "no equivalent for lines about ended connections", "write log: {} at the service, for lines about new ones, or use the metrics"
 	case "timeout":
 		if len(w) > 1 && (w[1] == "client" || w[1] == "server" || w[1] == "tunnel") {
-			return draft.Lost, "idle connections end by timeouts.tcp-established, which holds for all services", "write timeouts: {tcp-established: ...}; less than 2h4m needs force: true"
+			return draft.Lost, "idle connections expire after timeouts.tcp-established, for all services", "write timeouts: {tcp-established: ...}; less than 2h4m needs force: true"
 		}
 		if len(w) > 1 && w[1] == "check" {
 			return "", "", ""
 		}
-		return draft.Implied, "the client's and the server's own TCP wait for each other", ""
+		return draft.Implied, "the client and the server connect to each other directly", ""
 	case "retries", "maxconn", "fullconn", "backlog", "rate-limit":
-		return draft.Lost, "no equal: nothing waits in a queue", "write limits:"
+		return draft.Lost, "no equivalent: Sluice has no queue of connections", "write limits:"
 	case "option":
 		if len(w) > 1 && slices.Contains([]string{"dontlognull", "dontlog-normal", "redispatch", "tcp-smart-accept", "tcp-smart-connect", "splice-auto",
 			"splice-request", "splice-response", "clitcpka", "srvtcpka", "tcpka", "nolinger", "log-health-checks", "log-separate-errors", "contstats",
 			"logasap", "socket-stats", "external-check", "persist"}, w[1]) {
-			return draft.Implied, "has no effect on packets, or Sluice does so by itself", ""
+			return draft.Implied, "has no effect on packets, or Sluice always does this", ""
 		}
 		if len(w) > 1 && (w[1] == "tcplog" || w[1] == "httplog") {
-			return draft.Lost, "no equal for lines about ended connections", "write log: {} at the service, for lines about new ones, or use the metrics"
+			return draft.Lost, "no equivalent for lines about ended connections", "write log: {} at the service, for lines about new ones, or use the metrics"
 		}
 	case "acl", "use_backend", "use-server", "tcp-request", "tcp-response", "http-request", "http-response", "filter":
-		return draft.Lost, "decisions by the contents of connections are the work of a proxy", "keep HAProxy for it, or write allow: and deny: for lists of clients"
+		return draft.Lost, "decisions by the contents of connections need a proxy", "keep HAProxy for it, or write allow: and deny: for lists of clients"
 	}
 	return "", "", ""
 }
@@ -128,27 +128,27 @@ func (p *proxied) serverOptions(b *config.Backend, l statement, w []string) (che
 			b.Priority = 2
 		case "disabled":
 			b.Drain = true
-			p.changed(l.line, w[i], "a disabled server is one that drains", "remove it, or sluice backend SERVICE NAME down")
+			p.changed(l.line, w[i], "a disabled server becomes one that drains", "remove it, or sluice backend SERVICE NAME down")
 		case "maxconn":
 			i++
 			b.MaxConnections, _ = number(value)
-			p.changed(l.line, w[i-1]+" "+value, "connections above the limit go to other servers or are refused; none waits", "")
+			p.changed(l.line, w[i-1]+" "+value, "connections above the limit get another server or are refused; none waits", "")
 		case "inter", "rise", "fall", "port":
 			i++ // of the check
 		case "send-proxy-v2":
 			p.proxied = append(p.proxied, l)
 		case "send-proxy":
 			p.proxied = append(p.proxied, l)
-			p.changed(l.line, w[i], "the header is that of version 2", "let the servers take it")
+			p.changed(l.line, w[i], "the header has version 2", "configure the servers for version 2")
 		case "ssl", "check-ssl":
-			p.without(l.line, w[i], "no equal for TLS towards the servers", "let clients speak TLS with the servers themselves")
+			p.without(l.line, w[i], "no equivalent for TLS towards the servers", "let the servers end the TLS connections of clients")
 		case "on-error", "on-marked-down", "on-marked-up", "error-limit", "observe", "fastinter", "downinter", "slowstart", "cookie", "id", "minconn", "maxqueue",
 			"source", "addr", "track", "resolvers", "init-addr", "resolve-prefer", "verify", "ca-file", "crt", "sni", "check-sni", "alpn", "pool-max-conn", "verifyhost":
 			i++
-			p.without(l.line, w[i-1]+" "+value, "no equal for this option of a server", "")
+			p.without(l.line, w[i-1]+" "+value, "no equivalent for this option of a server", "keep HAProxy for this service if it needs the option")
 		case "enabled":
 		default:
-			p.without(l.line, w[i], "no equal for this option of a server", "")
+			p.without(l.line, w[i], "no equivalent for this option of a server", "keep HAProxy for this service if it needs the option")
 		}
 	}
 	return checked
@@ -177,14 +177,14 @@ func (p *proxied) scheduler() {
 		s.Scheduler = config.SchedulerSourceHash
 		p.changed(l.line, l.text(), "clients are spread by another hash and move once", "")
 	case "first":
-		p.changed(l.line, l.text(), "first fills one server before the next; rr deals out evenly", "write priorities and max-connections")
+		p.changed(l.line, l.text(), "first fills one server before the next; rr distributes evenly", "write priorities and max-connections")
 		s.Scheduler = config.SchedulerRR
 	default:
 		if strings.HasPrefix(name, "random") {
 			s.Scheduler = config.SchedulerRandom
 			return
 		}
-		p.changed(l.line, l.text(), "the contents of connections do not choose the backend; rr stands for it", "keep HAProxy for it")
+		p.changed(l.line, l.text(), "the backend cannot depend on the contents of connections; replaced by rr", "keep HAProxy for it")
 		s.Scheduler = config.SchedulerRR
 	}
 }
@@ -206,7 +206,7 @@ func (p *proxied) check() {
 	p.checkOptions(k)
 	p.checkTimeout(k)
 	if p.checked < p.all {
-		p.changed(line, "", "servers without check are checked as the others are", "make a service of its own for them")
+		p.changed(line, "", "servers without check get the check of the others", "make another service for them")
 	}
 	if k.Type == config.CheckHTTP && p.tlsChecks() {
 		k.Type = config.CheckHTTPS
@@ -284,7 +284,7 @@ func (p *proxied) set(name string) string {
 func (p *proxied) refusals() {
 	for _, l := range p.f.lines {
 		if l.words[0] == "acl" && len(l.words) > 1 && p.lists[l.words[1]] != nil && !p.used[l.words[1]] {
-			p.without(l.line, l.text(), "no equal for decisions by this list of clients", "write allow: or deny: for lists of clients")
+			p.without(l.line, l.text(), "no equivalent for decisions by this list of clients", "write allow: or deny: for lists of clients")
 		}
 	}
 	if len(p.proxied) == 0 {
@@ -293,7 +293,7 @@ func (p *proxied) refusals() {
 	p.service.ClientAddress = config.ClientAddressProxyV2
 	if len(p.proxied) < p.all {
 		for _, l := range p.proxied {
-			p.changed(l.line, l.text(), "all servers of the service get the PROXY header, not this one alone", "make a service of its own for servers without it")
+			p.changed(l.line, l.text(), "all servers of the service get the PROXY header, not only this one", "make another service for servers without it")
 		}
 	}
 }
@@ -331,7 +331,7 @@ func (p *proxied) checkOptions(k *config.Check) {
 				setOption(k, mine[i], mine[i+1])
 			}
 		} else if !slices.Equal(append(mine, ""), first) {
-			p.changed(l.line, l.text(), "the service has one check for all backends, that of the first server", "make a service of its own for what is checked otherwise")
+			p.changed(l.line, l.text(), "the service has one check for all backends, from the first server", "make another service for servers with a different check")
 		}
 	}
 }
@@ -387,26 +387,26 @@ func (p *proxied) checkLine(k *config.Check, l statement) {
 			case "comment":
 				i++
 			default:
-				p.without(l.line, l.text(), "no equal for "+w[i]+" of tcp-check connect", "write check: {type: exec} with a program that does")
+				p.without(l.line, l.text(), "no equivalent for "+w[i]+" of tcp-check connect", "write check: {type: exec} with a program for it")
 				return
 			}
 		}
 	case w[0] == "option" && arg(1) == "smtpchk":
 		k.Expect = "220"
-		p.changed(l.line, l.text(), "the check waits for the server's greeting, and says nothing to it", "")
+		p.changed(l.line, l.text(), "the check waits for the server's greeting, and sends nothing", "")
 	case w[0] == "tcp-check" && arg(1) == "send":
 		k.Send = strings.NewReplacer(`\r`, "\r", `\n`, "\n").Replace(arg(2))
 	case w[0] == "tcp-check" && arg(1) == "expect" && (arg(2) == "string" || arg(2) == "rstring"):
 		k.Expect = arg(3)
 		if arg(2) == "rstring" {
-			p.changed(l.line, l.text(), "the answer must begin with the text; it is no regular expression", "")
+			p.changed(l.line, l.text(), "the answer must begin with the text, which is not a regular expression", "")
 		} else {
-			p.changed(l.line, l.text(), "the answer must begin with the text, not hold it anywhere", "")
+			p.changed(l.line, l.text(), "the answer must begin with the text; HAProxy accepts it anywhere", "")
 		}
 	case w[0] == "http-check":
 		p.httpCheck(k, l)
 	default:
-		p.changed(l.line, l.text(), "the check opens a connection, and speaks no protocol on it", "write check: {type: exec} with a program that does")
+		p.changed(l.line, l.text(), "the check only opens a connection", "write check: {type: exec} with a program for it")
 	}
 }
 
@@ -445,7 +445,7 @@ func (p *proxied) httpCheck(k *config.Check, l statement) {
 			}
 			i += 2
 		default:
-			p.without(l.line, l.text(), "no equal for "+w[i]+" of http-check", "write body:, a text that is in the answer")
+			p.without(l.line, l.text(), "no equivalent for "+w[i]+" of http-check", "write body: with a text in the answer")
 			return
 		}
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package draft collects the result of an import: the objects of Sluice, the lines of the source
-// that each is made from, and notes about lines that have no equal. Every line ends in exactly
+// that each is made from, and notes about lines that have no equivalent. Every line ends in exactly
 // one [Place]. The package is pure.
 package draft
 
@@ -20,9 +20,9 @@ type Kind string
 
 // Kinds of notes.
 const (
-	// Lost lines have no equal in the configuration.
+	// Lost lines have no equivalent in the configuration.
 	Lost Kind = "lost"
-	// Changed lines are in the configuration, but act otherwise in some way.
+	// Changed lines are in the configuration, but behave differently in some way.
 	Changed Kind = "changed"
 	// Implied lines need nothing in the configuration: Sluice does so by itself, or they
 	// have no effect.
@@ -85,7 +85,7 @@ type Result struct {
 	Remarks []string `json:"remarks,omitempty"`
 	// Lines has every line of the source that has a meaning, in order.
 	Lines []Line `json:"lines"`
-	// Rest has the lines without an equal in the source's own form, to load together with
+	// Rest has the lines without an equivalent in the source's own form, to load together with
 	// Sluice; empty if none has an effect, or the source has no such form.
 	Rest string `json:"rest,omitempty"`
 
@@ -93,7 +93,7 @@ type Result struct {
 	program string
 }
 
-// Lossy reports whether something was lost, or acts otherwise.
+// Lossy reports whether something was lost, or behaves differently.
 func (r *Result) Lossy() bool { return r.Count(Lost)+r.Count(Changed) > 0 }
 
 // Count counts the notes of a kind.
@@ -249,18 +249,18 @@ func (d *Draft) from(object string, lines []int) string {
 	return object
 }
 
-// Lost notes that a line, or the part named by text, has no equal. An empty text means the whole
+// Lost notes that a line, or the part named by text, has no equivalent. An empty text means the whole
 // line.
 func (d *Draft) Lost(line int, text, reason, next string) {
 	d.note(Note{Kind: Lost, Line: line, Text: text, Reason: reason, Next: next})
 }
 
-// Changed notes that a line acts otherwise in an object.
+// Changed notes that a line behaves differently in an object.
 func (d *Draft) Changed(object string, line int, text, reason, next string) {
 	d.note(Note{Kind: Changed, Line: line, Text: text, Reason: reason, Next: next, Object: object})
 }
 
-// LostOf notes that a part of a line has no equal in the object that was made of the line.
+// LostOf notes that a part of a line has no equivalent in the object that was made of the line.
 func (d *Draft) LostOf(object string, line int, text, reason, next string) {
 	d.note(Note{Kind: Lost, Line: line, Text: text, Reason: reason, Next: next, Object: object})
 }

@@ -60,7 +60,7 @@ func (d *Draft) place(r *Result) {
 	for i, l := range d.lines {
 		n := i + 1
 		if m := d.marks[n]; d.speaks(l) && !m.structure && !m.kept && !in[n] && !lost[n] && !implied[n] {
-			d.Lost(n, "", "not understood", "write by hand what it stands for")
+			d.Lost(n, "", "not understood", "write the equivalent by hand")
 			d.Keep(n)
 			lost[n] = true
 		}

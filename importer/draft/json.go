@@ -60,7 +60,7 @@ type jsonReader struct {
 
 func (p *jsonReader) failed(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		err = errors.New("it ends in the middle")
+		err = errors.New("the text is incomplete")
 	}
 	return fmt.Errorf("line %d: not JSON: %w", p.here(), err)
 }
@@ -75,7 +75,7 @@ func (p *jsonReader) here() int {
 
 func (p *jsonReader) value(t json.Token, depth int) (*Value, error) {
 	if depth > maxDepth {
-		return nil, fmt.Errorf("values lie in each other more than %d deep", maxDepth)
+		return nil, fmt.Errorf("values are nested more than %d deep", maxDepth)
 	}
 	v := &Value{Line: p.here()}
 	switch t := t.(type) {

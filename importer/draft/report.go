@@ -14,7 +14,7 @@ import (
 const width = 80
 
 // comment writes the configuration with comments: the summary, the lines and the differences of each
-// object, and at the end the lines that have no equal.
+// object, and at the end the lines that have no equivalent.
 func (d *Draft) comment(body string, r *Result) string {
 	var b strings.Builder
 	for _, l := range wrap(fmt.Sprintf("Imported from %s: %s of %s; %s. Read the comments, then: sluice check FILE",
@@ -51,7 +51,7 @@ func (d *Draft) comment(body string, r *Result) string {
 		b.WriteString(line)
 	}
 	if len(rest)+len(d.refused) > 0 {
-		b.WriteString("\n# Not taken over:\n")
+		b.WriteString("\n# Not imported:\n")
 	}
 	for _, g := range group(rest, true) {
 		for _, l := range wrap(g.lines(d.unit)+": "+g.words(), width-2) {
@@ -106,18 +106,18 @@ func (d *Draft) spoken() (n int) {
 	return n
 }
 
-// summary counts lines without an equal and lines that act otherwise, in words.
+// summary counts lines without an equivalent and lines that behave differently, in words.
 func (r *Result) summary() string {
 	lost, changed := r.Count(Lost), r.Count(Changed)
 	switch {
 	case lost+changed == 0:
-		return "everything has its equal"
+		return "all lines have an equivalent"
 	case changed == 0:
-		return hasOrHave(lost, "place", "has no equal", "have no equal")
+		return hasOrHave(lost, "place", "has no equivalent", "have no equivalent")
 	case lost == 0:
-		return hasOrHave(changed, "place", "acts otherwise", "act otherwise")
+		return hasOrHave(changed, "place", "behaves differently", "behave differently")
 	}
-	return hasOrHave(lost, "place", "has no equal", "have no equal") + ", " + hasOrHave(changed, "place", "acts otherwise", "act otherwise")
+	return hasOrHave(lost, "place", "has no equivalent", "have no equivalent") + ", " + hasOrHave(changed, "place", "behaves differently", "behave differently")
 }
 
 func hasOrHave(n int, what, one, more string) string {
@@ -128,7 +128,7 @@ func hasOrHave(n int, what, one, more string) string {
 }
 
 // Summary returns where the lines ended, by class, and the lines to check by hand:
-// "translations: 10 of 10; filter: 8 of 12 stay in iptables; to check by hand: line 3".
+// "translations: 10 of 10; filter: 8 of 12 stay in iptables; check by hand: line 3".
 func (r *Result) Summary() string {
 	type count struct{ all, rest int }
 	counts, order := map[string]*count{}, []string{}
@@ -168,7 +168,7 @@ func (r *Result) Summary() string {
 	}
 	slices.Sort(byHand)
 	if byHand = slices.Compact(byHand); len(byHand) > 0 {
-		parts = append(parts, "to check by hand: "+r.unit.list(byHand))
+		parts = append(parts, "check by hand: "+r.unit.list(byHand))
 	}
 	return strings.Join(parts, "; ")
 }
@@ -211,7 +211,7 @@ func (r *Result) Report(w io.Writer, all bool) error {
 		say("  ", g.words())
 	}
 	if len(implied) > 0 {
-		fmt.Fprintf(&b, "%s left out that Sluice needs no rule for; --all lists them\n", hasOrHave(len(implied), r.unit.one, "is", "are"))
+		fmt.Fprintf(&b, "%s omitted: no rule is needed; --all lists them\n", hasOrHave(len(implied), r.unit.one, "is", "are"))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -59,12 +59,12 @@ func (t *translator) destinations(w *walker) {
 			if t.masquerades(p.rule) {
 				t.implied(p, "marks packets to have their source translated")
 			} else {
-				t.lose(p, "marks in a nat chain have no equal", "use mark of the service or NAT rule")
+				t.lose(p, "marks in a nat chain have no equivalent", "use mark of the service or NAT rule")
 			}
 		case doRedirect:
-			t.lose(p, "no equal for a redirect to a port of the host itself", "let the program listen on that port, or keep it in "+t.program)
+			t.lose(p, "no equivalent for a redirect to a port of the host itself", "let the program listen on that port, or keep it in "+t.program)
 		default:
-			t.lose(p, "no equal for "+what(p.rule), "keep it in "+t.program)
+			t.lose(p, "no equivalent for "+what(p.rule), "keep it in "+t.program)
 		}
 	}
 	t.byClients(groups)
@@ -123,7 +123,7 @@ func (m match) unequal() (list []string) {
 	add(m.rate != "", "a rate")
 	add(m.mark != nil || m.notMark != nil, "marks")
 	add(m.srcLocal, "connections of the host itself")
-	add(len(m.out) > 0 || len(m.notOut) > 0, "the interface that the packet leaves by")
+	add(len(m.out) > 0 || len(m.notOut) > 0, "an output interface")
 	return list
 }
 
@@ -136,24 +136,24 @@ func (t *translator) group(g *group) {
 	}
 	first := g.paths[0]
 	if first.rule.do != doDNAT {
-		loseAll("a nat chain that drops has no equal", "keep it in "+t.program)
+		loseAll("a nat chain that drops has no equivalent", "keep it in "+t.program)
 		return
 	}
 	if g.divided {
-		loseAll("no equal for one port that leads clients to different targets by their address", "keep these rules together in "+t.program)
+		loseAll("no equivalent for one port with different targets by client address", "keep these rules together in "+t.program)
 		return
 	}
 	if list := g.match.unequal(); len(list) > 0 {
-		loseAll("no equal for "+strings.Join(list, ", "), nextFor(list, t.program))
+		loseAll("no equivalent for "+strings.Join(list, ", "), nextFor(list, t.program))
 		return
 	}
 	for _, p := range g.paths {
 		if !p.rule.first.IsValid() {
-			loseAll("no equal for a redirect to a port of the host itself", "let the program listen on that port, or keep it in "+t.program)
+			loseAll("no equivalent for a redirect to a port of the host itself", "let the program listen on that port, or keep it in "+t.program)
 			return
 		}
 		if !p.rule.targetsOnePort(g.match.dport) {
-			loseAll("no equal for a range of target ports of which the kernel takes any", "write to: with the port for the first of the range; the others follow")
+			loseAll("no equivalent for a range of target ports from which the kernel chooses one", "write to: with the target port of the first port; the other ports follow in order")
 			return
 		}
 	}

@@ -23,7 +23,7 @@ func (t *translator) filter(w *walker) {
 	for i, p := range w.paths {
 		r := p.rule
 		at, why := w.base.firewallHook()
-		list, next := []config.FirewallRule(nil), "keep the chain in "+t.program+", which Sluice leaves alone"
+		list, next := []config.FirewallRule(nil), "keep the chain in "+t.program+", which Sluice does not change"
 		if why == "" {
 			list, why, next = t.firewallRules(p, at)
 		}
@@ -32,17 +32,17 @@ func (t *translator) filter(w *walker) {
 			blocked = ended
 		}
 		if why == "" && (r.do != doAccept && r.do != doReturn) && slices.ContainsFunc(blocked, p.match.meets) {
-			why, next = "rules before it that have no equal let some of its packets pass", "keep the chain in "+t.program+", which Sluice leaves alone"
+			why, next = "earlier rules without an equivalent accept some of its packets", "keep the chain in "+t.program+", which Sluice does not change"
 		}
 		if why == "" && len(p.except) > 0 && slices.ContainsFunc(p.except, func(e exception) bool { return !e.ends }) {
-			why, next = "an earlier rule of its chain exempts packets", "keep the chain in "+t.program+", which Sluice leaves alone"
+			why, next = "an earlier rule of its chain exempts packets", "keep the chain in "+t.program+", which Sluice does not change"
 		}
 		if why != "" {
 			if r.do == doClamp && t.clamp(p) || r.do == doHelper && t.help(p) {
 				continue
 			}
 			if (r.do == doAccept || r.do == doReturn) && !w.base.drops && !slices.ContainsFunc(w.paths[i+1:], p.isFollowedBy) {
-				t.implied(p, "accepts what no rule behind it drops")
+				t.implied(p, "accepts packets that no later rule drops")
 				continue
 			}
 			exact = exact && r.do != doAccept && r.do != doReturn
@@ -78,7 +78,7 @@ func (c *chain) firewallHook() (config.Hook, string) {
 	case hookOutput:
 		return config.HookOutput, ""
 	}
-	return "", "no equal for rules that filter or change packets at hook " + string(c.hook)
+	return "", "no equivalent for rules that filter or change packets at hook " + string(c.hook)
 }
 
 // loseFilter notes a rule that stays in its program, where it holds as before.
@@ -97,11 +97,11 @@ func (t *translator) policy(w *walker, exact bool, rules *[]config.FirewallRule,
 	}
 	at, why := c.firewallHook()
 	if why == "" && !exact {
-		why = "policy drop of " + c.id.name + " with rules before it that have no equal"
+		why = "policy drop of " + c.id.name + " after rules without an equivalent"
 	}
 	if why != "" {
 		t.stays = t.stays || c.hook == hookForward
-		t.d.Lost(c.line, "", why, "keep the chain in "+t.program+", which Sluice leaves alone")
+		t.d.Lost(c.line, "", why, "keep the chain in "+t.program+", which Sluice does not change")
 		return
 	}
 	end := &path{base: c, rule: &rule{line: c.line, text: t.d.Line(c.line), do: doDrop}, match: match{family: c.family}}
@@ -133,9 +133,9 @@ func (t *translator) needed(rules []config.FirewallRule, of []*path, w *walker) 
 		p := of[i]
 		if i > last {
 			if stays {
-				t.loseFilter(p, w, "accepts what a later rule or the policy of its chain drops, which stays", "keep the chain in "+t.program+", which Sluice leaves alone")
+				t.loseFilter(p, w, "accepts packets that a later rule or the policy of its chain drops, and that one stays", "keep the chain in "+t.program+", which Sluice does not change")
 			} else {
-				t.implied(p, "accepts what no rule behind it drops")
+				t.implied(p, "accepts packets that no later rule drops")
 			}
 			continue
 		}
@@ -186,19 +186,19 @@ func (t *translator) firewallRules(p *path, at config.Hook) (list []config.Firew
 		base.Action, base.Mark = config.ActionMark, r.mark
 	case doNotrack:
 		if base.Action = config.ActionNotrack; at != config.HookPrerouting {
-			return nil, "no equal for what is not tracked of the host's own packets", "keep it in " + t.program
+			return nil, "no equivalent for notrack of the host's own packets", "keep it in " + t.program
 		}
 	case doHelper:
-		return nil, "a helper belongs to the object whose connections it reads", "write helper: " + r.helper + " at the service, port-forward, masquerade or snat"
+		return nil, "a helper is a setting of the object that translates the connections", "write helper: " + r.helper + " at the service, port-forward, masquerade or snat"
 	default:
-		return nil, "no equal for " + what(r), "keep it in " + t.program
+		return nil, "no equivalent for " + what(r), "keep it in " + t.program
 	}
 	if list := unequalFilter(m, r); len(list) > 0 {
-		return nil, "no equal for " + strings.Join(list, ", "), nextFor(list, t.program)
+		return nil, "no equivalent for " + strings.Join(list, ", "), nextFor(list, t.program)
 	}
 	if m.rate != "" {
 		if err := base.Rate.UnmarshalText([]byte(m.rate)); err != nil {
-			return nil, "no equal for the rate " + m.rate, "write rate: by hand"
+			return nil, "no equivalent for the rate " + m.rate, "write rate: by hand"
 		}
 		base.Burst = m.burst
 	}
@@ -256,16 +256,16 @@ func unequalFilter(m match, r *rule) (list []string) {
 	}
 	list = append(list, m.other...)
 	add(m.srcLocal || m.dstLocal, "addresses of the host")
-	add(len(m.notIn)+len(m.notOut) > 0, "every interface but some")
+	add(len(m.notIn)+len(m.notOut) > 0, "an excluded interface")
 	add(wild(m.in) || wild(m.out), "several interfaces in one rule")
-	add(len(m.notSrc)+len(m.notDst) > 0, "every address but some")
-	add(len(m.src)*len(m.dst) > 64 || len(m.src) > 64 || len(m.dst) > 64, "that many addresses in one rule")
+	add(len(m.notSrc)+len(m.notDst) > 0, "an excluded address")
+	add(len(m.src)*len(m.dst) > 64 || len(m.src) > 64 || len(m.dst) > 64, "more than 64 pairs of addresses in one rule")
 	add(len(m.sport) > 0, "source ports")
 	add(len(m.dport) > 0 && !m.proto.HasPorts(), "ports without a protocol")
 	add(m.mark != nil || m.notMark != nil, "marks")
 	add(m.share != 0, "a share of the packets")
 	add(m.remember != 0, "clients seen before")
-	add(m.rate != "" && r.do != doLog, "a rate up to which packets match")
+	add(m.rate != "" && r.do != doLog, "a rate limit as a condition")
 	add(r.do == doMark && (r.mask != 0xffffffff && r.mask != 0 || r.mark == 0), "a part of the mark")
 	return list
 }
@@ -279,7 +279,7 @@ func (t *translator) clamp(p *path) bool {
 			n.MSSClamp, done = true, true
 			t.d.Changed(s.object.name, p.rule.line, p.rule.text, "mss-clamp lowers the option in both directions, and adds none to SYNs without it", "")
 			if len(p.match.out) == 0 {
-				t.d.Changed(s.object.name, p.rule.line, p.rule.text, "the rule clamps every forwarded connection, mss-clamp those by the interfaces of the object", "write mss-clamp at further rules, or keep it in "+t.program)
+				t.d.Changed(s.object.name, p.rule.line, p.rule.text, "the rule clamps every forwarded connection, mss-clamp only connections through the interfaces of the object", "write mss-clamp at further rules, or keep it in "+t.program)
 			}
 			t.take(p, s.object)
 		}

@@ -78,7 +78,7 @@ func (s *ruleset) follow(base *chain) (*walker, error) {
 	return w, w.err
 }
 
-var errTooMany = errors.New("the chains have more than 200,000 ways through them, or call each other more than 32 deep: import a part of the rules")
+var errTooMany = errors.New("the chains have more than 200,000 paths, or jumps more than 32 deep, as in a loop: import a part of the rules")
 
 // walk follows a chain for packets that match m and did not leave by one of except.
 func (w *walker) walk(c *chain, m match, except []exception, via []*rule) {

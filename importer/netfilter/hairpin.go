@@ -49,9 +49,9 @@ func (t *translator) masqueraded(g *group) (all bool, list []said) {
 			case k.match.covers(g.match):
 				return true, nil
 			case len(k.match.src) == 1 && k.match.src[0].IsSingleIP() && k.match.src[0].Addr() == p.rule.first:
-				list = append(list, said{k.by.line, k.by.text, "a backend that is a client of its own service gets no answer if it is led to itself", "write mode: fullnat, where backends see the gateway as the client"})
+				list = append(list, said{k.by.line, k.by.text, "a backend that is a client of its own service gets no reply if the service selects the same backend", "write mode: fullnat; backends then see the gateway as the client"})
 			default:
-				list = append(list, said{k.by.line, k.by.text, "some clients had their address replaced by the host's; here none have", "write mode: fullnat, which replaces it for all, where backends do not route their answers through this host"})
+				list = append(list, said{k.by.line, k.by.text, "the original replaced the address of some clients by the host's; the service replaces none", "write mode: fullnat, which replaces the address of all clients, if backends do not route their replies through this host"})
 			}
 			seen[k.by] = true
 		}
@@ -64,7 +64,7 @@ func (t *translator) isHairpinOf(m match, p *path) bool {
 	for _, f := range t.forwards {
 		if f.target == p.rule.first && f.proto == m.proto && sameListen(f, m) && len(m.in) > 0 {
 			f.reflected = true
-			t.implied(p, "inside hosts reach the published port by "+f.object+" too")
+			t.implied(p, "inside hosts also reach the published port through "+f.object)
 			return true
 		}
 	}
@@ -76,7 +76,7 @@ func (t *translator) isReflection(g *group, p *path) bool {
 	for _, f := range t.forwards {
 		if f.target == p.rule.first && f.proto == g.match.proto && sameListen(f, g.match) {
 			f.reflected = true
-			t.implied(p, "inside hosts reach the published port by "+f.object+" too")
+			t.implied(p, "inside hosts also reach the published port through "+f.object)
 			return true
 		}
 	}
@@ -105,14 +105,14 @@ func (t *translator) ownConnections(w *walker) {
 				} else {
 					t.d.Config.NAT[o.nat].Datapath = config.DatapathNftables
 				}
-				t.d.Remark("Objects with datapath: nftables also translate connections that the host itself opens, as the original did; remove it where there are none.")
+				t.d.Remark("Objects with datapath: nftables also translate connections that the host itself opens, as the original did. Remove datapath: if there are none.")
 			}
 		case t.taken[p.rule] && !t.lost[p.rule]:
 		case p.rule.do == doMark && t.masquerades(p.rule):
 			t.implied(p, "marks packets to have their source translated")
 		case t.lost[p.rule]: // noted
 		default:
-			t.lose(p, "no equal for translations of connections that the host itself opens alone", "let the host's programs ask for the other address, or keep it in "+t.program)
+			t.lose(p, "no equivalent for a translation of only the host's own connections", "let the host's programs connect to the target address, or keep it in "+t.program)
 		}
 	}
 }

@@ -36,7 +36,7 @@ func readIPTables(d *draft.Draft) (*ruleset, error) {
 				p.family = 4
 			}
 			if strings.Contains(line, "iptables-legacy tables present") {
-				d.Lost(n, "", "the other kind of iptables has rules too, which are not in this file", "save these as well: iptables-legacy-save")
+				d.Lost(n, "", "the tables of iptables-legacy have rules too, which are not in this file", "save these as well: iptables-legacy-save")
 			}
 		case line[0] == '*':
 			p.table, seen = line[1:], true
@@ -54,7 +54,7 @@ func readIPTables(d *draft.Draft) (*ruleset, error) {
 		}
 	}
 	if !seen {
-		return nil, errors.New("no table in it: give what iptables-save prints, lines such as *nat and -A PREROUTING ...; iptables -L does not tell everything")
+		return nil, errors.New("no table in it: pass the output of iptables-save, lines such as *nat and -A PREROUTING ...; the output of iptables -L is incomplete")
 	}
 	return p.set, nil
 }
@@ -107,11 +107,11 @@ func (p *iptables) ipset(n int, w []string) {
 		return
 	}
 	if p.set.sets[name] == nil {
-		return // of a type without an equal
+		return // of a type without an equivalent
 	}
 	list, err := prefixesOf(w[2])
 	if err != nil || len(w) > 3 && w[3] == "nomatch" {
-		p.d.Lost(n, "", "the element has no equal", "write the addresses of the set under firewall: sets:")
+		p.d.Lost(n, "", "the element has no equivalent", "write the addresses of the set under firewall: sets:")
 		return
 	}
 	p.set.sets[name] = append(p.set.sets[name], list...)

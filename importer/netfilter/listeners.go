@@ -23,12 +23,12 @@ func (t *translator) listeners(g *group, target netip.Addr, one bool) (list []co
 	}
 	if one {
 		if ports = singles(ports); ports == nil {
-			return nil, "", "no equal for one target port of so many", "write a port-forward for each range"
+			return nil, "", "no equivalent for one target port of a range with more than 256 ports", "write a port-forward for each range"
 		}
 	}
 	for _, p := range m.dst {
 		if !p.IsSingleIP() {
-			return nil, "", "no equal for a whole network as the destination: " + p.String(), "write a port-forward for each address, or type: static for all ports of all"
+			return nil, "", "no equivalent for a whole network as the destination: " + p.String(), "write a port-forward for each address, or type: static for all ports of all"
 		}
 		if p.Addr().Is4() != target.Is4() {
 			continue
@@ -64,7 +64,7 @@ func (t *translator) listeners(g *group, target netip.Addr, one bool) (list []co
 		list = append(list, config.Listen{Interface: name, Ports: ports})
 	}
 	if len(list) == 0 {
-		return nil, "", "the rule takes what is sent to any address of the host, and does not say which", "import again with --outside INTERFACE, the one whose address is meant"
+		return nil, "", "the rule matches every address of the host, and a listener needs one", "import again with --outside INTERFACE, the interface with the public address"
 	}
 	return list, in, "", ""
 }
@@ -113,9 +113,9 @@ func (t *translator) differences(g *group, object string, listen []config.Listen
 	case !byInterface:
 		t.otherPorts(g, object, listen)
 	case m.dstLocal:
-		changed("the rule takes every address of the host, the object that of interface "+listen[0].Interface, "give --outside several interfaces for more")
+		changed("the rule matches every address of the host, the object only the address of interface "+listen[0].Interface, "import again with --outside IFACE1,IFACE2 for more interfaces")
 	default:
-		changed("the rule takes packets to any address, the object those to the address of interface "+listen[0].Interface, "write address: for another one")
+		changed("the rule matches packets to any address, the object only packets to the address of interface "+listen[0].Interface, "write address: for another one")
 	}
 	var other []string
 	for _, n := range g.exempt {
@@ -124,14 +124,14 @@ func (t *translator) differences(g *group, object string, listen []config.Listen
 		}
 	}
 	if len(other) > 0 {
-		changed("packets that arrive by "+strings.Join(other, ", ")+" are translated too", "write in: with the other interfaces, or leave it: hosts there reach the published port as others do")
+		changed("packets that arrive by "+strings.Join(other, ", ")+" are translated too", "write in: with the other interfaces if hosts there must not reach the published port")
 	}
 	if len(m.src) > 0 || m.srcSet != "" || len(m.notSrc) > 0 {
-		changed("clients that the rule does not name were not translated; here they are refused", "")
+		changed("the original did not translate other clients; the object refuses them", "")
 	}
 	for _, d := range m.notDst {
 		if len(m.dst) == 0 && listen[0].Interface != "" && !d.Addr().IsLoopback() {
-			changed("packets to "+d.String()+" were not translated", "")
+			changed("the original did not translate packets to "+d.String(), "")
 		}
 	}
 }
@@ -154,7 +154,7 @@ func (t *translator) unowned(object string, r *rule, a netip.Addr) bool {
 	if t.owns(a) == yes {
 		return false
 	}
-	t.d.Changed(object, r.line, r.text, "Sluice refuses packets to an address of the object that is not the host's own, if no object takes them; the original routed them",
+	t.d.Changed(object, r.line, r.text, "Sluice refuses packets to other ports of the object's address unless it is the host's own address; the original routed them",
 		"import again with --addresses FILE, the output of 'ip -j addr'")
 	return true
 }

@@ -19,20 +19,20 @@ import (
 // Nftables imports what "nft -j list ruleset" prints.
 func Nftables(text string, o Options) (*draft.Result, error) {
 	if !strings.HasPrefix(strings.TrimSpace(text), "{") {
-		return nil, errors.New("it is not JSON: give what 'nft -j list ruleset' prints. Rules in a file become that by: unshare -rn sh -c 'nft -f FILE && nft -j list ruleset'")
+		return nil, errors.New("it is not JSON: pass the output of 'nft -j list ruleset'. Rules in a file become that by: unshare -rn sh -c 'nft -f FILE && nft -j list ruleset'")
 	}
 	var document struct {
 		List []json.RawMessage `json:"nftables"`
 	}
 	if err := json.Unmarshal([]byte(text), &document); err != nil {
-		return nil, fmt.Errorf("not what 'nft -j list ruleset' prints: %w", err)
+		return nil, fmt.Errorf("not the output of 'nft -j list ruleset': %w", err)
 	}
 	var values []*draft.Value
 	var entries []string
 	for _, raw := range document.List {
 		v, err := draft.JSON(string(raw))
 		if err != nil || len(v) != 1 || len(v[0].Fields) == 0 {
-			return nil, errors.New("not what 'nft -j list ruleset' prints: an entry is no object")
+			return nil, errors.New("not the output of 'nft -j list ruleset': an entry is not an object")
 		}
 		values = append(values, v[0])
 		entries = append(entries, renderEntry(v[0]))
@@ -41,7 +41,7 @@ func Nftables(text string, o Options) (*draft.Result, error) {
 		return nil, fmt.Errorf("more than %d entries: import the tables one by one", maxPaths)
 	}
 	if len(values) == 0 {
-		return nil, errors.New("no rules in it: give what 'nft -j list ruleset' prints")
+		return nil, errors.New("no rules in it: pass the output of 'nft -j list ruleset'")
 	}
 	n := &nftables{d: draft.Entries("nftables", entries), set: &ruleset{chains: map[chainID]*chain{}, sets: map[string][]netip.Prefix{}, setLines: map[string][]int{}}}
 	for i, v := range values {
@@ -73,12 +73,12 @@ func (n *nftables) entry(line int, v *draft.Value) {
 		n.chain(line, table, family, o)
 	case "rule":
 		if family == "bridge" || family == "arp" {
-			n.d.Lost(line, "", "no equal for rules of family "+family, "keep them in nftables")
+			n.d.Lost(line, "", "no equivalent for rules of family "+family, "keep them in nftables")
 			return
 		}
 		c := n.set.chains[chainID{table, o.Get("chain").Str()}]
 		if c == nil {
-			n.d.Lost(line, "", "its chain is not in the list", "give all that 'nft -j list ruleset' prints")
+			n.d.Lost(line, "", "its chain is not in the list", "pass the whole output of 'nft -j list ruleset'")
 			return
 		}
 		c.rules = append(c.rules, n.rules(line, c, o)...)
@@ -87,9 +87,9 @@ func (n *nftables) entry(line int, v *draft.Value) {
 	case "flowtable":
 		n.d.Implied(line, "", "flowtable: auto, the default, offloads flows")
 	case "ct helper", "ct timeout", "ct expectation", "map", "limit", "quota", "secmark", "synproxy", "element":
-		n.d.Lost(line, "", "no equal for an object of kind "+kind, "keep it in nftables")
+		n.d.Lost(line, "", "no equivalent for an object of kind "+kind, "keep it in nftables")
 	default:
-		n.d.Lost(line, "", "not understood", "write by hand what it stands for")
+		n.d.Lost(line, "", "not understood", "write the equivalent by hand")
 	}
 }
 
@@ -107,7 +107,7 @@ func (n *nftables) readSet(line int, o *draft.Value) {
 	name := o.Get("name").Str()
 	n.set.setLines[name] = append(n.set.setLines[name], line)
 	if kind := o.Get("type").Str(); kind != "ipv4_addr" && kind != "ipv6_addr" {
-		return // rules that use it have no equal
+		return // rules that use it have no equivalent
 	}
 	list := []netip.Prefix{}
 	for _, e := range o.Get("elem").List() {
@@ -116,7 +116,7 @@ func (n *nftables) readSet(line int, o *draft.Value) {
 		}
 		prefixes, err := addressesOf(e)
 		if err != nil {
-			n.d.Lost(line, render(e), "the element has no equal", "write it under firewall: sets:")
+			n.d.Lost(line, render(e), "the element has no equivalent", "write it under firewall: sets:")
 			continue
 		}
 		list = append(list, prefixes...)
@@ -287,9 +287,9 @@ func (n *nftables) statement(r *rule, key string, v *draft.Value) {
 	case "ct helper":
 		r.do, r.helper = doHelper, v.Str()
 	case "xt":
-		r.do, r.to = doOther, "a rule of iptables in nftables' form"
-		n.d.Remark("Some rules are those of iptables: sluice import iptables reads what iptables-save prints.")
-		r.match.other = append(r.match.other, "a match of iptables")
+		r.do, r.to = doOther, "a rule of iptables-nft"
+		n.d.Remark("Some rules were written by iptables. To import them, run: iptables-save | sluice import iptables -")
+		r.match.other = append(r.match.other, "a match of iptables-nft")
 	default:
 		r.do, r.to = doOther, key
 	}

@@ -185,7 +185,7 @@ func addressesOf(v *draft.Value) (list []netip.Prefix, err error) {
 		default:
 			p, err := prefixOf(a.Str())
 			if err != nil || strings.Contains(a.Str(), "/") {
-				return nil, fmt.Errorf("%q is no address", a.Str())
+				return nil, fmt.Errorf("%q is not an address", a.Str())
 			}
 			list = append(list, p)
 		}

@@ -52,7 +52,7 @@ func (o *options) next() string {
 	return w
 }
 
-// other notes a condition that has no equal.
+// other notes a condition that has no equivalent.
 func (o *options) other(not bool, text string) {
 	if o.module != "" {
 		text = "-m " + o.module + " " + text
@@ -262,7 +262,7 @@ func prefixesOf(text string) (list []netip.Prefix, err error) {
 			first, err1 := netip.ParseAddr(lo)
 			last, err2 := netip.ParseAddr(hi)
 			if err1 != nil || err2 != nil || first.BitLen() != last.BitLen() || last.Less(first) {
-				return nil, fmt.Errorf("%q is no range", s)
+				return nil, fmt.Errorf("%q is not a range", s)
 			}
 			list = append(list, cover(first, last)...)
 			continue
@@ -280,7 +280,7 @@ func prefixOf(s string) (netip.Prefix, error) {
 	address, mask, masked := strings.Cut(s, "/")
 	a, err := netip.ParseAddr(address)
 	if err != nil || a.Zone() != "" {
-		return netip.Prefix{}, fmt.Errorf("%q is no address", s)
+		return netip.Prefix{}, fmt.Errorf("%q is not an address", s)
 	}
 	a = a.Unmap()
 	bits := a.BitLen()
@@ -291,15 +291,15 @@ func prefixOf(s string) (netip.Prefix, error) {
 				bits++
 			}
 			if b != 0 {
-				return netip.Prefix{}, fmt.Errorf("mask %s is no prefix length", mask)
+				return netip.Prefix{}, fmt.Errorf("mask %s is not a prefix length", mask)
 			}
 		}
 		if whole := netip.PrefixFrom(m, bits).Masked().Addr(); whole != m {
-			return netip.Prefix{}, fmt.Errorf("mask %s is no prefix length", mask)
+			return netip.Prefix{}, fmt.Errorf("mask %s is not a prefix length", mask)
 		}
 	} else if masked {
 		if bits, err = strconv.Atoi(mask); err != nil {
-			return netip.Prefix{}, fmt.Errorf("%q is no prefix", s)
+			return netip.Prefix{}, fmt.Errorf("%q is not a prefix", s)
 		}
 	}
 	p, err := a.Prefix(bits)

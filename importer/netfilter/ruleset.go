@@ -80,7 +80,7 @@ const (
 	doNotrack  verdict = "notrack"
 	doClamp    verdict = "mss-clamp"
 	doHelper   verdict = "helper"
-	doOther    verdict = "other" // something that has no equal
+	doOther    verdict = "other" // something that has no equivalent
 )
 
 // rule is one rule.
@@ -106,12 +106,12 @@ type rule struct {
 	mark        uint32
 	mask        uint32 // of mark: 0 is all bits
 	helper      string
-	// lost are parts of the rule that have no equal and do not change which packets match:
+	// lost are parts of the rule that have no equivalent and do not change which packets match:
 	// each with what to write instead.
 	lost []part
 }
 
-// part is a part of a rule that has no equal.
+// part is a part of a rule that has no equivalent.
 type part struct {
 	text, next string
 	// effect is the consequence of leaving the part out.
@@ -145,7 +145,7 @@ type match struct {
 	share    float64
 	inOrder  bool // of share: by turns, not at random
 	remember int  // seconds: clients that were seen within that time (recent --rcheck)
-	// other are conditions that have no equal.
+	// other are conditions that have no equivalent.
 	other []string
 	never bool // no packet matches
 }
@@ -309,7 +309,7 @@ func narrowPorts(a, b flow.Ports) (flow.Ports, bool) {
 	return r, r.First <= r.Last
 }
 
-// meets reports whether one packet can match both. Conditions without an equal count as true.
+// meets reports whether one packet can match both. Conditions without an equivalent count as true.
 func (m match) meets(o match) bool {
 	_, possible := m.and(o)
 	return possible

@@ -29,14 +29,14 @@ func (t *translator) sources(w *walker) {
 			t.netmapOut(p)
 		case doAccept, doReturn:
 		case doMark:
-			t.implied(p, "clears the mark that asked for the translation")
+			t.implied(p, "clears the mark that requested the translation")
 		default:
-			t.lose(p, "no equal for "+what(p.rule), "keep it in "+t.program)
+			t.lose(p, "no equivalent for "+what(p.rule), "keep it in "+t.program)
 		}
 	}
 	for _, p := range w.paths { // those that no object took for its exceptions
 		if (p.rule.do == doAccept || p.rule.do == doReturn) && !t.taken[p.rule] && !t.lost[p.rule] {
-			t.implied(p, "exempts packets that no rule behind it translates")
+			t.implied(p, "exempts packets that no later rule translates")
 		}
 	}
 }
@@ -45,18 +45,18 @@ func (t *translator) sources(w *walker) {
 func (t *translator) source(p *path, later []*path) {
 	m, r := p.match, p.rule
 	if t.byMark(p) {
-		t.implied(p, "services in mode fullnat translate the source of what the mark asks for")
+		t.implied(p, "services in mode fullnat translate the source of packets with the mark")
 		return
 	}
 	if t.hairpin(p) {
 		return
 	}
 	if list := unequalSource(m); len(list) > 0 {
-		t.lose(p, "no equal for "+strings.Join(list, ", "), nextFor(list, t.program))
+		t.lose(p, "no equivalent for "+strings.Join(list, ", "), nextFor(list, t.program))
 		return
 	}
 	if m.proto != flow.Any && !t.oneOfAll(p, later) {
-		t.lose(p, "no equal for a source translation of one protocol alone", "write it for all protocols, or keep it in "+t.program)
+		t.lose(p, "no equivalent for a source translation of a single protocol", "write it for all protocols, or keep it in "+t.program)
 		return
 	}
 	if m.proto != flow.Any {
@@ -71,7 +71,7 @@ func (t *translator) source(p *path, later []*path) {
 		return
 	}
 	if len(m.notSrc) > 0 {
-		t.lose(p, "no equal for all sources but some", "name the inside networks in source:")
+		t.lose(p, "no equivalent for excluded sources", "name the inside networks in source:")
 		return
 	}
 	n := config.NATRule{Name: named(p, ""), Type: config.NATMasquerade, Source: m.src, In: interfaces(m.in), Out: interfaces(m.out), FullyRandom: r.random}
@@ -79,7 +79,7 @@ func (t *translator) source(p *path, later []*path) {
 		n.Type = config.NATSNAT
 		n.To.Addresses = []config.AddressRange{{First: r.first, Last: r.last}}
 		if !r.first.IsValid() {
-			t.lose(p, "no equal for a source translation that changes the port alone", "keep it in "+t.program)
+			t.lose(p, "no equivalent for a source translation that changes only the port", "keep it in "+t.program)
 			return
 		}
 	}
@@ -111,7 +111,7 @@ func (t *translator) source(p *path, later []*path) {
 	if r.do == doSNAT {
 		t.unowned(o.name, r, r.last)
 		if t.forOwnSources(m) && t.d.Config.Datapath != config.DatapathNftables && !t.stays {
-			t.d.Changed(o.name, r.line, r.text, "connections of the gateway itself keep their source on eBPF", "write datapath: nftables if they need the other address")
+			t.d.Changed(o.name, r.line, r.text, "on eBPF, connections of the gateway itself keep their source", "write datapath: nftables if they need the other address")
 		}
 	}
 	t.sourceDifferences(p, o.name, n, later)
@@ -144,7 +144,7 @@ func unequalSource(m match) (list []string) {
 	add(m.dstLocal, "destinations of the host itself")
 	add(len(m.dst) > 0, "a destination of a source translation")
 	add(m.srcSet != "" || m.dstSet != "", "a set in a source translation")
-	add(len(m.sport) > 0 || len(m.dport) > 0, "ports that a source translation is for")
+	add(len(m.sport) > 0 || len(m.dport) > 0, "ports in a source translation")
 	add(m.mark != nil || m.notMark != nil, "marks")
 	add(m.rate != "" || m.share != 0, "a rate or share")
 	return list
@@ -162,8 +162,8 @@ func (t *translator) hairpin(p *path) (found bool) {
 	m := p.match
 	if names := t.forwardedTo[p]; len(names) > 0 && len(m.dst) > 0 && t.onlyTargets(m, names) {
 		for _, name := range names {
-			t.impliedBy(name, p, "the service replaces the source by itself")
-			t.d.Changed(name, p.rule.line, p.rule.text, "connections that clients open straight to the target had their source replaced too; here they keep it", "")
+			t.impliedBy(name, p, "the service already replaces the source")
+			t.d.Changed(name, p.rule.line, p.rule.text, "the original also replaced the source of direct connections to the target; the service does not", "")
 		}
 		return true
 	}
@@ -185,7 +185,7 @@ func (t *translator) hairpin(p *path) (found bool) {
 		return true
 	}
 	if m.srcLocal && len(m.out) > 0 && len(m.src)+len(m.dst) == 0 { // Docker without its proxy
-		t.implied(p, "the host's own connections have an address of the interface that they leave by already")
+		t.implied(p, "the host's own connections already have an address of their output interface")
 		return true
 	}
 	return false
@@ -228,7 +228,7 @@ func (t *translator) hairpins() {
 		case of == nil:
 		case !f.hairpin && *of == "":
 			*of = config.SwitchOff
-			t.d.Remark("hairpin: off stands where no rule translated the source of inside hosts that use the published address; remove it to let them.")
+			t.d.Remark("hairpin: off is set on objects without a rule for inside hosts that use the published address. Remove it to permit such connections.")
 		case f.hairpin && f.reflected && f.made.nat >= 0 && t.d.Config.NAT[f.made.nat].In != "":
 			*of = config.SwitchOn
 		case f.hairpin:
@@ -289,7 +289,7 @@ func (t *translator) outExcept(p *path, n *config.NATRule) bool {
 	case len(n.Source) > 0 && len(not) == 1 && t.networkOf(not[0], n.Source):
 		n.Except = append(n.Except, n.Source...)
 	default:
-		t.lose(p, "no equal for every interface but "+strings.Join(not, ", "), "name the interfaces towards the outside in out:")
+		t.lose(p, "no equivalent for an excluded interface: "+strings.Join(not, ", "), "name the interfaces towards the outside in out:")
 		return false
 	}
 	return true
@@ -406,7 +406,7 @@ func (t *translator) sourceDifferences(p *path, object string, n config.NATRule,
 	m := p.match
 	for _, name := range m.notOut {
 		if name != "lo" && n.Out == "" {
-			t.d.Implied(p.rule.line, "! -o "+name, "except: names the network behind "+name+", which the source is")
+			t.d.Implied(p.rule.line, "! -o "+name, "except: has the network of interface "+name)
 		}
 	}
 	if n.Out == "" && len(n.Source) == 0 {
@@ -417,7 +417,7 @@ func (t *translator) sourceDifferences(p *path, object string, n config.NATRule,
 		other.notDst, other.dst = nil, []netip.Prefix{d}
 		for _, l := range later {
 			if (l.rule.do == doMasq || l.rule.do == doSNAT) && l.match.meets(other) && l.match.proto == flow.Any && len(l.match.dst) == 0 {
-				t.d.Changed(object, p.rule.line, p.rule.text, "packets to "+d.String()+" went on to a rule behind; except: ends the search", "order the rules by hand")
+				t.d.Changed(object, p.rule.line, p.rule.text, "packets to "+d.String()+" continued to a later rule; except: exempts them from all rules", "order the rules by hand")
 				break
 			}
 		}
@@ -428,14 +428,14 @@ func (t *translator) sourceDifferences(p *path, object string, n config.NATRule,
 func (t *translator) netmapIn(p *path) {
 	if len(p.match.dst) != 1 || len(p.rule.addresses) != 1 || p.match.dst[0].Bits() != p.rule.addresses[0].Bits() || len(p.match.unequal()) > 0 ||
 		p.match.proto != flow.Any || len(p.match.dport) > 0 || len(p.match.src) > 0 {
-		t.lose(p, "no equal for a mapping of prefixes with other conditions", "write type: static with external and internal")
+		t.lose(p, "no equivalent for a mapping of prefixes with other conditions", "write type: static with external and internal")
 		return
 	}
 	n := config.NATRule{Name: named(p, "static"), Type: config.NATStatic, External: p.match.dst[0], Internal: p.rule.addresses[0]}
 	o := made{t.d.NAT(n, p.rule.line), -1, len(t.d.Config.NAT) - 1}
 	t.take(p, o)
 	if len(p.match.in) > 0 {
-		t.d.Implied(p.rule.line, "-i "+strings.Join(p.match.in, ","), "external addresses are routed to the host from there")
+		t.d.Implied(p.rule.line, "-i "+strings.Join(p.match.in, ","), "external addresses are routed to the host through that interface")
 	}
 	t.exceptions(p, o.name, map[*rule]bool{})
 	t.mapped(p, o.name)
@@ -443,14 +443,14 @@ func (t *translator) netmapIn(p *path) {
 
 // mapped notes the connections inside a one-to-one mapping.
 func (t *translator) mapped(p *path, object string) {
-	t.d.Changed(object, p.rule.line, p.rule.text, "between inside hosts that use an outside address of the mapping, both addresses are translated, or neither in the answers", "let inside hosts use the inside addresses")
+	t.d.Changed(object, p.rule.line, p.rule.text, "for inside hosts that use an outside address of the mapping, both addresses are translated, or neither in replies", "let inside hosts use the inside addresses")
 }
 
 // netmapOut recognises the way out of a mapping whose way in was taken over, or makes one.
 func (t *translator) netmapOut(p *path) {
 	m := p.match
 	if len(m.src) != 1 || len(p.rule.addresses) != 1 || m.src[0].Bits() != p.rule.addresses[0].Bits() || len(unequalSource(m)) > 0 || m.proto != flow.Any {
-		t.lose(p, "no equal for a mapping of prefixes with other conditions", "write type: static with external and internal")
+		t.lose(p, "no equivalent for a mapping of prefixes with other conditions", "write type: static with external and internal")
 		return
 	}
 	for i := range t.d.Config.NAT {
@@ -465,5 +465,5 @@ func (t *translator) netmapOut(p *path) {
 	o := made{t.d.NAT(n, p.rule.line), -1, len(t.d.Config.NAT) - 1}
 	t.take(p, o)
 	t.mapped(p, o.name)
-	t.d.Changed(o.name, p.rule.line, p.rule.text, "connections from outside are translated too, where the original had no rule for them", "add a firewall rule that drops them")
+	t.d.Changed(o.name, p.rule.line, p.rule.text, "connections from outside are translated too; the original had no rule for them", "add a firewall rule that drops them")
 }

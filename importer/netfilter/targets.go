@@ -58,7 +58,7 @@ func (o *options) target(word string) bool {
 		r.random = true
 	case "--persistent", "--log-tcp-options", "--log-ip-options", "--log-uid", "--log-tcp-sequence", "--log-macdecode":
 		if word != "--persistent" {
-			o.lose(word, "the lines say less", "")
+			o.lose(word, "the log lines of Sluice have less detail", "")
 		}
 	case "--reject-with":
 		how := o.next()

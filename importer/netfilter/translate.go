@@ -43,7 +43,7 @@ type translator struct {
 	// masquerading has the marks of packets whose source is translated in postrouting.
 	masquerading []marked
 	sourced      []*sourceRule
-	// missed are translations that have no equal.
+	// missed are translations that have no equivalent.
 	missed []*path
 	// returned are tables with a rule of an object that validation has refused.
 	returned map[string]bool
@@ -123,7 +123,7 @@ func (t *translator) translate() error {
 	t.overtakes()
 	for _, w := range walks[hookInput] {
 		for _, p := range w.paths {
-			t.lose(p, "nothing translates what is for the host itself", "keep it in "+t.program)
+			t.lose(p, "no equivalent for a translation of packets to the host itself", "keep it in "+t.program)
 		}
 	}
 	for _, w := range filters {
@@ -257,7 +257,7 @@ func (t *translator) sets() {
 			case !used[name]:
 				t.d.Implied(n, "", "no rule uses the set")
 			case t.set.sets[name] == nil:
-				t.d.Lost(n, "", "no equal for a set of this type", "write its addresses under firewall: sets:")
+				t.d.Lost(n, "", "no equivalent for a set of this type", "write its addresses under firewall: sets:")
 			default:
 				t.d.Keep(n)
 			}
@@ -269,12 +269,12 @@ func (t *translator) sets() {
 func (t *translator) useSet(name string, r *rule) string {
 	list, known := t.set.sets[name]
 	if !known && len(t.set.setLines[name]) == 0 {
-		t.d.Lost(r.line, "set "+name, "the elements of the set are not in the file", "append what 'ipset save' prints, or write them under firewall: sets:")
+		t.d.Lost(r.line, "set "+name, "the elements of the set are not in the file", "append the output of 'ipset save', or write them under firewall: sets:")
 	}
 	return t.d.Set(name, list)
 }
 
-// lose notes that a path has no equal.
+// lose notes that a path has no equivalent.
 func (t *translator) lose(p *path, reason, next string) {
 	t.lost[p.rule] = true
 	if p.base.nat && p.rule.do != doLog && p.rule.do != doMark {
@@ -293,7 +293,7 @@ func (t *translator) take(p *path, o made) {
 	t.made[p.rule] = append(t.made[p.rule], o)
 	t.d.AlsoFrom(o.name, p.rule.line)
 	for _, l := range p.rule.lost {
-		t.d.LostOf(o.name, p.rule.line, l.text, "no equal: "+l.effect, l.next)
+		t.d.LostOf(o.name, p.rule.line, l.text, "no equivalent: "+l.effect, l.next)
 	}
 }
 
@@ -327,18 +327,18 @@ func (t *translator) noteUntranslated(walks map[hook][]*walker, filters []*walke
 	for _, w := range all {
 		for _, r := range w.barren {
 			if !met[r] {
-				t.d.Implied(r.line, r.text, "leads to a chain without rules")
+				t.d.Implied(r.line, r.text, "jumps to a chain without rules")
 			}
 		}
 		for _, r := range w.never {
 			switch {
 			case met[r] || t.taken[r] || t.lost[r]:
 			case r.do == doNothing && len(r.match.other) > 0:
-				t.d.Lost(r.line, r.text, "no equal for "+strings.Join(r.match.other, ", "), nextFor(r.match.other, t.program))
+				t.d.Lost(r.line, r.text, "no equivalent for "+strings.Join(r.match.other, ", "), nextFor(r.match.other, t.program))
 			case r.do == doNothing:
 				t.d.Implied(r.line, r.text, "counts only; metrics count every object")
 			default:
-				t.d.Implied(r.line, r.text, "no packet that is led here matches it")
+				t.d.Implied(r.line, r.text, "no packet in its chain matches it")
 			}
 		}
 	}
@@ -346,15 +346,15 @@ func (t *translator) noteUntranslated(walks map[hook][]*walker, filters []*walke
 		for _, r := range c.rules {
 			switch {
 			case !c.called:
-				t.d.Implied(r.line, r.text, "nothing leads to chain "+c.id.name)
+				t.d.Implied(r.line, r.text, "no rule jumps to chain "+c.id.name)
 			case r.do == doReturn && !t.taken[r] && !t.lost[r]:
-				t.d.Implied(r.line, r.text, "leaves the chain for packets that no object is about")
+				t.d.Implied(r.line, r.text, "leaves the chain for packets of no object")
 			}
 		}
 	}
 }
 
-// nextFor proposes what to write instead of conditions without an equal.
+// nextFor proposes what to write instead of conditions without an equivalent.
 func nextFor(conditions []string, program string) string {
 	for _, c := range conditions {
 		switch {
@@ -363,10 +363,10 @@ func nextFor(conditions []string, program string) string {
 		case strings.Contains(c, "connlimit"):
 			return "use limits.connections-per-client of a service, or keep it in " + program
 		case strings.Contains(c, "state"):
-			return "keep the chain in " + program + ", which Sluice leaves alone"
+			return "keep the chain in " + program + ", which Sluice does not change"
 		}
 	}
-	return "keep it in " + program + ", which Sluice leaves alone"
+	return "keep it in " + program + ", which Sluice does not change"
 }
 
 // exceptions notes in an object what packets an earlier rule kept from the original.
@@ -386,7 +386,7 @@ type objectOf struct {
 	name string
 }
 
-// overtakes notes in objects that a translation without an equal has taken some of their packets
+// overtakes notes in objects that a translation without an equivalent has taken some of their packets
 // before. Sluice's rules run before those that stay.
 func (t *translator) overtakes() {
 	var missed byDestination[*path]
@@ -396,7 +396,7 @@ func (t *translator) overtakes() {
 	for _, o := range t.objects {
 		for _, q := range missed.near(o.path.match) {
 			if q.base == o.path.base && q.place < o.path.place && q.match.meets(o.path.match) {
-				t.d.Changed(o.name, q.rule.line, q.rule.text, "a rule that has no equal took some of the object's packets before", "let one of both alone take them")
+				t.d.Changed(o.name, q.rule.line, q.rule.text, "an earlier rule without an equivalent matched some of the object's packets", "make the two rules match different packets")
 			}
 		}
 	}

@@ -200,8 +200,8 @@ func (t *translator) followWay(w way, object string) {
 func (t *translator) noteWays() {
 	for _, w := range t.ways {
 		if q := w.all; q != nil && w.guessed && len(q.match.out)+len(q.match.notOut) > 0 {
-			t.d.Changed(w.object, q.rule.line, q.rule.text, "the source of all clients is replaced, because connections to the target are taken to leave by an interface of this rule",
-				"write mode: dnat if they leave by another one")
+			t.d.Changed(w.object, q.rule.line, q.rule.text, "the source of all clients is replaced, because the target is assumed to be behind an interface of this rule",
+				"write mode: dnat if the target is behind another interface")
 		}
 		for _, q := range w.some {
 			if !t.taken[q.rule] || t.lost[q.rule] || len(t.forwardedTo[q]) > 0 && slices.Contains(t.forwardedTo[q], w.object) {
@@ -210,11 +210,11 @@ func (t *translator) noteWays() {
 			if t.turns(q, w.target) {
 				continue
 			}
-			reason := "clients that this rule is for had their source replaced on the way to the target as well; here they keep it"
+			reason := "the rule also replaced the source of clients of the target; the object keeps it"
 			if len(q.match.out) > 0 && t.interfaceOf(w.target) == "" {
-				reason = "if connections to the target leave by " + strings.Join(q.match.out, ", ") + ", clients had their source replaced; here they keep it"
+				reason = "if the target is behind " + strings.Join(q.match.out, ", ") + ", the original replaced the source of clients; the object keeps it"
 			}
-			t.d.Changed(w.object, q.rule.line, q.rule.text, reason, "write mode: fullnat, which replaces it for all, where the target does not route its answers through this host")
+			t.d.Changed(w.object, q.rule.line, q.rule.text, reason, "write mode: fullnat, which replaces the source of all clients, if the target does not route its replies through this host")
 		}
 	}
 }

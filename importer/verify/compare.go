@@ -215,12 +215,12 @@ func (p *Pair) explain(d *Difference) error {
 func (p *Pair) known(d *Difference) string {
 	switch asked := p.about(d.Probe); {
 	case p.anyPort && len(d.Original) > 0 && strings.Contains(d.Original[0], d.Probe.Src.String()+" > "+d.Probe.Dst.String()+" ") && (len(d.Imported) == 0 || d.Original[0] == d.Imported[0]):
-		return "eBPF translates the answer of an inside host to a connection straight to its address"
+		return "eBPF translates the reply of an inside host to a direct connection to its address"
 	case len(asked) == 0:
 	case d.Probe.In == "" && len(d.Lines) == 0:
 		return "the nftables datapath translates connections of the gateway itself, too"
 	case p.routed(d.Probe.Dst) == d.Probe.In:
-		return "a packet to the address of a listener would leave by the interface that it came by"
+		return "a packet to the address of a listener would leave by its input interface"
 	}
 	return ""
 }

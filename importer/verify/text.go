@@ -39,7 +39,7 @@ func JSON(text string) (string, error) {
 	var out, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &stderr
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("nft does not load the rules in a namespace: %w: %s; give what 'nft -j list ruleset' prints on the gateway", err, strings.TrimSpace(stderr.String()))
+		return "", fmt.Errorf("nft does not load the rules in a namespace: %w: %s; pass the output of 'nft -j list ruleset' prints on the gateway", err, strings.TrimSpace(stderr.String()))
 	}
 	return out.String(), nil
 }
