@@ -14,11 +14,11 @@ import (
 	"github.com/sluice-lb/sluice/importer/draft"
 )
 
-// docker imports what docker inspect prints of containers and networks.
+// docker imports the output of docker inspect for containers and networks.
 type docker struct {
 	Options
 	d *draft.Draft
-	// masqueraded are the networks whose hosts get out already.
+	// masqueraded lists the networks that already have a masquerade.
 	masqueraded []netip.Prefix
 }
 
@@ -29,7 +29,7 @@ func readDocker(text string, o Options) (*draft.Result, error) {
 	}
 	k := &docker{Options: o, d: draft.New("docker", text)}
 	for i := range k.d.Lines() {
-		k.d.Structure(i + 1) // most keys are not about packets
+		k.d.Structure(i + 1) // most keys do not concern packets
 	}
 	seen := false
 	var containers []*draft.Value
@@ -53,7 +53,7 @@ func readDocker(text string, o Options) (*draft.Result, error) {
 	return k.d.Finish()
 }
 
-// network makes the masquerade of a bridge.
+// network adds the masquerade of a bridge.
 func (k *docker) network(v *draft.Value) {
 	name, driver := v.Get("Name").Str(), v.Get("Driver").Str()
 	switch {
@@ -81,7 +81,7 @@ func (k *docker) masquerade(name string, p netip.Prefix, line int) {
 	k.d.NAT(config.NATRule{Name: name, Type: config.NATMasquerade, Source: []netip.Prefix{p}, Except: []netip.Prefix{p}}, line)
 }
 
-// container makes the port-forwards of a container.
+// container adds the port-forwards of a container.
 func (k *docker) container(v *draft.Value) {
 	name := strings.TrimPrefix(v.Get("Name").Str(), "/")
 	var address4, address6 netip.Addr
@@ -116,7 +116,7 @@ func (k *docker) container(v *draft.Value) {
 	}
 }
 
-// publish makes one port-forward.
+// publish adds one port-forward.
 func (k *docker) publish(name string, at *draft.Value, p flow.Protocol, inside uint16, address4, address6 netip.Addr) {
 	outside, err := strconv.ParseUint(at.Get("HostPort").Str(), 10, 16)
 	host, herr := netip.ParseAddr(at.Get("HostIp").Str())

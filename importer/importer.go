@@ -18,23 +18,24 @@ import (
 
 // Options are facts that the text of a source lacks.
 type Options struct {
-	// Outside are the interfaces whose addresses are meant where the source accepts packets to
-	// any address of the host.
+	// Outside lists the interfaces with the public addresses. They are used where the source
+	// accepts packets to any address of the host.
 	Outside []string
-	// Addresses are the host's own by interface, with the length of their network; nil if unknown.
+	// Addresses has the host's own addresses by interface, with the prefix length of their network;
+	// nil if unknown.
 	Addresses map[string][]netip.Prefix
 }
 
-// Source is a program whose configuration can be imported.
+// Source is a program with a configuration that can be imported.
 type Source struct {
 	Name string
-	// What describes the input, and Command prints it.
+	// What describes the input. Command prints the input, or is its file.
 	What, Command string
 
 	read func(text string, o Options) (*draft.Result, error)
 }
 
-// Sources lists all.
+// Sources lists the programs.
 var Sources = []Source{
 	{"nftlb", "farms, addresses and policies of nftlb", "curl -H 'Key: KEY' http://localhost:5555/farms", loadBalancer(balancer.NFTLB)},
 	{"ipvs", "virtual services of IPVS", "ipvsadm-save -n", loadBalancer(balancer.IPVS)},
@@ -55,7 +56,7 @@ func loadBalancer(read func(string, balancer.Options) (*draft.Result, error)) fu
 	}
 }
 
-// give names the input: a file, or the output of a command.
+// input describes the input: a file, or the output of a command.
 func (s Source) give() string {
 	if strings.HasPrefix(s.Command, "/") {
 		return s.Command
@@ -63,20 +64,20 @@ func (s Source) give() string {
 	return "the output of '" + s.Command + "'"
 }
 
-// Bounds of a text that is imported: twice the rules of a large Kubernetes node.
+// Limits of an imported text: twice the rules of a large Kubernetes node.
 const (
 	MaxSize  = 64 << 20 // bytes
 	MaxLines = 500_000
 )
 
-// Bounds of a text. The time of an import grows with the square of the number of sections, which have names
-// that are compared with each other.
+// Limits of a configuration of a load balancer. The time of an import grows with the square of the
+// number of sections, because their names are compared with each other.
 const (
 	maxLines    = 500_000
 	maxSections = 10_000
 )
 
-// sections matches the lines that begin a section in the text of a load balancer.
+// sections matches the first lines of sections.
 var sections = regexp.MustCompile(`(?m)^[ \t]*(?:listen|frontend|backend|defaults|virtual_server|virtual_server_group|vrrp_instance|real_server)\b`)
 
 // bounded returns an error for a text with more lines or sections than an import handles.

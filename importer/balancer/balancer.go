@@ -18,36 +18,37 @@ import (
 
 // Options are facts that the text of a source lacks.
 type Options struct {
-	// Outside are the interfaces whose addresses are meant where a listener takes all.
+	// Outside lists the interfaces with the public addresses. They are used where a listener
+	// accepts all addresses.
 	Outside []string
 }
 
-// object is a service that is not complete. Its notes are written once it has its final name.
+// object is an incomplete service. Its notes are written once its final name is known.
 type object struct {
 	d       *draft.Draft
 	service config.Service
 	lines   []int
 	notes   []func(name string)
-	// lost is why the whole service has no equivalent; next what to do.
+	// lost is the reason why the whole service has no equivalent; next is the next step.
 	lost, next string
 }
 
-// changed notes that a line behaves differently.
+// changed adds a note that a line behaves differently.
 func (o *object) changed(line int, text, reason, next string) {
 	o.from(line)
 	o.notes = append(o.notes, func(name string) { o.d.Changed(name, line, text, reason, next) })
 }
 
-// without notes that a part of a line has no equivalent.
+// without adds a note that a part of a line has no equivalent.
 func (o *object) without(line int, text, reason, next string) {
 	o.from(line)
 	o.notes = append(o.notes, func(name string) { o.d.LostOf(name, line, text, reason, next) })
 }
 
-// from adds lines to those that the service is made from.
+// from adds source lines of the service.
 func (o *object) from(lines ...int) { o.lines = append(o.lines, lines...) }
 
-// add adds the service and its notes to the draft, or notes that it has no equivalent.
+// add adds the service and its notes to the draft, or a note that it has no equivalent.
 func (o *object) add() {
 	if o.lost != "" {
 		for _, n := range o.lines {
@@ -62,7 +63,7 @@ func (o *object) add() {
 	}
 }
 
-// weights brings weights that are larger than 256 down, and leaves out those that are all one.
+// weights scales weights to at most 256, and omits them if all are 1.
 func (o *object) weights() {
 	most, common, uneven := 1, 0, false
 	for _, b := range o.service.Backends {
@@ -120,7 +121,7 @@ func hostPort(s string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(a.Unmap(), 0), nil
 }
 
-// listen makes a listener; port 0 is all.
+// listen returns a listener; port 0 means all ports.
 func listen(a netip.AddrPort) config.Listen {
 	l := config.Listen{Address: a.Addr()}
 	if a.Port() != 0 {
@@ -129,7 +130,7 @@ func listen(a netip.AddrPort) config.Listen {
 	return l
 }
 
-// portFor leaves the port of a backend out where it is the one that was asked for.
+// portFor returns the port of a backend, or 0 if it equals the listener's port.
 func portFor(s *config.Service, port uint16) uint16 {
 	for _, l := range s.Listen {
 		if len(l.Ports) != 1 || l.Ports[0].First != port || l.Ports[0].Last != port {
@@ -142,7 +143,7 @@ func portFor(s *config.Service, port uint16) uint16 {
 	return 0
 }
 
-// seconds reads a number of seconds, maybe with a fraction.
+// seconds parses a number of seconds, possibly with a fraction.
 func seconds(s string) (config.Duration, bool) {
 	f, err := strconv.ParseFloat(s, 64)
 	if err != nil || !(f > 0 && f < 30*24*3600) {
@@ -151,13 +152,13 @@ func seconds(s string) (config.Duration, bool) {
 	return config.Duration(time.Duration(f * float64(time.Second)).Round(time.Millisecond)), true
 }
 
-// number reads a whole number of at least 0.
+// number parses a non-negative integer.
 func number(s string) (int, bool) {
 	n, err := strconv.ParseUint(s, 0, 31)
 	return int(n), err == nil
 }
 
-// probe limits interval and timeout of a check to accepted values, and notes the change.
+// probe limits the interval and timeout of a check to accepted values, and notes the change.
 func (o *object) probe(k *config.Check, line int) {
 	const shortest = config.Duration(100 * time.Millisecond)
 	if k.Interval != 0 && k.Interval < shortest {
@@ -191,8 +192,8 @@ var schedulers = map[string]struct {
 	"fo":    {config.SchedulerRR, ""}, "ovf": {config.SchedulerRR, ""},
 }
 
-// schedule sets the scheduler of IPVS. It needs the backends. With withPort the hash includes the
-// client's port.
+// schedule sets the scheduler from its IPVS name, after the backends are known. With withPort the
+// hash includes the client's port.
 func (o *object) schedule(name string, line int, withPort bool) {
 	if name == "" {
 		name = "wlc"
@@ -217,7 +218,7 @@ func (o *object) schedule(name string, line int, withPort bool) {
 	}
 }
 
-// failover gives the highest weight the first priority, as fo and ovf do.
+// failover sets priorities in the order of weights, highest first, as fo and ovf of IPVS do.
 func (o *object) failover(name string, line int) {
 	rank := map[int]int{}
 	for _, b := range o.service.Backends {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// block is a statement of keepalived.conf, with those in its braces.
+// block is a statement of keepalived.conf with the statements in its braces.
 type block struct {
 	line, end int
 	words     []string
@@ -15,7 +15,7 @@ type block struct {
 	braces    bool
 }
 
-// maxDepth is how deep blocks may lie in each other.
+// maxDepth is the maximum nesting of blocks.
 const maxDepth = 16
 
 // token is a word, a brace, or the end of a line ("\n").
@@ -25,7 +25,7 @@ type token struct {
 	quoted bool
 }
 
-// tokens breaks the lines into words. A word that begins with # or ! begins a comment.
+// tokens splits the lines into words. A word that begins with # or ! begins a comment.
 func tokens(lines []string) (list []token) {
 	for i, line := range lines {
 		rest := line
@@ -69,10 +69,10 @@ func blocks(lines []string) ([]*block, error) {
 
 type blockReader struct {
 	tokens []token
-	last   int // line of the token that was read last
+	last   int // line of the last token
 }
 
-// read reads statements up to a closing brace, which it leaves.
+// read parses statements up to a closing brace, which it does not consume.
 func (p *blockReader) read(depth int) (list []*block, err error) {
 	if depth > maxDepth {
 		return nil, fmt.Errorf("line %d: blocks are nested more than %d deep", p.last, maxDepth)
@@ -115,7 +115,7 @@ func (p *blockReader) read(depth int) (list []*block, err error) {
 	return list, nil
 }
 
-// braceFollows reports whether the next thing that is not the end of a line is an opening brace.
+// braceFollows reports whether the next token other than the end of a line is an opening brace.
 func (p *blockReader) braceFollows() bool {
 	for _, t := range p.tokens {
 		if t.text != "\n" || t.quoted {
@@ -125,7 +125,7 @@ func (p *blockReader) braceFollows() bool {
 	return false
 }
 
-// arg returns the nth word behind the name, "" when there is none.
+// arg returns the nth word after the name, or "".
 func (b *block) arg(n int) string {
 	if n < len(b.words) {
 		return b.words[n]
@@ -133,7 +133,7 @@ func (b *block) arg(n int) string {
 	return ""
 }
 
-// lines are those from the name of the block to its closing brace.
+// lines returns the line numbers from the name of the block to its closing brace.
 func (b *block) lines() (list []int) {
 	for n := b.line; n <= b.end; n++ {
 		list = append(list, n)
@@ -141,5 +141,5 @@ func (b *block) lines() (list []int) {
 	return list
 }
 
-// text is the statement as a note has it.
+// text returns the statement as quoted in notes.
 func (b *block) text() string { return strings.Join(b.words, " ") }

@@ -10,7 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// realServer adds a real server of keepalived as a backend, and takes its checker for the service's.
+// realServer adds a real server of keepalived as a backend, with its checker as the service's
+// check.
 func (s *server) realServer(b *block) {
 	a, err := hostPort(b.arg(1))
 	port, perr := strconv.ParseUint(b.arg(2), 10, 16)
@@ -70,7 +71,7 @@ func (s *server) realServer(b *block) {
 	s.useCheck(b, check)
 }
 
-// useCheck takes a server's check for the service, or notes that it differs.
+// useCheck sets the service's check from a server's checker, or notes a difference.
 func (s *server) useCheck(b *block, k *config.Check) {
 	switch {
 	case k == nil:
@@ -80,7 +81,7 @@ func (s *server) useCheck(b *block, k *config.Check) {
 		s.probe(k, b.line)
 	default:
 		same := *k
-		s2 := &server{} // what there is to say of the first one was said
+		s2 := &server{} // the notes of the first checker are already written
 		s2.probe(&same, b.line)
 		if !reflect.DeepEqual(same, *s.service.Check) {
 			s.changed(b.line, b.text(), "the service has one check for all backends, from "+s.checkOf.arg(1), "make another service for servers with a different check")
@@ -93,7 +94,8 @@ var checkTypes = map[string]config.CheckType{
 	"DNS_CHECK": config.CheckDNS, "PING_CHECK": config.CheckICMP, "MISC_CHECK": config.CheckExec, "SMTP_CHECK": config.CheckTCP,
 }
 
-// checker reads a checker's block. It returns nil, with a note, for one that has no equivalent.
+// checker parses a checker's block. It returns nil and adds a note if the checker has no
+// equivalent.
 func (s *server) checker(b *block, host string) *config.Check {
 	kind, known := checkTypes[b.words[0]]
 	if !known {
@@ -114,7 +116,7 @@ func (s *server) checker(b *block, host string) *config.Check {
 	}
 	switch b.words[0] {
 	case "SSL_GET":
-		k.InsecureSkipVerify = true // keepalived looks at no certificate
+		k.InsecureSkipVerify = true // keepalived does not verify certificates
 	case "SMTP_CHECK":
 		k.Expect = "220"
 		s.changed(b.line, b.text(), "the check waits for the server's greeting, and sends nothing", "")
@@ -143,7 +145,7 @@ func (s *server) checker(b *block, host string) *config.Check {
 	return k
 }
 
-// tries writes retries: a server is down after one more failure.
+// tries sets the number of failures: a server is down after one failure more than retries.
 func (s *server) tries(k *config.Check, retry string) {
 	if n, ok := number(retry); ok {
 		k.Fall = min(n+1, 100)

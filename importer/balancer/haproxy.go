@@ -33,7 +33,7 @@ type statement struct {
 
 func (s statement) text() string { return strings.Join(s.words, " ") }
 
-// get returns the last line of a section, or else of its defaults, that begins with the words.
+// get returns the last line of a section that begins with the words, otherwise of its defaults.
 func (s *section) get(words ...string) (statement, bool) {
 	for at := s; at != nil; at = at.defaults {
 		for _, l := range slices.Backward(at.lines) {
@@ -71,7 +71,7 @@ func HAProxy(text string, o Options) (*draft.Result, error) {
 			h.plain(s)
 		case "listen":
 			if to, ok := s.get("default_backend"); ok && len(to.words) > 1 {
-				h.frontend(s) // servers of the section itself get nothing
+				h.frontend(s) // its own servers get no connections
 			} else {
 				h.balance(s, s)
 			}
@@ -98,7 +98,7 @@ func HAProxy(text string, o Options) (*draft.Result, error) {
 var sectionKinds = []string{"global", "defaults", "frontend", "backend", "listen", "userlist", "peers", "resolvers", "mailers", "program", "ring", "cache",
 	"http-errors", "fcgi-app", "log-forward", "crt-store", "traces"}
 
-// read breaks the file into sections.
+// read splits the file into sections.
 func (h *haproxy) read() error {
 	var at, defaults *section
 	for i, line := range h.d.Lines() {
@@ -128,7 +128,8 @@ func (h *haproxy) read() error {
 	return nil
 }
 
-// haproxyWords breaks a line into words: quotes and backslashes keep spaces, # begins a comment.
+// haproxyWords splits a line into words. Quotes and backslashes protect spaces, and # begins a
+// comment.
 func haproxyWords(line string) (words []string) {
 	var b strings.Builder
 	in, escaped := false, false
@@ -178,7 +179,7 @@ func (h *haproxy) loseAll(s *section, reason, next string) {
 	}
 }
 
-// plain notes the lines of a defaults section, which sections behind it have too.
+// plain notes the lines of a defaults section, which later sections inherit.
 func (h *haproxy) plain(s *section) {
 	h.d.Structure(s.line)
 	for _, l := range s.lines {
@@ -197,7 +198,7 @@ func (h *haproxy) plain(s *section) {
 	}
 }
 
-// frontend makes a service of a frontend and the backend that it leads to.
+// frontend adds a service from a frontend and its backend section.
 func (h *haproxy) frontend(f *section) {
 	to, ok := f.get("default_backend")
 	if mode, _ := f.get("mode"); len(mode.words) > 1 && mode.words[1] != "tcp" {
@@ -216,18 +217,18 @@ func (h *haproxy) frontend(f *section) {
 	h.loseAll(f, "there is no backend "+to.words[1], "add the backend to the file, and import again")
 }
 
-// proxied is a service in the making.
+// proxied is an incomplete service.
 type proxied struct {
 	object
 	h            *haproxy
-	f, b         *section // the same of a listen section
+	f, b         *section // equal for a listen section
 	checked, all int      // servers
 	lists        map[string][]netip.Prefix
 	used         map[string]bool // lists of clients
 	proxied      []statement     // servers with send-proxy
 }
 
-// balance makes a service of the listeners of one section and the servers of another.
+// balance adds a service from the listeners of one section and the servers of another.
 func (h *haproxy) balance(f, b *section) {
 	p := &proxied{object: object{d: h.d}, h: h, f: f, b: b, lists: map[string][]netip.Prefix{}, used: map[string]bool{}}
 	p.service = config.Service{Name: f.name, Protocol: flow.TCP, Mode: config.ModeFullNAT, Backends: []config.Backend{}}
@@ -395,7 +396,7 @@ func (h *haproxy) binds(s, device string) (list []config.Listen, err error) {
 	return []config.Listen{l}, nil
 }
 
-// stick reads what keeps a client on its server.
+// stick parses the persistence of clients.
 func (p *proxied) stick(l statement) {
 	w := l.words
 	if w[0] == "stick" {

@@ -20,10 +20,10 @@ type virtual struct {
 	scheduler string
 	method    config.Mode
 	tunnel    *config.Tunnel
-	withPort  bool // of sh and mh
+	withPort  bool // flag of sh and mh
 }
 
-// IPVS imports what "ipvsadm-save -n" prints.
+// IPVS imports the output of "ipvsadm-save -n".
 func IPVS(text string, _ Options) (*draft.Result, error) {
 	d := draft.New("ipvs", text, "#")
 	var list []*virtual
@@ -34,7 +34,7 @@ func IPVS(text string, _ Options) (*draft.Result, error) {
 			w = w[1:]
 		}
 		if len(w) < 3 || strings.HasPrefix(w[0], "#") {
-			continue // an unknown line is noted at the end
+			continue // an unknown line gets a note at the end
 		}
 		if _, known := virtualProtocols[w[1]]; !known && w[1] != "-f" && w[1] != "--fwmark-service" {
 			continue
@@ -72,7 +72,7 @@ var virtualProtocols = map[string]flow.Protocol{
 func newVirtual(d *draft.Draft, line int, w []string) *virtual {
 	v := &virtual{object: object{d: d}, line: line, key: w[0] + " " + w[1]}
 	v.from(line)
-	v.service.WhenDown = config.WhenDownReject // the answer of IPVS
+	v.service.WhenDown = config.WhenDownReject // as IPVS does
 	proto := virtualProtocols[w[0]]
 	a, err := hostPort(w[1])
 	switch {
@@ -89,7 +89,7 @@ func newVirtual(d *draft.Draft, line int, w []string) *virtual {
 	return v
 }
 
-// options reads the words after the address of a virtual service.
+// options parses the words after the address of a virtual service.
 func (v *virtual) options(w []string) {
 	for i := 0; i < len(w); i++ {
 		word, value := w[i], ""
@@ -220,7 +220,7 @@ func (v *virtual) finish() {
 	s := &v.service
 	s.Mode = v.method
 	if s.Mode == "" {
-		s.Mode = config.ModeDNAT // without servers
+		s.Mode = config.ModeDNAT // no servers
 	}
 	if s.Mode == config.ModeTunnel {
 		s.Tunnel = v.tunnel
@@ -228,7 +228,7 @@ func (v *virtual) finish() {
 	for i := range s.Backends {
 		b := &s.Backends[i]
 		if s.Mode.OneWay() {
-			b.Port = 0 // the packets keep theirs
+			b.Port = 0 // the port is not translated
 		} else {
 			b.Port = portFor(s, b.Port)
 		}

@@ -19,7 +19,7 @@ import (
 type keepalived struct {
 	d      *draft.Draft
 	groups map[string]*block
-	used   map[string]bool // groups
+	used   map[string]bool // used groups
 	vrrp   bool
 }
 
@@ -80,7 +80,7 @@ func (k *keepalived) top(b *block) {
 	}
 }
 
-// server is a virtual server in the making.
+// server is an incomplete virtual server.
 type server struct {
 	object
 	k         *keepalived
@@ -93,15 +93,15 @@ type server struct {
 	// defaults of the checkers.
 	retry, timeout, virtualhost, delay string
 	alpha                              bool
-	withPort                           bool // of sh and mh
+	withPort                           bool // flag of sh and mh
 	sorry                              *block
-	checkOf                            *block // the real server that the check is of
+	checkOf                            *block // the real server with the check
 	unchecked                          []*block
 }
 
 var methods = map[string]config.Mode{"NAT": config.ModeDNAT, "DR": config.ModeDSR, "TUN": config.ModeTunnel, "FNAT": config.ModeFullNAT, "FULLNAT": config.ModeFullNAT}
 
-// virtualServer makes a service of a block.
+// virtualServer adds a service from a block.
 func (k *keepalived) virtualServer(b *block) {
 	s := &server{object: object{d: k.d}, k: k, block: b, interval: config.Duration(60 * time.Second), scheduler: "wlc"}
 	s.from(b.lines()...)
@@ -119,7 +119,7 @@ func (k *keepalived) virtualServer(b *block) {
 	s.finish()
 }
 
-// address reads what the virtual server listens on.
+// address parses the address of the virtual server.
 func (s *server) address() {
 	b := s.block
 	switch b.arg(1) {
@@ -209,7 +209,7 @@ func addresses(address, port string) (list []config.Listen, err error) {
 func (s *server) statement(b *block) {
 	value := b.arg(1)
 	switch b.words[0] {
-	case "real_server": // later
+	case "real_server": // handled later
 	case "lb_algo", "lvs_sched":
 		s.scheduler, s.at = value, b.line
 	case "lb_kind", "lvs_method":
@@ -304,7 +304,7 @@ func (s *server) lvsMethod(b *block) (config.Mode, *config.Tunnel) {
 	return mode, t
 }
 
-// finish puts the service together and adds it.
+// finish completes the service and adds it.
 func (s *server) finish() {
 	v := &s.service
 	v.Mode = s.method
@@ -338,7 +338,7 @@ func (s *server) finish() {
 	s.add()
 }
 
-// sorryServer adds the server that answers while no other one does.
+// sorryServer adds the server for the time when no other server is up.
 func (s *server) sorryServer() {
 	if s.sorry == nil {
 		return

@@ -29,7 +29,7 @@ func NFTLB(text string, _ Options) (*draft.Result, error) {
 	}
 	n := &nftlb{d: draft.New("nftlb", text), addresses: map[string]*draft.Value{}, policies: map[string]*draft.Value{}}
 	for i := range n.d.Lines() {
-		n.d.Structure(i + 1) // keys are noted one by one
+		n.d.Structure(i + 1) // keys have notes of their own
 	}
 	var farms []*draft.Value
 	for _, v := range list {
@@ -55,7 +55,7 @@ func NFTLB(text string, _ Options) (*draft.Result, error) {
 	return n.d.Finish()
 }
 
-// farm is a service in the making.
+// farm is an incomplete service.
 type farm struct {
 	object
 	n     *nftlb
@@ -79,7 +79,7 @@ func (n *nftlb) farm(v *draft.Value) {
 	f.from(v.Line)
 	s := &f.service
 	s.Name, s.Protocol, s.Mode, s.Backends = v.Get("name").Str(), flow.TCP, config.ModeFullNAT, []config.Backend{}
-	for _, field := range v.Fields { // the listeners first: ports of backends depend on them
+	for _, field := range v.Fields { // listeners first, because the ports of backends depend on them
 		f.listenKey(field)
 	}
 	f.listeners()
@@ -99,7 +99,7 @@ func (n *nftlb) farm(v *draft.Value) {
 	f.add()
 }
 
-// listenKey reads the keys that the listeners are made from.
+// listenKey parses the keys of the listeners.
 func (f *farm) listenKey(field draft.Field) {
 	value := field.Value.Str()
 	switch field.Key {
@@ -239,7 +239,7 @@ func (f *farm) key(field draft.Field) {
 	}
 }
 
-// beside handles keys that other keys have read already.
+// dependentKey handles keys that belong to another key.
 func (f *farm) beside(key, value string, line int, text string) {
 	switch key {
 	case "sched-param":
@@ -253,7 +253,7 @@ func (f *farm) beside(key, value string, line int, text string) {
 	}
 }
 
-// rest notes keys that have no equivalent, where they are set.
+// rest adds notes about keys without an equivalent, if they are set.
 func (f *farm) rest(key, value string, line int, text string) {
 	switch key {
 	case "queue":
@@ -309,7 +309,7 @@ func (f *farm) persistence(value string, line int) {
 	f.service.Persistence = p
 }
 
-// balance writes the scheduler: nftlb draws by weight at random.
+// balance sets the scheduler. nftlb selects at random by weight.
 func (f *farm) balance() {
 	v := f.value.Get("scheduler")
 	s := &f.service
@@ -394,7 +394,7 @@ func (f *farm) backend(v *draft.Value) {
 	f.service.Backends = append(f.service.Backends, b)
 }
 
-// policy takes a list of clients as a set that is denied.
+// policy adds a list of clients as a denied set.
 func (f *farm) policy(v *draft.Value) {
 	name := v.Get("name").Str()
 	of := f.n.policies[name]

@@ -13,7 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/importer/draft"
 )
 
-// common says what becomes of a line of HAProxy that means the same in every section.
+// commonLine returns the kind of note, the reason and the next step for a line of HAProxy with the
+// same meaning in every section.
 func common(w []string) (draft.Kind, string, string) {
 	switch w[0] {
 	case "description", "id", "enabled", "hash-type", "guid":
@@ -45,7 +46,7 @@ func common(w []string) (draft.Kind, string, string) {
 	return "", "", ""
 }
 
-// isCheckLine reports whether a line is about how servers are checked.
+// isCheckLine reports whether a line configures the check of servers.
 func isCheckLine(w []string) bool {
 	switch w[0] {
 	case "http-check", "tcp-check":
@@ -58,7 +59,7 @@ func isCheckLine(w []string) bool {
 	return false
 }
 
-// haproxyTime reads a time: milliseconds without a unit.
+// haproxyTime parses a time; without a unit it is in milliseconds.
 func haproxyTime(s string) (config.Duration, bool) {
 	digits := strings.TrimRight(s, "usmhd")
 	n, err := strconv.ParseUint(digits, 10, 31)
@@ -134,7 +135,7 @@ func (p *proxied) serverOptions(b *config.Backend, l statement, w []string) (che
 			b.MaxConnections, _ = number(value)
 			p.changed(l.line, w[i-1]+" "+value, "connections above the limit get another server or are refused; none waits", "")
 		case "inter", "rise", "fall", "port":
-			i++ // of the check
+			i++ // option of the check
 		case "send-proxy-v2":
 			p.proxied = append(p.proxied, l)
 		case "send-proxy":
@@ -154,7 +155,7 @@ func (p *proxied) serverOptions(b *config.Backend, l statement, w []string) (che
 	return checked
 }
 
-// scheduler writes what balance says.
+// scheduler sets the scheduler from the line balance.
 func (p *proxied) scheduler() {
 	l, ok := p.b.get("balance")
 	name := "roundrobin"
@@ -189,7 +190,7 @@ func (p *proxied) scheduler() {
 	}
 }
 
-// check writes how servers are checked.
+// check sets the check of servers.
 func (p *proxied) check() {
 	if p.checked == 0 || p.lost != "" {
 		return
@@ -215,8 +216,8 @@ func (p *proxied) check() {
 	p.service.Check = k
 }
 
-// checkTimeout sets the time that HAProxy gives a check: timeout check for the answer, and else timeout
-// connect, if it is shorter than the interval, or the interval.
+// checkTimeout sets the timeout of a check as HAProxy does. It is "timeout check", otherwise
+// "timeout connect" if that is shorter than the interval, otherwise the interval.
 func (p *proxied) checkTimeout(k *config.Check) {
 	if k.Timeout != 0 {
 		return
@@ -233,8 +234,8 @@ func (p *proxied) checkTimeout(k *config.Check) {
 	}
 }
 
-// clients reads "acl NAME src ADDRESSES", and "tcp-request connection accept|reject" by such lists. It
-// reports whether the line is one.
+// clients parses "acl NAME src ADDRESSES", and "tcp-request connection accept|reject" with such
+// lists. It reports whether the line has one of these forms.
 func (p *proxied) clients(s *section, l statement) bool {
 	w := l.words
 	if w[0] == "acl" {
@@ -280,7 +281,8 @@ func (p *proxied) set(name string) string {
 	return p.d.Set(p.f.name+"-"+name, p.lists[name])
 }
 
-// refusals notes lists of clients that nothing uses, and servers that differ in the PROXY header.
+// refusals adds notes about unused lists of clients, and about servers with a different PROXY
+// header.
 func (p *proxied) refusals() {
 	for _, l := range p.f.lines {
 		if l.words[0] == "acl" && len(l.words) > 1 && p.lists[l.words[1]] != nil && !p.used[l.words[1]] {
@@ -298,7 +300,7 @@ func (p *proxied) refusals() {
 	}
 }
 
-// overridden reports whether the section itself says how it is checked.
+// overridden reports whether the section itself configures the check.
 func (p *proxied) overridden(statement) bool {
 	return slices.ContainsFunc(p.b.lines, func(l statement) bool { return l.words[0] == "option" && isCheckLine(l.words) })
 }
@@ -307,7 +309,7 @@ func (p *proxied) tlsChecks() bool {
 	return slices.ContainsFunc(p.b.lines, func(l statement) bool { return l.words[0] == "server" && slices.Contains(l.words, "check-ssl") })
 }
 
-// checkOptions takes interval, rise, fall and port of the first server that is checked.
+// checkOptions sets interval, rise, fall and port from the first server with a check.
 func (p *proxied) checkOptions(k *config.Check) {
 	defaults, _ := p.b.get("default-server")
 	var first []string
@@ -350,7 +352,7 @@ func setOption(k *config.Check, name, value string) {
 	}
 }
 
-// checkLine reads option httpchk, http-check, tcp-check and the like.
+// checkLine parses option httpchk, http-check, tcp-check and similar lines.
 func (p *proxied) checkLine(k *config.Check, l statement) {
 	w := l.words
 	arg := func(n int) string {
@@ -451,7 +453,7 @@ func (p *proxied) httpCheck(k *config.Check, l statement) {
 	}
 }
 
-// sourceAddress reads what address the servers see.
+// sourceAddress sets the mode by the source address that servers see.
 func (p *proxied) sourceAddress() {
 	l, ok := p.b.get("source")
 	if !ok || len(l.words) < 2 {

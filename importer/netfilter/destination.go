@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// forward is a destination that was taken over, to recognise the rules for its hairpin.
+// forward is an imported destination translation. It is used to recognise its hairpin rules.
 type forward struct {
 	object string
 	listen []config.Listen
@@ -30,13 +30,13 @@ type forward struct {
 type group struct {
 	match match
 	paths []*path
-	// exempt are interfaces whose packets match no rule.
+	// interfaces exempt from the rules
 	exempt []string
 	// divided: another group has the same port for other clients.
 	divided bool
 }
 
-// destinations takes over the translations of a prerouting chain.
+// destinations imports the translations of a prerouting chain.
 func (t *translator) destinations(w *walker) {
 	groups, index := []*group{}, map[string]*group{}
 	for _, p := range w.paths {
@@ -54,7 +54,7 @@ func (t *translator) destinations(w *walker) {
 			g.paths = append(g.paths, p)
 		case doNetmap:
 			t.netmapIn(p)
-		case doAccept, doReturn: // exceptions of the paths behind them
+		case doAccept, doReturn: // exceptions for later paths
 		case doMark:
 			if t.masquerades(p.rule) {
 				t.implied(p, "marks packets to have their source translated")
@@ -78,8 +78,8 @@ func (t *translator) destinations(w *walker) {
 	}
 }
 
-// byClients loses groups that lead the same port to different targets by the client: one listener has
-// one list of clients, and refuses all others.
+// byClients rejects groups with different targets for the same port by client. A listener has a
+// single list of clients and refuses all others.
 func (t *translator) byClients(groups []*group) {
 	var near byDestination[*group]
 	for _, g := range groups {
@@ -102,7 +102,7 @@ func (t *translator) byClients(groups []*group) {
 	}
 }
 
-// what names the action of a rule in the program's words.
+// what returns the action of a rule in the program's words.
 func what(r *rule) string {
 	if r.to != "" {
 		return r.to
@@ -110,7 +110,7 @@ func what(r *rule) string {
 	return string(r.do)
 }
 
-// unequal lists the conditions of a match that no listener has.
+// unequal returns the conditions of a match that listeners do not support.
 func (m match) unequal() (list []string) {
 	list = append(list, m.other...)
 	add := func(is bool, what string) {
@@ -127,7 +127,7 @@ func (m match) unequal() (list []string) {
 	return list
 }
 
-// group makes one object, or one for each listener, of the paths to a destination.
+// group adds one object, or one per listener, for the paths to a destination.
 func (t *translator) group(g *group) {
 	loseAll := func(reason, next string) {
 		for _, p := range g.paths {
@@ -218,9 +218,9 @@ func (t *translator) portForwards(g *group, listen []config.Listen, in config.In
 	return names
 }
 
-// targetsOnePort reports whether each port that is asked for leads to one port: a single one, the
-// port itself because the kernel keeps what lies in the range, or the one at the same place of the
-// range (iptables: 9000-9010/8000).
+// targetsOnePort reports whether each listener port has exactly one target port. It is a single
+// port, the same port because it lies in the kernel's range, or the port at the same position of
+// the range (iptables: 9000-9010/8000).
 func (r *rule) targetsOnePort(asked []flow.Ports) bool {
 	switch {
 	case r.ports.First == r.ports.Last:
@@ -233,10 +233,10 @@ func (r *rule) targetsOnePort(asked []flow.Ports) bool {
 	return r.ports.First <= asked[0].First && asked[0].Last <= r.ports.Last
 }
 
-// maxSingles is how many single ports are written in place of a range.
+// maxSingles is the maximum number of single ports written for a range.
 const maxSingles = 256
 
-// singles writes ranges as single ports, nil when there are too many, or none.
+// singles expands ranges to single ports, or returns nil if there are none or too many.
 func singles(ports []flow.Ports) (list []flow.Ports) {
 	for _, r := range ports {
 		for n := int(r.First); n <= int(r.Last); n++ {
@@ -248,7 +248,7 @@ func singles(ports []flow.Ports) (list []flow.Ports) {
 	return list
 }
 
-// targetPort is the port of a target, 0 where it is the one that was asked for.
+// targetPort returns the port of a target, or 0 if it equals the listener's port.
 func targetPort(r *rule, asked []flow.Ports) uint16 {
 	switch {
 	case r.shift != 0 && len(asked) == 1: // of the first port
@@ -273,7 +273,7 @@ func defaultName(m match) string {
 	return name
 }
 
-// service makes a service of several targets, or of one for certain clients.
+// service adds a service with several targets, or with one target for certain clients.
 func (t *translator) service(g *group, listen []config.Listen, in config.Interfaces, fullnat bool, pool []config.AddressRange) made {
 	p, m := g.paths[0], g.match
 	s := config.Service{Name: named(p, defaultName(m)), Listen: listen, Protocol: m.proto, Mode: config.ModeDNAT}
@@ -311,7 +311,7 @@ func (t *translator) backends(s *config.Service, g *group) {
 		r := p.rule
 		seconds = max(seconds, p.match.remember)
 		if p.match.remember > 0 {
-			continue // leads a known client to its backend again
+			continue // returns a known client to its backend
 		}
 		share := left
 		if p.match.share > 0 {
@@ -351,7 +351,7 @@ func (t *translator) backends(s *config.Service, g *group) {
 	}
 }
 
-// weights gives backends the whole numbers closest to their shares.
+// weights sets the weights to the integers closest to the shares.
 func weights(list []config.Backend, shares []float64) {
 	scale, best := 1.0, math.Inf(1)
 	smallest := slices.Min(shares)

@@ -14,9 +14,9 @@ import (
 
 // filter imports rules that filter, log, mark or disable tracking. A firewall rule of Sluice has no
 // connection state, source ports or negations. A rule is imported only if it matches the same
-// packets as in its chain: no rule that stays may have accepted some of these before.
+// packets as in its chain: no earlier rule that stays may have accepted some of the packets.
 func (t *translator) filter(w *walker) {
-	var accepted, ended []match // by rules that stay where they are
+	var accepted, ended []match // by rules that are not imported
 	var rules []config.FirewallRule
 	var of []*path
 	exact := true
@@ -81,7 +81,7 @@ func (c *chain) firewallHook() (config.Hook, string) {
 	return "", "no equivalent for rules that filter or change packets at hook " + string(c.hook)
 }
 
-// loseFilter notes a rule that stays in its program, where it holds as before.
+// loseFilter adds a note about a rule that stays active in its program.
 func (t *translator) loseFilter(p *path, w *walker, why, next string) {
 	if w.base.hook == hookForward || w.base.hook == hookPrerouting || w.base.hook == hookPostrouting {
 		t.stays = true
@@ -89,7 +89,7 @@ func (t *translator) loseFilter(p *path, w *walker, why, next string) {
 	t.lose(p, why, next)
 }
 
-// policy takes over the policy drop of a chain whose rules were all taken over.
+// policy imports the policy drop of a chain if all its rules were imported.
 func (t *translator) policy(w *walker, exact bool, rules *[]config.FirewallRule, of *[]*path) {
 	c := w.base
 	if !c.drops {
@@ -117,8 +117,8 @@ func (t *translator) policy(w *walker, exact bool, rules *[]config.FirewallRule,
 	c.drops, c.open = false, true
 }
 
-// needed adds the rules that have an effect: those that accept only where a rule behind them does
-// not, and these only up to there.
+// needed adds the rules that have an effect. An accept rule is needed only before a rule that does
+// not accept.
 func (t *translator) needed(rules []config.FirewallRule, of []*path, w *walker) {
 	last := -1
 	for i, p := range of {
@@ -146,13 +146,13 @@ func (t *translator) needed(rules []config.FirewallRule, of []*path, w *walker) 
 		object := t.d.Rule(rules[i], p.rule.line)
 		t.take(p, made{object, -1, -1})
 		if p.rule.do == doAccept || p.rule.do == doReturn {
-			t.lost[p.rule] = stays // it is needed there too
+			t.lost[p.rule] = stays // also needed in the program
 		}
 		t.rejects(p, object)
 	}
 }
 
-// rejects notes an answer that differs.
+// rejects adds a note if the reply differs.
 func (t *translator) rejects(p *path, object string) {
 	r := p.rule
 	if r.do != doReject {
@@ -166,7 +166,7 @@ func (t *translator) rejects(p *path, object string) {
 	}
 }
 
-// firewallRules writes a path as firewall rules: one for each pair of its prefixes.
+// firewallRules returns the firewall rules of a path: one for each pair of prefixes.
 func (t *translator) firewallRules(p *path, at config.Hook) (list []config.FirewallRule, why, next string) {
 	m, r := p.match, p.rule
 	base := config.FirewallRule{Hook: at, Protocol: m.proto, Ports: m.dport}
@@ -230,7 +230,8 @@ func everything(family int) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
-// matches writes alternatives of addresses: each by itself, a set, or all of the family.
+// matches returns alternatives of addresses: single prefixes, a set, or all addresses of the
+// family.
 func (t *translator) matches(prefixes []netip.Prefix, set string, r *rule) (list []config.Match) {
 	if set != "" {
 		return []config.Match{{Set: t.useSet(set, r)}}
@@ -244,7 +245,7 @@ func (t *translator) matches(prefixes []netip.Prefix, set string, r *rule) (list
 	return list
 }
 
-// unequalFilter lists the conditions of a match that no firewall rule has.
+// unequalFilter returns the conditions of a match that firewall rules do not support.
 func unequalFilter(m match, r *rule) (list []string) {
 	add := func(is bool, what string) {
 		if is {
@@ -270,7 +271,7 @@ func unequalFilter(m match, r *rule) (list []string) {
 	return list
 }
 
-// clamp takes over the clamping of the MSS where a source translation leaves by the same interface.
+// clamp imports MSS clamping if a source translation has the same output interface.
 func (t *translator) clamp(p *path) bool {
 	done := false
 	for _, s := range t.sourced {
@@ -287,15 +288,16 @@ func (t *translator) clamp(p *path) bool {
 	return done
 }
 
-// isFollowedBy reports whether a rule behind does anything but accept with packets that a path accepts.
+// isFollowedBy reports whether the later path has another action than accept for packets that this
+// path accepts.
 func (p *path) isFollowedBy(later *path) bool {
 	return later.rule.do != doAccept && later.rule.do != doReturn && later.match.meets(p.match)
 }
 
-// helperPorts are the ports of the protocols that helpers read for inside hosts.
+// helperPorts has the port of each protocol with a helper for inside hosts.
 var helperPorts = map[string]uint16{"ftp": 21, "tftp": 69, "sip": 5060, "pptp": 1723, "snmp": 162, "amanda": 10080, "irc": 6667}
 
-// help gives a helper to the source translations, and to port-forwards of its port.
+// help adds a helper to the source translations, and to port-forwards of its port.
 func (t *translator) help(p *path) (done bool) {
 	m, helper := p.match, p.rule.helper
 	port := helperPorts[helper]

@@ -8,14 +8,14 @@ import (
 	"slices"
 )
 
-// Bounds of the walk: a large Kubernetes node has 100,000 rules, and several ways may lead to one
+// Limits of the walk: a large Kubernetes node has 100,000 rules, and several paths may share a
 // chain.
 const (
 	maxDepth = 32
 	maxPaths = 200_000
 )
 
-// path is one way of a packet through the rules, to something that is done with it.
+// path is one path of a packet through the rules to an action.
 type path struct {
 	base  *chain
 	place int     // among the paths of the chain
@@ -28,21 +28,21 @@ type path struct {
 	marks  []marking // by earlier rules
 }
 
-// exception is a rule that lets packets leave a chain before others see them.
+// exception is a rule with which packets leave a chain before later rules.
 type exception struct {
 	rule  *rule
 	match match
-	ends  bool // all of the base chain, and there is a path for it
+	ends  bool // leaves the base chain, and has a path of its own
 }
 
-// marking is a mark that a rule gives to packets that match.
+// marking is a mark that a rule sets on matching packets.
 type marking struct {
 	rule  *rule
 	match match
-	by    *rule // what led to it: the rule itself, or the last jump
+	by    *rule // the rule itself, or the last jump
 }
 
-// name returns the name that the path's rules have from a comment: the last one's.
+// name returns the name from the comment of the path's last rule with one.
 func (p *path) name() string {
 	if p.rule.name != "" {
 		return p.rule.name
@@ -60,13 +60,13 @@ type walker struct {
 	set   *ruleset
 	base  *chain
 	paths []*path
-	// ended are packets that an accept took out of the base chain.
+	// ended has the packets that an accept removed from the base chain.
 	ended byDestination[exception]
 	marks byDestination[marking]
 	open  []*chain // against loops
-	// barren are jumps to chains without a rule for them.
+	// barren has the jumps to chains without a matching rule.
 	barren []*rule
-	// never are rules that no packet can reach.
+	// never has the rules that no packet can reach.
 	never []*rule
 	err   error
 }
@@ -80,7 +80,7 @@ func (s *ruleset) follow(base *chain) (*walker, error) {
 
 var errTooMany = errors.New("the chains have more than 200,000 paths, or jumps more than 32 deep, as in a loop: import a part of the rules")
 
-// walk follows a chain for packets that match m and did not leave by one of except.
+// walk follows a chain for packets that match m and none of except.
 func (w *walker) walk(c *chain, m match, except []exception, via []*rule) {
 	if len(via) > maxDepth || len(w.paths)+len(w.barren)+len(w.never) > maxPaths || slices.Contains(w.open, c) {
 		w.err = errTooMany
@@ -135,7 +135,7 @@ func (w *walker) walk(c *chain, m match, except []exception, via []*rule) {
 
 func (w *walker) emit(r *rule, m match, except []exception, via []*rule) {
 	all := except
-	if w.base.nat { // of a filter the order of its rules says the same
+	if w.base.nat { // for a filter, the order of its rules has the same effect
 		all = append(slices.Clip(except), w.ended.near(m)...)
 	}
 	var relevant []exception
@@ -173,7 +173,7 @@ func (l *byDestination[T]) add(m match, x T) {
 	l.single[m.dst[0]] = append(l.single[m.dst[0]], x)
 }
 
-// near returns the elements for the destination of a match, and the elements without a single
+// near returns the elements with the destination of a match, and the elements without a single
 // destination.
 func (l *byDestination[T]) near(m match) []T {
 	if !m.oneAddress() {

@@ -8,14 +8,14 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// said is a difference to note.
+// difference is a difference to note.
 type said struct {
 	line               int
 	text, reason, next string
 }
 
-// findMarks finds the marks by which a postrouting chain knows what to masquerade, as kube-proxy
-// sets them.
+// findMarks finds the marks that select packets for masquerade in a postrouting chain, as
+// kube-proxy sets them.
 func (t *translator) findMarks(w *walker) {
 	for _, p := range w.paths {
 		if p.rule.do != doMasq {
@@ -59,7 +59,7 @@ func (t *translator) masqueraded(g *group) (all bool, list []said) {
 	return false, list
 }
 
-// isHairpinOf recognises a rule that leads inside hosts to a port that is published already.
+// isHairpinOf reports whether a rule makes a published port available to inside hosts.
 func (t *translator) isHairpinOf(m match, p *path) bool {
 	for _, f := range t.forwards {
 		if f.target == p.rule.first && f.proto == m.proto && sameListen(f, m) && len(m.in) > 0 {
@@ -71,7 +71,7 @@ func (t *translator) isHairpinOf(m match, p *path) bool {
 	return false
 }
 
-// isReflection recognises the same for certain clients.
+// isReflection is like isHairpinOf, for a rule with certain clients.
 func (t *translator) isReflection(g *group, p *path) bool {
 	for _, f := range t.forwards {
 		if f.target == p.rule.first && f.proto == g.match.proto && sameListen(f, g.match) {
@@ -83,8 +83,7 @@ func (t *translator) isReflection(g *group, p *path) bool {
 	return false
 }
 
-// sameListen reports whether a match asks for the ports of a forward, at its address or at one that
-// the forward follows.
+// sameListen reports whether a match has the ports of a forward and one of its addresses.
 func sameListen(f *forward, m match) bool {
 	return slices.ContainsFunc(f.listen, func(l config.Listen) bool {
 		address := len(m.dst) == 1 && m.dst[0].IsSingleIP() && (!l.Address.IsValid() || l.Address == m.dst[0].Addr())
@@ -92,7 +91,7 @@ func sameListen(f *forward, m match) bool {
 	})
 }
 
-// ownConnections looks at the translations of connections that the host itself opens.
+// ownConnections handles the translations of the host's own connections.
 func (t *translator) ownConnections(w *walker) {
 	for _, p := range w.paths {
 		objects := t.made[p.rule]
@@ -110,7 +109,7 @@ func (t *translator) ownConnections(w *walker) {
 		case t.taken[p.rule] && !t.lost[p.rule]:
 		case p.rule.do == doMark && t.masquerades(p.rule):
 			t.implied(p, "marks packets to have their source translated")
-		case t.lost[p.rule]: // noted
+		case t.lost[p.rule]: // already noted
 		default:
 			t.lose(p, "no equivalent for a translation of only the host's own connections", "let the host's programs connect to the target address, or keep it in "+t.program)
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/importer/draft"
 )
 
-// iptables reads what iptables-save, ip6tables-save and ipset save print, one behind the other.
+// iptables parses the concatenated output of iptables-save, ip6tables-save and ipset save.
 type iptables struct {
 	d      *draft.Draft
 	set    *ruleset
@@ -121,7 +121,7 @@ func (p *iptables) ipset(n int, w []string) {
 func (p *iptables) rule(n int, line string) {
 	words, err := split(line)
 	if err != nil || p.table == "" {
-		return // noted at the end as not understood
+		return // gets a note at the end
 	}
 	if len(words) > 0 && strings.HasPrefix(words[0], "[") {
 		words = words[1:] // counters, of iptables-save -c
@@ -129,7 +129,7 @@ func (p *iptables) rule(n int, line string) {
 	if len(words) < 2 {
 		return
 	}
-	at := -1 // behind the last
+	at := -1 // after the last element
 	switch words[0] {
 	case "-A", "--append":
 	case "-I", "--insert":
@@ -166,7 +166,7 @@ func (p *iptables) rule(n int, line string) {
 	c.rules = slices.Insert(c.rules, at, o.r)
 }
 
-// split breaks a line into words like a shell: iptables-save quotes words with spaces.
+// split splits a line into words like a shell. iptables-save quotes words with spaces.
 func split(line string) (words []string, err error) {
 	var word strings.Builder
 	in, quoted, escaped := false, false, false

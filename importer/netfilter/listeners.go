@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// listeners returns the endpoints that a match is about. With one, all ports lead to one port,
-// which a range of ports cannot.
+// listeners returns the endpoints of a match. With one, all ports have the same target port, so
+// that ranges are expanded.
 func (t *translator) listeners(g *group, target netip.Addr, one bool) (list []config.Listen, in config.Interfaces, problem, next string) {
 	m := g.match
 	in = interfaces(m.in)
@@ -37,8 +37,8 @@ func (t *translator) listeners(g *group, target netip.Addr, one bool) (list []co
 			list = append(list, config.Listen{Address: p.Addr(), Ports: ports})
 			continue
 		}
-		// Bound to interfaces, so that the gateway does not refuse other ports of an address
-		// that another host may have.
+		// Listeners are bound to interfaces. Otherwise the gateway would refuse other ports of an
+		// address of another host.
 		for _, name := range m.in {
 			list = append(list, config.Listen{Address: p.Addr(), Interface: name, Ports: ports})
 		}
@@ -69,13 +69,13 @@ func (t *translator) listeners(g *group, target netip.Addr, one bool) (list []co
 	return list, in, "", ""
 }
 
-// otherInterfaces writes "by every interface but" as the other interfaces, where these are known.
+// otherInterfaces replaces "all interfaces except" by the other interfaces, if they are known.
 func (t *translator) otherInterfaces(g *group) {
 	if t.Addresses == nil || len(g.exempt) == 0 || len(g.match.in) > 0 {
 		return
 	}
 	if slices.ContainsFunc(g.paths, func(p *path) bool { return t.forOwn[p.rule] }) {
-		return // connections of the host itself arrive by no interface
+		return // the host's own connections have no input interface
 	}
 	var others []string
 	for _, name := range slices.Sorted(maps.Keys(t.Addresses)) {
@@ -88,12 +88,12 @@ func (t *translator) otherInterfaces(g *group) {
 	}
 }
 
-// wildcard reports whether one of the names is a pattern.
+// wildcard reports whether a name is a pattern.
 func wildcard(names []string) bool {
 	return slices.ContainsFunc(names, func(s string) bool { return strings.HasSuffix(s, "*") })
 }
 
-// ownListeners listens on all known addresses of the host, in the family of the target.
+// ownListeners returns listeners on all known addresses of the host in the family of the target.
 func (t *translator) ownListeners(target netip.Addr, ports []flow.Ports) (list []config.Listen) {
 	for _, name := range slices.Sorted(maps.Keys(t.Addresses)) {
 		for _, p := range t.Addresses[name] {
@@ -105,7 +105,7 @@ func (t *translator) ownListeners(target netip.Addr, ports []flow.Ports) (list [
 	return list
 }
 
-// differences notes where listeners take other packets than the match did.
+// differences adds notes if the listeners match other packets than the rule.
 func (t *translator) differences(g *group, object string, listen []config.Listen) {
 	p, m := g.paths[0], g.match
 	changed := func(reason, next string) { t.d.Changed(object, p.rule.line, p.rule.text, reason, next) }
@@ -136,8 +136,8 @@ func (t *translator) differences(g *group, object string, listen []config.Listen
 	}
 }
 
-// otherPorts notes that the gateway refuses ports without a listener on an address that another host
-// may have.
+// otherPorts adds a note that the gateway refuses ports without a listener on an address of another
+// host.
 func (t *translator) otherPorts(g *group, object string, listen []config.Listen) {
 	if g.match.proto == flow.Any {
 		return
@@ -149,7 +149,7 @@ func (t *translator) otherPorts(g *group, object string, listen []config.Listen)
 	}
 }
 
-// unowned notes that Sluice owns an address, unless it is known to be the host's own.
+// unowned adds a note that Sluice owns an address, unless the address is known as the host's own.
 func (t *translator) unowned(object string, r *rule, a netip.Addr) bool {
 	if t.owns(a) == yes {
 		return false

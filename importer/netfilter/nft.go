@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/importer/draft"
 )
 
-// Nftables imports what "nft -j list ruleset" prints.
+// Nftables imports the output of "nft -j list ruleset".
 func Nftables(text string, o Options) (*draft.Result, error) {
 	if !strings.HasPrefix(strings.TrimSpace(text), "{") {
 		return nil, errors.New("it is not JSON: pass the output of 'nft -j list ruleset'. Rules in a file become that by: unshare -rn sh -c 'nft -f FILE && nft -j list ruleset'")
@@ -107,7 +107,7 @@ func (n *nftables) readSet(line int, o *draft.Value) {
 	name := o.Get("name").Str()
 	n.set.setLines[name] = append(n.set.setLines[name], line)
 	if kind := o.Get("type").Str(); kind != "ipv4_addr" && kind != "ipv6_addr" {
-		return // rules that use it have no equivalent
+		return // rules that use the set have no equivalent
 	}
 	list := []netip.Prefix{}
 	for _, e := range o.Get("elem").List() {
@@ -124,7 +124,8 @@ func (n *nftables) readSet(line int, o *draft.Value) {
 	n.set.sets[name] = list
 }
 
-// rules reads a rule. One with a map of verdicts, of targets or with several protocols becomes several.
+// rules parses a rule. A rule with a map of verdicts, of targets or with several protocols is split
+// into several.
 func (n *nftables) rules(line int, c *chain, o *draft.Value) []*rule {
 	r := &rule{line: line, text: n.d.Line(line), name: o.Get("comment").Str(), match: match{family: c.family}}
 	if c.device != "" {
@@ -327,7 +328,7 @@ func (n *nftables) mangle(r *rule, v *draft.Value) {
 func (n *nftables) translation(r *rule, do verdict, address, port *draft.Value) {
 	r.do = do
 	odd := func() { r.do, r.to = doOther, string(do)+" to "+render(address)+" "+render(port) }
-	if ends := address.Get("concat").List(); len(ends) == 2 { // of a map to address and port
+	if ends := address.Get("concat").List(); len(ends) == 2 { // a map to address and port
 		address, port = ends[0], ends[1]
 	}
 	if address != nil {
@@ -372,7 +373,7 @@ func (n *nftables) translation(r *rule, do verdict, address, port *draft.Value) 
 	}
 }
 
-// restOf returns the entries that are to stay as a document of nft, "" when none has an effect.
+// restOf returns the entries that stay as a document of nft, or "" if none has an effect.
 func (t *translator) restOf(entries []json.RawMessage, stays func(line int) bool) string {
 	if !t.someAct(stays) {
 		return ""

@@ -92,7 +92,7 @@ func (n *nftables) payload(r *rule, payload, right *draft.Value, not bool, other
 		}
 	case (proto == "tcp" || proto == "udp" || proto == "sctp" || proto == "th") && (field == "sport" || field == "dport"):
 		if proto != "th" {
-			_ = m.proto.UnmarshalText([]byte(proto)) // a word that is known
+			_ = m.proto.UnmarshalText([]byte(proto)) // a known word
 		}
 		list, err := portsIn(right)
 		if err != nil {
@@ -139,7 +139,7 @@ func ifnames(v *draft.Value, not bool, yes, no *[]string, other func()) {
 	}
 }
 
-// protocolsOf returns the protocols that a match names; nil when it is about something else.
+// protocolsOf returns the protocols in a match, or nil for other matches.
 func protocolsOf(match *draft.Value) []flow.Protocol {
 	left := match.Get("left")
 	if match.Get("op").Str() == "!=" || left.Get("meta", "key").Str() != "l4proto" && left.Get("payload", "field").Str() != "protocol" {
@@ -212,7 +212,7 @@ func portsIn(v *draft.Value) (list []flow.Ports, err error) {
 	return list, nil
 }
 
-// renderEntry writes an entry as nft would, as far as a note needs it.
+// renderEntry returns the text of an entry for notes.
 func renderEntry(v *draft.Value) string {
 	kind, o := v.Fields[0].Key, v.Fields[0].Value
 	where := strings.TrimSpace(o.Get("family").Str() + " " + o.Get("table").Str())
@@ -278,7 +278,7 @@ func renderStatement(e *draft.Value) string {
 	return key
 }
 
-// render writes a value briefly.
+// render returns the short text of a value.
 func render(v *draft.Value) string {
 	if v == nil {
 		return ""

@@ -37,7 +37,7 @@ func (o *options) parse() {
 			o.other(not, text)
 		}
 	}
-	if o.r.do == doDNAT { // remembers the client, for the rule that looks for it
+	if o.r.do == doDNAT { // stores the client for the rule that checks it
 		o.r.match.other = slices.DeleteFunc(o.r.match.other, func(s string) bool { return s == "-m recent --set" })
 	}
 }
@@ -52,7 +52,7 @@ func (o *options) next() string {
 	return w
 }
 
-// other notes a condition that has no equivalent.
+// other records a condition without an equivalent.
 func (o *options) other(not bool, text string) {
 	if o.module != "" {
 		text = "-m " + o.module + " " + text
@@ -63,7 +63,7 @@ func (o *options) other(not bool, text string) {
 	o.r.match.other = append(o.r.match.other, text)
 }
 
-// match reads one condition, and reports whether it is one.
+// match parses one condition, and reports whether it is one.
 func (o *options) match(word string, not bool) bool {
 	m := &o.r.match
 	switch word {
@@ -306,7 +306,7 @@ func prefixOf(s string) (netip.Prefix, error) {
 	return p, err
 }
 
-// cover returns the prefixes that make up a range of addresses.
+// cover returns the prefixes of a range of addresses.
 func cover(first, last netip.Addr) (list []netip.Prefix) {
 	for a := first; a.IsValid() && a.Compare(last) <= 0; {
 		bits := a.BitLen()

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// ruleset is what either program wrote.
+// ruleset has the rules of either program.
 type ruleset struct {
 	chains map[chainID]*chain
 	order  []*chain // as they were declared
@@ -231,7 +231,7 @@ func both[T comparable](a, b []T, narrow func(T, T) (T, bool), unless func(bool)
 	return list
 }
 
-// outside takes the prefixes that lie in one of not out of a list of alternatives.
+// outside removes prefixes inside one of not from a list of alternatives.
 func outside(list, not []netip.Prefix, unless func(bool)) []netip.Prefix {
 	if len(list) == 0 || len(not) == 0 {
 		return list
@@ -246,7 +246,7 @@ func outside(list, not []netip.Prefix, unless func(bool)) []netip.Prefix {
 	return kept
 }
 
-// without takes the names out of a list of alternatives.
+// without removes names from a list of alternatives.
 func without(list, not []string, unless func(bool)) []string {
 	if len(list) == 0 || len(not) == 0 {
 		return list
@@ -309,7 +309,8 @@ func narrowPorts(a, b flow.Ports) (flow.Ports, bool) {
 	return r, r.First <= r.Last
 }
 
-// meets reports whether one packet can match both. Conditions without an equivalent count as true.
+// intersects reports whether a packet can match both. Conditions without an equivalent count as
+// true.
 func (m match) meets(o match) bool {
 	_, possible := m.and(o)
 	return possible
@@ -348,7 +349,7 @@ func namesIn(need, have []string) bool {
 	return !slices.ContainsFunc(need, func(x string) bool { return !slices.Contains(have, x) })
 }
 
-// stateCondition is a condition about the state of a connection, as the readers write it.
+// stateCondition matches a condition on the connection state, as the readers write it.
 var stateCondition = regexp.MustCompile(`^(?:-m (?:conntrack --ctstate|state --state)|ct state(?: in)?) (?:\{ )?([\w, ]+?)(?: \})?$`)
 
 // ofNew removes state conditions that are true for every packet in a nat chain, which sees only the

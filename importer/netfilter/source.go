@@ -13,13 +13,13 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// sourceRule is a source translation that was taken over.
+// sourceRule is an imported source translation.
 type sourceRule struct {
 	path   *path
 	object made
 }
 
-// sources takes over the translations of a postrouting chain.
+// sources imports the translations of a postrouting chain.
 func (t *translator) sources(w *walker) {
 	for i, p := range w.paths {
 		switch p.rule.do {
@@ -34,14 +34,14 @@ func (t *translator) sources(w *walker) {
 			t.lose(p, "no equivalent for "+what(p.rule), "keep it in "+t.program)
 		}
 	}
-	for _, p := range w.paths { // those that no object took for its exceptions
+	for _, p := range w.paths { // not used as an exception of an object
 		if (p.rule.do == doAccept || p.rule.do == doReturn) && !t.taken[p.rule] && !t.lost[p.rule] {
 			t.implied(p, "exempts packets that no later rule translates")
 		}
 	}
 }
 
-// source makes a masquerade or snat rule of a path. Later are the paths behind it.
+// source adds a masquerade or snat rule for a path. later has the later paths.
 func (t *translator) source(p *path, later []*path) {
 	m, r := p.match, p.rule
 	if t.byMark(p) {
@@ -62,7 +62,7 @@ func (t *translator) source(p *path, later []*path) {
 	if m.proto != flow.Any {
 		return
 	}
-	if m.family == 0 && len(m.src) == 0 { // of table inet: without a source one family is meant
+	if m.family == 0 && len(m.src) == 0 { // in table inet a rule without a source applies to one family
 		for _, family := range []int{4, 6} {
 			one := *p
 			one.match.family = family
@@ -90,7 +90,7 @@ func (t *translator) source(p *path, later []*path) {
 		n.Name = string(n.Type)
 	}
 	if len(n.Source) == 0 && m.family == 6 {
-		n.Source = []netip.Prefix{everything(6)} // without a source IPv4 is meant
+		n.Source = []netip.Prefix{everything(6)} // without a source the rule applies to IPv4
 	}
 	if !t.outExcept(p, &n) {
 		return
@@ -117,7 +117,7 @@ func (t *translator) source(p *path, later []*path) {
 	t.sourceDifferences(p, o.name, n, later)
 }
 
-// forOwnSources reports whether a match may be for connections of the gateway itself.
+// forOwnSources reports whether a match may include the gateway's own connections.
 func (t *translator) forOwnSources(m match) bool {
 	if len(m.src) == 0 {
 		return true
@@ -132,7 +132,7 @@ func (t *translator) forOwnSources(m match) bool {
 	return false
 }
 
-// unequalSource lists the conditions of a match that no source translation has.
+// unequalSource returns the conditions of a match that source translations do not support.
 func unequalSource(m match) (list []string) {
 	add := func(is bool, what string) {
 		if is {
@@ -156,8 +156,9 @@ func (t *translator) byMark(p *path) bool {
 	return is(p.match.mark) || slices.ContainsFunc(p.except, func(e exception) bool { return is(e.match.notMark) })
 }
 
-// hairpin recognises the translation of inside hosts that use a published port, of a backend that uses
-// its own service, and of connections to services in mode fullnat.
+// hairpin reports whether a path is a hairpin translation. It is for inside hosts that use a
+// published port, for a backend that uses its own service, or for connections to services in mode
+// fullnat.
 func (t *translator) hairpin(p *path) (found bool) {
 	m := p.match
 	if names := t.forwardedTo[p]; len(names) > 0 && len(m.dst) > 0 && t.onlyTargets(m, names) {
@@ -191,15 +192,15 @@ func (t *translator) hairpin(p *path) (found bool) {
 	return false
 }
 
-// onlyTargets reports whether a match is for the targets of the objects alone.
+// onlyTargets reports whether a match has only targets of the objects as destination.
 func (t *translator) onlyTargets(m match, objects []string) bool {
 	return !slices.ContainsFunc(m.dst, func(d netip.Prefix) bool {
 		return !d.IsSingleIP() || !slices.ContainsFunc(t.forwards, func(f *forward) bool { return f.target == d.Addr() && slices.Contains(objects, f.object) })
 	})
 }
 
-// turns reports whether a path is a hairpin: hosts on the network of the target, or the target alone,
-// get an address of the gateway there.
+// turns reports whether a path is a hairpin: hosts on the target's network, or only the target, get
+// an address of the gateway as source.
 func (t *translator) turns(p *path, target netip.Addr) bool {
 	m := p.match
 	if len(m.src) == 0 || len(m.notSrc) > 0 {
@@ -220,8 +221,8 @@ func (t *translator) turns(p *path, target netip.Addr) bool {
 	return p.rule.first == p.rule.last && slices.ContainsFunc(m.src, func(s netip.Prefix) bool { return s.Contains(p.rule.first) })
 }
 
-// hairpins turns the hairpin of port-forwards off if no rule has its effect, and on if rules
-// publish the port for inside hosts of other interfaces too.
+// hairpins sets the hairpin of port-forwards. It is off if no rule has its effect, and on if rules
+// also publish the port for inside hosts of other interfaces.
 func (t *translator) hairpins() {
 	for _, f := range t.forwards {
 		switch of := t.hairpinOf(f); {
@@ -247,7 +248,7 @@ func (t *translator) hairpins() {
 	}
 }
 
-// hairpinOf returns the switch of the object of a forward, nil where it has none.
+// hairpinOf returns the hairpin setting of a forward's object, or nil.
 func (t *translator) hairpinOf(f *forward) *config.Switch {
 	if f.made.nat >= 0 {
 		return &t.d.Config.NAT[f.made.nat].Hairpin
@@ -258,8 +259,8 @@ func (t *translator) hairpinOf(f *forward) *config.Switch {
 	return nil
 }
 
-// oneOfAll reports whether a path is for one protocol of a later rule for all protocols, as libvirt
-// writes them: with ports for TCP and UDP.
+// oneOfAll reports whether a path has one protocol of a later rule for all protocols. libvirt
+// writes such rules with ports for TCP and UDP.
 func (t *translator) oneOfAll(p *path, later []*path) bool {
 	want := p.match
 	want.proto = flow.Any
@@ -275,8 +276,8 @@ func (t *translator) oneOfAll(p *path, later []*path) bool {
 	return false
 }
 
-// outExcept writes "by every interface but" as an exception of that interface's own network, where the
-// source is known to be that network.
+// outExcept replaces "all output interfaces except" by an exception of that interface's network, if
+// that network is the source.
 func (t *translator) outExcept(p *path, n *config.NATRule) bool {
 	var not []string
 	for _, name := range p.match.notOut {
@@ -295,11 +296,11 @@ func (t *translator) outExcept(p *path, n *config.NATRule) bool {
 	return true
 }
 
-// bridges are the names that programs give to the bridge of a network of their own.
+// bridges matches the names of bridges that programs create for a network.
 var bridges = regexp.MustCompile(`^(docker\d+|br-[0-9a-f]{12}|br-[\w-]+|virbr\d+|lxcbr\d+|lxdbr\d+|incusbr\d+|cni\w*|podman\d+|cbr\d+)$`)
 
-// networkOf reports whether the prefixes are the networks of an interface: by its addresses, or because
-// it is a bridge that a program made for one network.
+// networkOf reports whether the prefixes are the networks of an interface. Its addresses show this,
+// or its name of a bridge that a program created for one network.
 func (t *translator) networkOf(name string, prefixes []netip.Prefix) bool {
 	if t.Addresses == nil {
 		return bridges.MatchString(name)
@@ -309,7 +310,8 @@ func (t *translator) networkOf(name string, prefixes []netip.Prefix) bool {
 	})
 }
 
-// exempt writes earlier exceptions as except, and returns those that are so, and those that cannot be.
+// exempt adds earlier exceptions as except. It returns the rules that became except, and the
+// exceptions without such a form.
 func (t *translator) exempt(p *path, n *config.NATRule) (done []*rule, left []exception) {
 	for _, e := range p.except {
 		if e.match.notMark != nil && slices.Contains(t.masquerading, *e.match.notMark) {
@@ -331,8 +333,8 @@ func (t *translator) exempt(p *path, n *config.NATRule) (done []*rule, left []ex
 	return done, left
 }
 
-// exemptSources writes an exception for some sources as a rule of its own before the wide rule, the
-// narrowest first. It returns the exceptions that have no such form.
+// exemptSources adds a separate rule before the wide rule for an exception of some sources, the
+// narrowest first. It returns the exceptions without such a form.
 func (t *translator) exemptSources(p *path, n config.NATRule, list []exception) (left []exception) {
 	type narrow struct {
 		sources []netip.Prefix
@@ -343,7 +345,7 @@ func (t *translator) exemptSources(p *path, n config.NATRule, list []exception) 
 	for _, e := range list {
 		both, _ := e.match.and(p.match)
 		if slices.ContainsFunc(t.sourced, func(s *sourceRule) bool { return s.path.base == p.base && s.path.match.covers(both) }) {
-			continue // an earlier rule takes these packets
+			continue // an earlier rule matches these packets
 		}
 		wide := e.match
 		wide.dst, wide.src = nil, nil
@@ -382,7 +384,7 @@ func (t *translator) exemptSources(p *path, n config.NATRule, list []exception) 
 	return left
 }
 
-// from returns the match for these sources alone.
+// from returns the match limited to these sources.
 func (m match) from(sources []netip.Prefix) match {
 	m.src = sources
 	return m
@@ -401,7 +403,7 @@ func overlaps(a, b []netip.Prefix) bool {
 	})
 }
 
-// sourceDifferences notes packets that an object translates otherwise than the path did.
+// sourceDifferences adds notes about packets that an object translates differently from the path.
 func (t *translator) sourceDifferences(p *path, object string, n config.NATRule, later []*path) {
 	m := p.match
 	for _, name := range m.notOut {
@@ -424,7 +426,7 @@ func (t *translator) sourceDifferences(p *path, object string, n config.NATRule,
 	}
 }
 
-// netmapIn keeps the way in of a one-to-one mapping for its way out.
+// netmapIn stores the inbound rule of a one-to-one mapping for its outbound rule.
 func (t *translator) netmapIn(p *path) {
 	if len(p.match.dst) != 1 || len(p.rule.addresses) != 1 || p.match.dst[0].Bits() != p.rule.addresses[0].Bits() || len(p.match.unequal()) > 0 ||
 		p.match.proto != flow.Any || len(p.match.dport) > 0 || len(p.match.src) > 0 {
@@ -441,12 +443,13 @@ func (t *translator) netmapIn(p *path) {
 	t.mapped(p, o.name)
 }
 
-// mapped notes the connections inside a one-to-one mapping.
+// mapped adds a note about connections inside a one-to-one mapping.
 func (t *translator) mapped(p *path, object string) {
 	t.d.Changed(object, p.rule.line, p.rule.text, "for inside hosts that use an outside address of the mapping, both addresses are translated, or neither in replies", "let inside hosts use the inside addresses")
 }
 
-// netmapOut recognises the way out of a mapping whose way in was taken over, or makes one.
+// netmapOut sets the output interfaces of a mapping with an imported inbound rule, or adds a
+// mapping.
 func (t *translator) netmapOut(p *path) {
 	m := p.match
 	if len(m.src) != 1 || len(p.rule.addresses) != 1 || m.src[0].Bits() != p.rule.addresses[0].Bits() || len(unequalSource(m)) > 0 || m.proto != flow.Any {

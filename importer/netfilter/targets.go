@@ -10,8 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// targets are the targets of iptables that the reader knows; others are user chains or have no
-// equal.
+// targets has the known targets of iptables. Others are user chains or have no equivalent.
 var targets = map[string]verdict{
 	"ACCEPT": doAccept, "DROP": doDrop, "RETURN": doReturn, "REJECT": doReject, "DNAT": doDNAT, "SNAT": doSNAT, "MASQUERADE": doMasq,
 	"NETMAP": doNetmap, "REDIRECT": doRedirect, "LOG": doLog, "MARK": doMark, "NOTRACK": doNotrack, "TCPMSS": doOther, "CT": doOther,

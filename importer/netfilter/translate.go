@@ -14,40 +14,41 @@ import (
 
 // Options are facts that the rules lack.
 type Options struct {
-	// Outside are the interfaces whose addresses are meant where a rule accepts packets to any
-	// address of the host.
+	// Outside lists the interfaces with the public addresses. They are used where a rule accepts
+	// packets to any address of the host.
 	Outside []string
-	// Addresses are the host's own by interface, with the length of their network; nil if unknown.
+	// Addresses has the host's own addresses by interface, with the prefix length of their network;
+	// nil if unknown.
 	Addresses map[string][]netip.Prefix
 }
 
-// translator makes objects of paths.
+// translator converts paths to objects.
 type translator struct {
 	Options
 	d   *draft.Draft
 	set *ruleset
-	// program is what the rules stay in: "iptables".
+	// program is the program of the rules: "iptables".
 	program string
-	// taken are rules that the configuration has, lost those that it does not have in full.
+	// taken has the imported rules, lost the rules that are not imported completely.
 	taken, lost map[*rule]bool
-	// made are the objects that were made of a rule.
+	// made has the objects of each rule.
 	made     map[*rule][]made
 	forwards []*forward
-	// leaving are the paths of postrouting chains in their order; forwardedTo are the objects whose
-	// connections a path gives another source.
+	// leaving has the paths of postrouting chains in order. forwardedTo has the objects with
+	// connections that a path gives another source.
 	leaving     []*path
 	forwardedTo map[*path][]string
 	ways        []*way
-	forOwn      map[*rule]bool // rules for connections of the host itself
+	forOwn      map[*rule]bool // rules for the host's own connections
 	objects     []*objectOf
-	// masquerading has the marks of packets whose source is translated in postrouting.
+	// masquerading has the marks of packets with source translation in postrouting.
 	masquerading []marked
 	sourced      []*sourceRule
-	// missed are translations that have no equivalent.
+	// missed has the translations without an equivalent.
 	missed []*path
-	// returned are tables with a rule of an object that validation has refused.
+	// returned has the tables with a rule of an object that validation has rejected.
 	returned map[string]bool
-	// stays: rules for forwarded packets stay in the program.
+	// stays is true if rules for forwarded packets stay in the program.
 	stays bool
 }
 
@@ -58,7 +59,7 @@ type made struct {
 	nat     int
 }
 
-// IPTables imports what iptables-save prints.
+// IPTables imports the output of iptables-save.
 func IPTables(text string, o Options) (*draft.Result, error) {
 	d := draft.New("iptables", text, "#")
 	set, err := readIPTables(d)
@@ -77,7 +78,7 @@ func newTranslator(d *draft.Draft, set *ruleset, program string, o Options) *tra
 	return &translator{Options: o, d: d, set: set, program: program, taken: map[*rule]bool{}, lost: map[*rule]bool{}, made: map[*rule][]made{}, returned: map[string]bool{}, forwardedTo: map[*path][]string{}, forOwn: map[*rule]bool{}}
 }
 
-// translate follows every base chain: what changes addresses first, then what filters.
+// translate follows every base chain: chains that translate first, then chains that filter.
 func (t *translator) translate() error {
 	walks := map[hook][]*walker{}
 	var filters []*walker
@@ -142,7 +143,7 @@ func (t *translator) translate() error {
 	return nil
 }
 
-// dropDead removes paths that an earlier path covers: no packet takes them.
+// dropDead removes paths that an earlier path covers, because no packet reaches them.
 func (t *translator) dropDead(w *walker) {
 	var ends byDestination[*path]
 	alive := w.paths[:0:0]
@@ -171,7 +172,7 @@ func (t *translator) onNftables() {
 	}
 }
 
-// publishesGateway reports whether an object takes all ports of an address that may be the gateway's.
+// publishesGateway reports whether an object has all ports of an address that may be the gateway's.
 func (t *translator) publishesGateway() bool {
 	all := func(l config.Listen) bool {
 		return len(l.Ports) == 0 && (!l.Address.IsValid() || t.owns(l.Address) != no)
@@ -194,7 +195,7 @@ func (t *translator) remarks() {
 	}
 }
 
-// keepAccepts keeps the rules of a table that accept packets: a rule that returns to the table may
+// keepAccepts keeps the accept rules of a table, because a rule that returns to the table may
 // depend on them.
 func (t *translator) keepAccepts(table string) {
 	if t.returned[table] {
@@ -210,7 +211,7 @@ func (t *translator) keepAccepts(table string) {
 	}
 }
 
-// placeRules gives each rule its place: a rule that the configuration does not have in full stays.
+// placeRules sets the place of each rule: a rule that is not imported completely stays.
 func (t *translator) placeRules() {
 	atLine := map[int][]*chain{}
 	for _, c := range t.set.order {
@@ -274,7 +275,7 @@ func (t *translator) useSet(name string, r *rule) string {
 	return t.d.Set(name, list)
 }
 
-// lose notes that a path has no equivalent.
+// lose adds a note that a path has no equivalent.
 func (t *translator) lose(p *path, reason, next string) {
 	t.lost[p.rule] = true
 	if p.base.nat && p.rule.do != doLog && p.rule.do != doMark {
@@ -287,7 +288,7 @@ func (t *translator) lose(p *path, reason, next string) {
 	t.d.Lost(p.rule.line, p.rule.text, reason, next)
 }
 
-// take notes that an object holds a path.
+// take records that an object has the effect of a path.
 func (t *translator) take(p *path, o made) {
 	t.taken[p.rule] = true
 	t.made[p.rule] = append(t.made[p.rule], o)
@@ -297,19 +298,19 @@ func (t *translator) take(p *path, o made) {
 	}
 }
 
-// implied notes that a path needs no object.
+// implied adds a note that a path needs no object.
 func (t *translator) implied(p *path, reason string) {
 	t.taken[p.rule] = true
 	t.d.Implied(p.rule.line, p.rule.text, reason)
 }
 
-// impliedBy notes that an object has the effect of a path.
+// impliedBy adds a note that an object has the effect of a path.
 func (t *translator) impliedBy(object string, p *path, reason string) {
 	t.taken[p.rule] = true
 	t.d.ImpliedBy(object, p.rule.line, p.rule.text, reason)
 }
 
-// noteUntranslated notes each rule that neither became part of an object nor has a note already.
+// noteUntranslated adds a note for each rule that is in no object and has no note.
 func (t *translator) noteUntranslated(walks map[hook][]*walker, filters []*walker) {
 	all := filters
 	for _, list := range walks {
@@ -354,7 +355,7 @@ func (t *translator) noteUntranslated(walks map[hook][]*walker, filters []*walke
 	}
 }
 
-// nextFor proposes what to write instead of conditions without an equivalent.
+// nextFor returns the next step for conditions without an equivalent.
 func nextFor(conditions []string, program string) string {
 	for _, c := range conditions {
 		switch {
@@ -369,7 +370,8 @@ func nextFor(conditions []string, program string) string {
 	return "keep it in " + program + ", which Sluice does not change"
 }
 
-// exceptions notes in an object what packets an earlier rule kept from the original.
+// exceptions adds notes to an object about the packets that an earlier rule exempted in the
+// original.
 func (t *translator) exceptions(p *path, object string, said map[*rule]bool) {
 	for _, e := range p.except {
 		if !said[e.rule] {
@@ -386,8 +388,8 @@ type objectOf struct {
 	name string
 }
 
-// overtakes notes in objects that a translation without an equivalent has taken some of their packets
-// before. Sluice's rules run before those that stay.
+// overtakes adds notes to objects if an earlier translation without an equivalent matched some of
+// their packets. Sluice's rules run before the rules that stay.
 func (t *translator) overtakes() {
 	var missed byDestination[*path]
 	for _, q := range t.missed {
@@ -402,10 +404,10 @@ func (t *translator) overtakes() {
 	}
 }
 
-// interfaces writes names as the configuration does.
+// interfaces returns names in the form of the configuration.
 func interfaces(names []string) config.Interfaces { return config.Interfaces(strings.Join(names, ",")) }
 
-// names of an object: from the rule's comment, else the one given.
+// named returns the name of an object from the rule's comment, otherwise the default.
 func named(p *path, otherwise string) string {
 	if n := strings.TrimPrefix(p.name(), "!fw4: "); n != "" && !strings.ContainsAny(n, " \t") {
 		return strings.ReplaceAll(n, "/", "-")
@@ -413,7 +415,7 @@ func named(p *path, otherwise string) string {
 	return otherwise
 }
 
-// acts reports whether a rule that stays has an effect by itself.
+// acts reports whether a rule that stays has an effect of its own.
 func (r *rule) acts(c *chain) bool {
 	return r.do != doJump && r.do != doGoto && r.do != doReturn && r.do != doNothing && (r.do != doAccept || c.drops || c.hook == "" && !c.nat)
 }
@@ -425,7 +427,7 @@ func (t *translator) someAct(stays func(line int) bool) bool {
 	})
 }
 
-// gone are the lines of rules that do not stay.
+// gone returns the lines of rules that do not stay.
 func (t *translator) gone(stays func(line int) bool) map[int]bool {
 	gone := map[int]bool{}
 	for _, c := range t.set.order {
@@ -436,7 +438,7 @@ func (t *translator) gone(stays func(line int) bool) map[int]bool {
 	return gone
 }
 
-// rest returns the iptables lines that are to stay, "" when none has an effect.
+// rest returns the iptables lines that stay, or "" if none has an effect.
 func (t *translator) rest(stays func(line int) bool) string {
 	if !t.someAct(stays) {
 		return ""
@@ -451,12 +453,12 @@ func (t *translator) rest(stays func(line int) bool) string {
 	var b strings.Builder
 	for i, l := range t.d.Lines() {
 		if policy := open[i+1]; policy != "" {
-			if !strings.HasPrefix(l, "-") { // of -P, the declaration is above
+			if !strings.HasPrefix(l, "-") { // a policy (-P): the chain is declared above
 				b.WriteString(policy + "\n")
 			}
 			continue
 		}
-		// Lines of ipset, and lines that are no rules, would stop iptables-restore.
+		// Lines of ipset, and lines that are not rules, would make iptables-restore fail.
 		if ours := strings.ContainsAny(l[:min(len(l), 1)], "*:-[#") || l == "COMMIT"; ours && !gone[i+1] {
 			b.WriteString(l + "\n")
 		}
@@ -464,7 +466,7 @@ func (t *translator) rest(stays func(line int) bool) string {
 	return b.String()
 }
 
-// linesOf lists the lines of several paths' last rules.
+// linesOf returns the lines of the paths' last rules.
 func linesOf(paths []*path) (lines []int) {
 	for _, p := range paths {
 		if !slices.Contains(lines, p.rule.line) {

@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// answer is yes, no, or unknown where the rules do not say.
+// answer is yes, no, or unknown if the rules do not determine it.
 type answer int
 
 const (
@@ -33,7 +33,7 @@ func (t *translator) owns(a netip.Addr) answer {
 	return no
 }
 
-// interfaceOf returns the interface whose network has an address; "" if none is known.
+// interfaceOf returns the interface with a network that includes an address, or "" if unknown.
 func (t *translator) interfaceOf(a netip.Addr) (name string) {
 	bits := -1
 	for i, list := range t.Addresses {
@@ -46,8 +46,8 @@ func (t *translator) interfaceOf(a netip.Addr) (name string) {
 	return name
 }
 
-// isNetwork reports whether a prefix is one network of the host. Without known addresses a prefix no
-// larger than 1,024 addresses is taken for one.
+// isNetwork reports whether a prefix is one network of the host. If addresses are unknown, a prefix
+// of up to 1,024 addresses counts as one.
 func (t *translator) isNetwork(p netip.Prefix) bool {
 	if t.Addresses == nil {
 		return p.Addr().BitLen()-p.Bits() <= 10 || p.Addr().Is6() && p.Bits() >= 64
@@ -60,16 +60,17 @@ func (t *translator) isNetwork(p netip.Prefix) bool {
 	return false
 }
 
-// way is the fate of the sources of connections to the targets of a group, in the postrouting chains.
+// way describes the source translation of connections to the targets of a group in the postrouting
+// chains.
 type way struct {
 	target netip.Addr
-	// all is the path that replaces the source of all connections; pool has its addresses, none
-	// for masquerade.
+	// all is the path that replaces the source of all connections. pool has its addresses, or is
+	// empty for masquerade.
 	all  *path
 	pool []config.AddressRange
 	// guessed is true if the interface towards the target is an assumption.
 	guessed bool
-	// some are paths that replace the sources of some connections, or perhaps of all.
+	// some has the paths that replace the source of some connections, or possibly of all.
 	some   []*path
 	object string
 }
@@ -95,7 +96,7 @@ func (t *translator) wayTo(g *group, r *rule) (w way) {
 	if r.ports.First != 0 && (r.shift == 0 || r.ports.Len() == 1) {
 		v.dport = []flow.Ports{r.ports}
 	}
-	partly := false // some sources are exempt, or replaced by a path before
+	partly := false // some sources are exempt, or replaced by an earlier path
 	for _, q := range t.leaving {
 		bare := q.match
 		bare.out, bare.notOut = nil, nil
@@ -178,7 +179,7 @@ func (t *translator) leavesBy(q *path, target netip.Addr, g *group) (_ answer, g
 	return unknown, true
 }
 
-// followWay remembers what becomes of the sources of an object's clients.
+// followWay records the source translation of an object's clients.
 func (t *translator) followWay(w way, object string) {
 	w.object = object
 	t.ways = append(t.ways, &w)
@@ -195,8 +196,8 @@ func (t *translator) followWay(w way, object string) {
 	}
 }
 
-// noteWays notes the sources that the original replaced and the objects do not. A path that stays in
-// the source's program replaces them as before.
+// noteWays adds notes about sources that the original replaced and the objects do not. A path that
+// stays in the source's program still replaces them.
 func (t *translator) noteWays() {
 	for _, w := range t.ways {
 		if q := w.all; q != nil && w.guessed && len(q.match.out)+len(q.match.notOut) > 0 {
