@@ -57,7 +57,7 @@ func loadBalancer(read func(string, balancer.Options) (*draft.Result, error)) fu
 }
 
 // input describes the input: a file, or the output of a command.
-func (s Source) give() string {
+func (s Source) input() string {
 	if strings.HasPrefix(s.Command, "/") {
 		return s.Command
 	}
@@ -103,9 +103,9 @@ func Import(source, text string, o Options) (*draft.Result, error) {
 		case strings.Count(text, "\n") > MaxLines:
 			return nil, fmt.Errorf("more than %d lines: import it in parts", MaxLines)
 		case strings.TrimSpace(text) == "":
-			return nil, fmt.Errorf("it is empty: pass %s", s.give())
+			return nil, fmt.Errorf("it is empty: pass %s", s.input())
 		case strings.Contains(text, "\x00"):
-			return nil, fmt.Errorf("it is not text: pass %s", s.give())
+			return nil, fmt.Errorf("it is not text: pass %s", s.input())
 		}
 		if err := bounded(text); err != nil {
 			return nil, err

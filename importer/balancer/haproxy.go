@@ -183,7 +183,7 @@ func (h *haproxy) loseAll(s *section, reason, next string) {
 func (h *haproxy) plain(s *section) {
 	h.d.Structure(s.line)
 	for _, l := range s.lines {
-		switch verdict, reason, next := common(l.words); verdict {
+		switch verdict, reason, next := commonLine(l.words); verdict {
 		case draft.Lost:
 			h.d.Lost(l.line, "", reason, next)
 		case draft.Implied:
@@ -297,7 +297,7 @@ func (p *proxied) statement(s *section, l statement) {
 		p.stick(l)
 		return
 	}
-	switch verdict, reason, next := common(w); verdict {
+	switch verdict, reason, next := commonLine(w); verdict {
 	case draft.Implied:
 		p.d.Implied(l.line, "", reason)
 	case draft.Lost:

@@ -181,7 +181,7 @@ func (f *farm) key(field draft.Field) {
 	switch field.Key {
 	case "name", "family", "virtual-addr", "virtual-ports", "protocol", "addresses", "scheduler", "persist-ttl", "log-prefix", "priority", "new-rtlimit-burst",
 		"rst-rtlimit-burst", "sched-param":
-		f.beside(field.Key, value, line, text)
+		f.dependentKey(field.Key, value, line, text)
 	case "mode":
 		if s.Mode = farmModes[value]; s.Mode == "" {
 			f.lost, f.next = "no equivalent for mode "+value, "let the host's own program listen, without a service"
@@ -240,7 +240,7 @@ func (f *farm) key(field draft.Field) {
 }
 
 // dependentKey handles keys that belong to another key.
-func (f *farm) beside(key, value string, line int, text string) {
+func (f *farm) dependentKey(key, value string, line int, text string) {
 	switch key {
 	case "sched-param":
 		f.param = value

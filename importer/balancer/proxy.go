@@ -15,7 +15,7 @@ import (
 
 // commonLine returns the kind of note, the reason and the next step for a line of HAProxy with the
 // same meaning in every section.
-func common(w []string) (draft.Kind, string, string) {
+func commonLine(w []string) (draft.Kind, string, string) {
 	switch w[0] {
 	case "description", "id", "enabled", "hash-type", "guid":
 		return draft.Implied, "has no effect on packets, or Sluice always does this", ""

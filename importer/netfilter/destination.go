@@ -95,7 +95,7 @@ func (t *translator) byClients(groups []*group) {
 		for _, h := range near.near(m) {
 			o := h.match
 			o.src, o.notSrc, o.srcSet = nil, nil, ""
-			if h != g && h.paths[0].rule.do == doDNAT && h.paths[0].rule.first != g.paths[0].rule.first && m.meets(o) {
+			if h != g && h.paths[0].rule.do == doDNAT && h.paths[0].rule.first != g.paths[0].rule.first && m.intersects(o) {
 				g.divided, h.divided = true, true
 			}
 		}
@@ -175,7 +175,7 @@ func (t *translator) group(g *group) {
 		loseAll(problem, next)
 		return
 	}
-	masquerade, said := t.masqueraded(g)
+	masquerade, differences := t.masqueraded(g)
 	way := t.wayOut(g)
 	single := len(g.paths) == 1 && first.rule.first == first.rule.last && len(t.masquerading) == 0 && way.all == nil
 	clients := len(g.match.src) > 0 || len(g.match.notSrc) > 0 || g.match.srcSet != ""
@@ -197,7 +197,7 @@ func (t *translator) group(g *group) {
 			t.exceptions(p, o.name, map[*rule]bool{})
 		}
 		t.objects = append(t.objects, &objectOf{g.paths[0], o.name})
-		for _, s := range said {
+		for _, s := range differences {
 			t.d.Changed(o.name, s.line, s.text, s.reason, s.next)
 		}
 		t.differences(g, o.name, listen)

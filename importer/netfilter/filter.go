@@ -31,7 +31,7 @@ func (t *translator) filter(w *walker) {
 		if r.do == doLog || r.do == doMark || r.do == doNotrack {
 			blocked = ended
 		}
-		if why == "" && (r.do != doAccept && r.do != doReturn) && slices.ContainsFunc(blocked, p.match.meets) {
+		if why == "" && (r.do != doAccept && r.do != doReturn) && slices.ContainsFunc(blocked, p.match.intersects) {
 			why, next = "earlier rules without an equivalent accept some of its packets", "keep the chain in "+t.program+", which Sluice does not change"
 		}
 		if why == "" && len(p.except) > 0 && slices.ContainsFunc(p.except, func(e exception) bool { return !e.ends }) {
@@ -291,7 +291,7 @@ func (t *translator) clamp(p *path) bool {
 // isFollowedBy reports whether the later path has another action than accept for packets that this
 // path accepts.
 func (p *path) isFollowedBy(later *path) bool {
-	return later.rule.do != doAccept && later.rule.do != doReturn && later.match.meets(p.match)
+	return later.rule.do != doAccept && later.rule.do != doReturn && later.match.intersects(p.match)
 }
 
 // helperPorts has the port of each protocol with a helper for inside hosts.

@@ -140,13 +140,13 @@ func (w *walker) emit(r *rule, m match, except []exception, via []*rule) {
 	}
 	var relevant []exception
 	for _, e := range all {
-		if e.match.meets(m) {
+		if e.match.intersects(m) {
 			relevant = append(relevant, e)
 		}
 	}
 	var marks []marking
 	for _, k := range w.marks.near(m) {
-		if k.match.meets(m) {
+		if k.match.intersects(m) {
 			marks = append(marks, k)
 		}
 	}

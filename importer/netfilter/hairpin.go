@@ -9,7 +9,7 @@ import (
 )
 
 // difference is a difference to note.
-type said struct {
+type difference struct {
 	line               int
 	text, reason, next string
 }
@@ -38,7 +38,7 @@ func (t *translator) masquerades(r *rule) bool {
 
 // masqueraded reports whether the sources of all packets of a group are masqueraded. If only some
 // are, it returns the notes about these.
-func (t *translator) masqueraded(g *group) (all bool, list []said) {
+func (t *translator) masqueraded(g *group) (all bool, list []difference) {
 	seen := map[*rule]bool{}
 	for _, p := range g.paths {
 		for _, k := range p.marks {
@@ -49,9 +49,9 @@ func (t *translator) masqueraded(g *group) (all bool, list []said) {
 			case k.match.covers(g.match):
 				return true, nil
 			case len(k.match.src) == 1 && k.match.src[0].IsSingleIP() && k.match.src[0].Addr() == p.rule.first:
-				list = append(list, said{k.by.line, k.by.text, "a backend that is a client of its own service gets no reply if the service selects the same backend", "write mode: fullnat; backends then see the gateway as the client"})
+				list = append(list, difference{k.by.line, k.by.text, "a backend that is a client of its own service gets no reply if the service selects the same backend", "write mode: fullnat; backends then see the gateway as the client"})
 			default:
-				list = append(list, said{k.by.line, k.by.text, "the original replaced the address of some clients by the host's; the service replaces none", "write mode: fullnat, which replaces the address of all clients, if backends do not route their replies through this host"})
+				list = append(list, difference{k.by.line, k.by.text, "the original replaced the address of some clients by the host's; the service replaces none", "write mode: fullnat, which replaces the address of all clients, if backends do not route their replies through this host"})
 			}
 			seen[k.by] = true
 		}

@@ -311,7 +311,7 @@ func narrowPorts(a, b flow.Ports) (flow.Ports, bool) {
 
 // intersects reports whether a packet can match both. Conditions without an equivalent count as
 // true.
-func (m match) meets(o match) bool {
+func (m match) intersects(o match) bool {
 	_, possible := m.and(o)
 	return possible
 }

@@ -418,7 +418,7 @@ func (t *translator) sourceDifferences(p *path, object string, n config.NATRule,
 		other := m
 		other.notDst, other.dst = nil, []netip.Prefix{d}
 		for _, l := range later {
-			if (l.rule.do == doMasq || l.rule.do == doSNAT) && l.match.meets(other) && l.match.proto == flow.Any && len(l.match.dst) == 0 {
+			if (l.rule.do == doMasq || l.rule.do == doSNAT) && l.match.intersects(other) && l.match.proto == flow.Any && len(l.match.dst) == 0 {
 				t.d.Changed(object, p.rule.line, p.rule.text, "packets to "+d.String()+" continued to a later rule; except: exempts them from all rules", "order the rules by hand")
 				break
 			}

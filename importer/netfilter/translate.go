@@ -372,10 +372,10 @@ func nextFor(conditions []string, program string) string {
 
 // exceptions adds notes to an object about the packets that an earlier rule exempted in the
 // original.
-func (t *translator) exceptions(p *path, object string, said map[*rule]bool) {
+func (t *translator) exceptions(p *path, object string, noted map[*rule]bool) {
 	for _, e := range p.except {
-		if !said[e.rule] {
-			said[e.rule] = true
+		if !noted[e.rule] {
+			noted[e.rule] = true
 			t.d.Changed(object, e.rule.line, e.rule.text, "an earlier rule exempts packets, and the object has no such exception", "write a narrower object, or keep both in "+t.program)
 			t.lost[e.rule] = true
 		}
@@ -397,7 +397,7 @@ func (t *translator) overtakes() {
 	}
 	for _, o := range t.objects {
 		for _, q := range missed.near(o.path.match) {
-			if q.base == o.path.base && q.place < o.path.place && q.match.meets(o.path.match) {
+			if q.base == o.path.base && q.place < o.path.place && q.match.intersects(o.path.match) {
 				t.d.Changed(o.name, q.rule.line, q.rule.text, "an earlier rule without an equivalent matched some of the object's packets", "make the two rules match different packets")
 			}
 		}

@@ -100,7 +100,7 @@ func (t *translator) wayTo(g *group, r *rule) (w way) {
 	for _, q := range t.leaving {
 		bare := q.match
 		bare.out, bare.notOut = nil, nil
-		if t.byMark(q) || !bare.meets(v) {
+		if t.byMark(q) || !bare.intersects(v) {
 			continue
 		}
 		leaves, guessed := t.leavesBy(q, r.first, g)
@@ -115,7 +115,7 @@ func (t *translator) wayTo(g *group, r *rule) (w way) {
 			}
 			partly = true
 		case doMasq, doSNAT:
-			if slices.ContainsFunc(q.except, func(e exception) bool { return !e.ends && e.match.meets(v) }) {
+			if slices.ContainsFunc(q.except, func(e exception) bool { return !e.ends && e.match.intersects(v) }) {
 				whole = false
 			}
 			if whole && !partly && !t.turns(q, r.first) && r.first == r.last && q.rule.ports == (flow.Ports{}) && (q.rule.do == doMasq || q.rule.first.IsValid()) {
