@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// Kind is what became of a line.
+// Kind is the outcome of a line.
 type Kind string
 
 // Kinds of notes.
@@ -24,22 +24,21 @@ const (
 	Lost Kind = "lost"
 	// Changed lines are in the configuration, but behave differently in some way.
 	Changed Kind = "changed"
-	// Implied lines need nothing in the configuration: Sluice does so by itself, or they
-	// have no effect.
+	// Implied lines need no configuration: Sluice always has the effect, or there is none.
 	Implied Kind = "implied"
 )
 
-// Note says what became of one line.
+// Note describes the outcome of one line.
 type Note struct {
 	Kind Kind `json:"kind"`
-	// Line of the source, from 1; 0 for a note about the whole.
+	// Line is the line number in the source from 1, or 0 for a note about the whole source.
 	Line int `json:"line"`
-	// Text is the line, or the part that the note is about.
+	// Text is the line, or the part with the difference.
 	Text string `json:"text"`
-	// Reason says why, Next what to do about it.
+	// Reason is the cause, Next the next step.
 	Reason string `json:"reason"`
 	Next   string `json:"next,omitempty"`
-	// Object of the configuration that the note is about: "nat web".
+	// Object is the object with the difference: "nat web".
 	Object string `json:"object,omitempty"`
 }
 
@@ -49,7 +48,7 @@ type Object struct {
 	Lines []int  `json:"lines"`
 }
 
-// Place is where a line of the source ends.
+// Place is the place where a line ends.
 type Place string
 
 // Places of lines.
@@ -58,7 +57,7 @@ const (
 	InObject Place = "object"
 	// InRest lines stay with the source's program, or need a change by hand.
 	InRest Place = "rest"
-	// NotNeeded lines need neither: Sluice has the effect by itself, or there is none.
+	// NotNeeded lines are in neither: Sluice always has the effect, or there is none.
 	NotNeeded Place = "implied"
 )
 
@@ -106,17 +105,17 @@ func (r *Result) Count(k Kind) (n int) {
 	return n
 }
 
-// mark is the declaration of an importer about one line.
+// mark is an importer's declaration about one line.
 type mark struct {
 	structure bool   // punctuation: the end of a block, the name of a table
 	kept      bool   // stays in the source's program
 	class     string // in the summary
 }
 
-// Draft is a configuration in the making.
+// Draft is an incomplete configuration.
 type Draft struct {
 	Config config.Config
-	// Source is the program that the text is of.
+	// Source is the program of the text.
 	Source string
 
 	// Rest writes the lines that stay in the source's own form, "" if none has an effect.
@@ -131,15 +130,15 @@ type Draft struct {
 	origin  map[string][]int
 	notes   []Note
 	noted   map[Note]bool
-	refused []string       // objects that the configuration does not take, as YAML
+	refused []string       // objects that validation rejected, as YAML
 	names   map[string]int // by kind and name: the last number that was appended
 	remarks []string
 	unit    unit
-	// commentMarks begin lines that say nothing.
+	// commentMarks are the prefixes of comment lines.
 	commentMarks []string
 }
 
-// New starts a draft of a text. What begins with one of the marks is a comment.
+// New returns a draft for a text. Lines that begin with one of the marks are comments.
 func New(source, text string, commentMarks ...string) *Draft {
 	lines := strings.Split(strings.TrimSuffix(strings.ReplaceAll(text, "\r\n", "\n"), "\n"), "\n")
 	return &Draft{
@@ -149,8 +148,8 @@ func New(source, text string, commentMarks ...string) *Draft {
 	}
 }
 
-// Entries makes a draft from a list. Its entries count as lines, because a document of JSON may be
-// a single line.
+// Entries returns a draft for a list. Its entries count as lines, because a JSON document may be a
+// single line.
 func Entries(source string, entries []string) *Draft {
 	for i, e := range entries {
 		entries[i] = printable(strings.ReplaceAll(e, "\n", " "))
@@ -160,7 +159,7 @@ func Entries(source string, entries []string) *Draft {
 	return d
 }
 
-// Lines returns the text's lines; the first has the index 0.
+// Lines returns the lines of the text; the first has index 0.
 func (d *Draft) Lines() []string { return d.lines }
 
 // Line returns line n, counted from 1, without the space around it.
@@ -174,10 +173,10 @@ func (d *Draft) Line(n int) string {
 // Structure marks lines without a meaning of their own: the name of a table, the end of a block.
 func (d *Draft) Structure(lines ...int) { d.mark(lines, func(m *mark) { m.structure = true }) }
 
-// Keep marks lines that stay in the source's program, also if an object is made from them.
+// Keep marks lines that stay in the source's program, even if an object is made from them.
 func (d *Draft) Keep(lines ...int) { d.mark(lines, func(m *mark) { m.kept = true }) }
 
-// Class sets the kind of lines that the summary counts them as.
+// Class sets the class of lines in the summary.
 func (d *Draft) Class(class string, lines ...int) {
 	d.mark(lines, func(m *mark) { m.class = class })
 }
@@ -197,14 +196,14 @@ func (d *Draft) Service(s config.Service, lines ...int) string {
 	return d.from("service "+s.Name, lines)
 }
 
-// NAT adds a NAT rule in the same way.
+// NAT adds a NAT rule, like Service.
 func (d *Draft) NAT(r config.NATRule, lines ...int) string {
 	r.Name = d.name("nat", r.Name)
 	d.Config.NAT = append(d.Config.NAT, r)
 	return d.from("nat "+r.Name, lines)
 }
 
-// Rule adds a firewall rule in the same way.
+// Rule adds a firewall rule, like Service.
 func (d *Draft) Rule(r config.FirewallRule, lines ...int) string {
 	r.Name = d.name("rule", r.Name)
 	d.Config.Firewall.Rules = append(d.Config.Firewall.Rules, r)
@@ -230,14 +229,14 @@ func (d *Draft) Set(name string, prefixes []netip.Prefix) string {
 	return name
 }
 
-// Remark adds a comment about the whole at the top.
+// Remark adds a comment about the whole configuration.
 func (d *Draft) Remark(text string) {
 	if !slices.Contains(d.remarks, text) {
 		d.remarks = append(d.remarks, text)
 	}
 }
 
-// AlsoFrom adds lines to those that an object is made from.
+// AlsoFrom adds source lines to an object.
 func (d *Draft) AlsoFrom(object string, lines ...int) { d.from(object, lines) }
 
 func (d *Draft) from(object string, lines []int) string {
@@ -249,29 +248,29 @@ func (d *Draft) from(object string, lines []int) string {
 	return object
 }
 
-// Lost notes that a line, or the part named by text, has no equivalent. An empty text means the whole
-// line.
+// Lost adds a note that a line, or the part in text, has no equivalent. An empty text means the
+// whole line.
 func (d *Draft) Lost(line int, text, reason, next string) {
 	d.note(Note{Kind: Lost, Line: line, Text: text, Reason: reason, Next: next})
 }
 
-// Changed notes that a line behaves differently in an object.
+// Changed adds a note that a line behaves differently in an object.
 func (d *Draft) Changed(object string, line int, text, reason, next string) {
 	d.note(Note{Kind: Changed, Line: line, Text: text, Reason: reason, Next: next, Object: object})
 }
 
-// LostOf notes that a part of a line has no equivalent in the object that was made of the line.
+// LostOf adds a note that a part of a line has no equivalent in the line's object.
 func (d *Draft) LostOf(object string, line int, text, reason, next string) {
 	d.note(Note{Kind: Lost, Line: line, Text: text, Reason: reason, Next: next, Object: object})
 }
 
-// ImpliedBy notes that an object has the effect of a line. If validation refuses the object, the
-// line stays in the source's program.
+// ImpliedBy adds a note that an object has the effect of a line. If validation rejects the object,
+// the line stays in the source's program.
 func (d *Draft) ImpliedBy(object string, line int, text, reason string) {
 	d.note(Note{Kind: Implied, Line: line, Text: text, Reason: reason, Object: object})
 }
 
-// Implied notes that a line needs nothing in the configuration.
+// Implied adds a note that a line needs no configuration.
 func (d *Draft) Implied(line int, text, reason string) {
 	d.note(Note{Kind: Implied, Line: line, Text: text, Reason: reason})
 }
@@ -280,17 +279,17 @@ func (d *Draft) note(n Note) {
 	if n.Text == "" {
 		n.Text = d.Line(n.Line)
 	}
-	n.Text, n.Reason, n.Next = printable(n.Text), printable(n.Reason), printable(n.Next) // they may hold words of the source
+	n.Text, n.Reason, n.Next = printable(n.Text), printable(n.Reason), printable(n.Next) // they may include text of the source
 	if !d.noted[n] {
 		d.noted[n] = true
 		d.notes = append(d.notes, n)
 	}
 }
 
-// maxText bounds the text of a note, in bytes.
+// maxText is the maximum length of the text in a note, in bytes.
 const maxText = 400
 
-// printable makes a text of the source fit for a terminal and for a comment.
+// printable makes a text of the source safe for a terminal and for a comment.
 func printable(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == 0xfffd || r == 0x2028 || r == 0x2029 || r == 0xfeff {
@@ -307,7 +306,7 @@ func printable(s string) string {
 // maxName is the longest name of an object (package config).
 const maxName = 63
 
-// clean makes a name of letters, digits, and - _ . : of any text.
+// clean converts any text to a name of letters, digits, and - _ . :
 func clean(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.:", r) {
@@ -319,12 +318,12 @@ func clean(s string) string {
 	return cmp.Or(s[:min(len(s), maxName)], "unnamed")
 }
 
-// name makes a name that no other object of the kind has.
+// name returns a name that is unique among objects of the kind.
 func (d *Draft) name(kind, wanted string) string {
 	base := clean(wanted)
 	name := base
 	for d.names[kind+" "+name] > 0 {
-		d.names[kind+" "+base]++ // the next number to try, so that equal names cost no search
+		d.names[kind+" "+base]++ // the next suffix to try, so that equal names need no search
 		suffix := fmt.Sprintf("-%d", d.names[kind+" "+base])
 		name = base[:min(len(base), maxName-len(suffix))] + suffix
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// Finish removes objects that the configuration does not accept, gives every line its place, and
-// writes the configuration.
+// Finish removes objects that validation rejects, sets the place of every line, and writes the
+// configuration.
 func (d *Draft) Finish() (*Result, error) {
 	if err := d.accept(); err != nil {
 		return nil, err
@@ -38,14 +38,14 @@ func (d *Draft) Finish() (*Result, error) {
 	return r, nil
 }
 
-// speaks reports whether a line has a meaning: it is neither empty nor a comment.
-func (d *Draft) speaks(line string) bool {
+// hasContent reports whether a line is neither empty nor a comment.
+func (d *Draft) hasContent(line string) bool {
 	text := strings.TrimSpace(line)
 	return text != "" && !slices.ContainsFunc(d.commentMarks, func(mark string) bool { return strings.HasPrefix(text, mark) })
 }
 
-// place gives every line its place and writes the rest. A line that nothing accounts for is lost
-// and stays in the source's program.
+// place sets the place of every line and writes the rest. A line without a place is lost and stays
+// in the source's program.
 func (d *Draft) place(r *Result) {
 	lost, implied, in := map[int]bool{}, map[int]bool{}, map[int]bool{}
 	for _, n := range d.notes {
@@ -59,7 +59,7 @@ func (d *Draft) place(r *Result) {
 	}
 	for i, l := range d.lines {
 		n := i + 1
-		if m := d.marks[n]; d.speaks(l) && !m.structure && !m.kept && !in[n] && !lost[n] && !implied[n] {
+		if m := d.marks[n]; d.hasContent(l) && !m.structure && !m.kept && !in[n] && !lost[n] && !implied[n] {
 			d.Lost(n, "", "not understood", "write the equivalent by hand")
 			d.Keep(n)
 			lost[n] = true
@@ -73,7 +73,7 @@ func (d *Draft) place(r *Result) {
 		m := d.marks[n]
 		line := Line{Number: n, Class: m.class, Text: d.Line(n), Place: NotNeeded}
 		switch {
-		case !d.speaks(l) && !in[n] && !lost[n]:
+		case !d.hasContent(l) && !in[n] && !lost[n]:
 			continue
 		case lost[n] || m.kept && (d.Rest == nil || r.Rest != ""):
 			line.Place = InRest
@@ -84,8 +84,8 @@ func (d *Draft) place(r *Result) {
 	}
 }
 
-// check verifies the result by itself: a line in an object is in one that exists, a line in the rest
-// is known as one, and every note about an object names one of the configuration.
+// check verifies the result. A line in an object must be in an existing object, a line in the rest
+// must have that place, and every note about an object must name an existing one.
 func (r *Result) check() error {
 	in, exists := map[int]bool{}, map[string]bool{}
 	for _, o := range r.Objects {
@@ -137,7 +137,7 @@ func marshal(c *config.Config) (string, error) {
 	return string(body), nil
 }
 
-// objects lists the objects of the draft in the order of the file.
+// objects returns the objects of the draft in the order of the file.
 func (d *Draft) objects() (list []Object) {
 	add := func(name string) {
 		list = append(list, Object{Name: name, Lines: append([]int{}, d.origin[name]...)})
@@ -157,8 +157,8 @@ func (d *Draft) objects() (list []Object) {
 // objectPath finds the object in the path of an error.
 var objectPath = regexp.MustCompile(`^(services|nat|firewall\.rules)\[(\d+)\]`)
 
-// accept takes out what validation refuses, one object of each error at a time, until the rest
-// is accepted.
+// accept removes the objects that validation rejects, one per error and round, until the rest is
+// valid.
 func (d *Draft) accept() error {
 	for {
 		body, err := marshal(&d.Config)
@@ -179,7 +179,7 @@ func (d *Draft) accept() error {
 	}
 }
 
-// takeOut removes the objects that errors are about, and reports whether there were any.
+// takeOut removes the objects in errors, and reports whether there were any.
 func (d *Draft) takeOut(errs config.Errors) bool {
 	gone := map[string]map[int]bool{}
 	why := map[string]*config.Error{} // by object
@@ -217,7 +217,7 @@ func filter[T any](list []T, gone map[int]bool) (kept []T) {
 	return kept
 }
 
-// refuse keeps an object that is not accepted as a comment, and returns its name.
+// refuse stores a rejected object for a comment, and returns its name.
 func (d *Draft) refuse(section string, n int, e *config.Error) string {
 	one, object := &config.Config{}, ""
 	switch section {
@@ -234,8 +234,9 @@ func (d *Draft) refuse(section string, n int, e *config.Error) string {
 	return object
 }
 
-// returnLines notes the lines of refused objects as lost, so that they stay in the source's program.
-// It removes notes about these objects. Lines that a refused object implied are lost too.
+// returnLines notes the lines of rejected objects as lost, so that they stay in the source's
+// program. It removes the notes about these objects. Lines implied by a rejected object are lost
+// too.
 func (d *Draft) returnLines(why map[string]*config.Error) {
 	lose := func(object string, lines ...int) {
 		e := why[object]

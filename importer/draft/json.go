@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Value is a JSON value that knows the line where it begins.
+// Value is a JSON value with its line number.
 type Value struct {
 	Line int
 	// Text of a string, a number, true, false or null; empty for others.
@@ -29,10 +29,10 @@ type Field struct {
 	Value *Value
 }
 
-// maxDepth is how deep values may lie in each other.
+// maxDepth is the maximum nesting of values.
 const maxDepth = 64
 
-// JSON reads all values of a text, one behind the other.
+// JSON parses all values of a text in sequence.
 func JSON(text string) (list []*Value, err error) {
 	p := &jsonReader{Decoder: json.NewDecoder(strings.NewReader(text)), text: text, line: 1}
 	p.UseNumber()
@@ -55,7 +55,7 @@ func JSON(text string) (list []*Value, err error) {
 type jsonReader struct {
 	*json.Decoder
 	text     string
-	at, line int // offset and line up to which lines are counted
+	at, line int // offset and line of the last count
 }
 
 func (p *jsonReader) failed(err error) error {
@@ -65,7 +65,7 @@ func (p *jsonReader) failed(err error) error {
 	return fmt.Errorf("line %d: not JSON: %w", p.here(), err)
 }
 
-// here returns the line that has been read to.
+// here returns the current line.
 func (p *jsonReader) here() int {
 	to := min(int(p.InputOffset()), len(p.text))
 	p.line += strings.Count(p.text[p.at:to], "\n")
@@ -116,7 +116,7 @@ func (p *jsonReader) value(t json.Token, depth int) (*Value, error) {
 	return v, nil
 }
 
-// Get returns the value of a key, nil when there is none, also of a nil or other value.
+// Get returns the value of a key. It returns nil if the key is missing or v is not an object.
 func (v *Value) Get(keys ...string) *Value {
 	for _, key := range keys {
 		if v == nil {
@@ -147,7 +147,7 @@ func (v *Value) IsObject() bool { return v != nil && v.kind == '{' }
 // IsArray reports whether the value is an array.
 func (v *Value) IsArray() bool { return v != nil && v.kind == '[' }
 
-// List returns the items of an array, or a value that is none as the only item.
+// List returns the items of an array, or any other value as the only item.
 func (v *Value) List() []*Value {
 	switch {
 	case v == nil:

@@ -13,12 +13,12 @@ import (
 // width of the report and of comments, in columns.
 const width = 80
 
-// comment writes the configuration with comments: the summary, the lines and the differences of each
-// object, and at the end the lines that have no equivalent.
+// comment returns the configuration with comments: the summary, the lines and differences of each
+// object, and at the end the lines without an equivalent.
 func (d *Draft) comment(body string, r *Result) string {
 	var b strings.Builder
 	for _, l := range wrap(fmt.Sprintf("Imported from %s: %s of %s; %s. Read the comments, then: sluice check FILE",
-		d.Source, plural(len(r.Objects), "object"), d.unit.count(d.spoken()), r.summary()), width-2) {
+		d.Source, plural(len(r.Objects), "object"), d.unit.count(d.contentLines()), r.summary()), width-2) {
 		b.WriteString("# " + l + "\n")
 	}
 	if s := r.Summary(); s != "" {
@@ -69,7 +69,7 @@ func (d *Draft) comment(body string, r *Result) string {
 	return b.String()
 }
 
-// writeOrigin writes the comment of an object. First has the object where a reason was explained.
+// writeOrigin writes the comment of an object. first has the object that already explains a reason.
 func writeOrigin(b *strings.Builder, margin string, d *Draft, o Object, notes []Note, first map[Note]string) {
 	say := func(s string) {
 		for _, l := range wrap(s, width-len(margin)) {
@@ -96,17 +96,17 @@ func writeOrigin(b *strings.Builder, margin string, d *Draft, o Object, notes []
 	}
 }
 
-// spoken counts the lines that say something.
-func (d *Draft) spoken() (n int) {
+// contentLines counts the lines that are neither empty nor comments.
+func (d *Draft) contentLines() (n int) {
 	for _, l := range d.lines {
-		if d.speaks(l) {
+		if d.hasContent(l) {
 			n++
 		}
 	}
 	return n
 }
 
-// summary counts lines without an equivalent and lines that behave differently, in words.
+// summary describes the number of lines without an equivalent and of lines that behave differently.
 func (r *Result) summary() string {
 	lost, changed := r.Count(Lost), r.Count(Changed)
 	switch {
@@ -127,8 +127,8 @@ func hasOrHave(n int, what, one, more string) string {
 	return fmt.Sprintf("%d %ss %s", n, what, more)
 }
 
-// Summary returns where the lines ended, by class, and the lines to check by hand:
-// "translations: 10 of 10; filter: 8 of 12 stay in iptables; check by hand: line 3".
+// Summary returns the places of the lines by class, and the lines to check by hand: "translations:
+// 10 of 10; filter: 8 of 12 stay in iptables; check by hand: line 3".
 func (r *Result) Summary() string {
 	type count struct{ all, rest int }
 	counts, order := map[string]*count{}, []string{}
@@ -173,11 +173,11 @@ func (r *Result) Summary() string {
 	return strings.Join(parts, "; ")
 }
 
-// maxTexts bounds the lines of the source that the report shows for one reason.
+// maxTexts is the maximum number of source lines in the report for one reason.
 const maxTexts = 8
 
-// Report writes the summary and then the notes for people: notes of one reason together, in the
-// order of the lines. Implied lines are counted, or with all listed too.
+// Report writes the summary and then the notes, grouped by reason, in the order of the lines. It
+// counts implied lines, or lists them too if all is true.
 func (r *Result) Report(w io.Writer, all bool) error {
 	var b strings.Builder
 	say := func(margin, text string) {
@@ -217,7 +217,7 @@ func (r *Result) Report(w io.Writer, all bool) error {
 	return err
 }
 
-// grouped are the notes of one reason.
+// grouped has the notes with one reason.
 type grouped struct {
 	Note
 	numbers []int
@@ -226,8 +226,8 @@ type grouped struct {
 	seen    map[any]bool
 }
 
-// group joins notes that differ by their line and text only. Unless they are separate, notes about
-// different objects are joined too.
+// group joins notes that differ only in line and text. If separate is false, it also joins notes
+// about different objects.
 func group(notes []Note, separate bool) (list []*grouped) {
 	index := map[Note]*grouped{}
 	for _, n := range notes {
@@ -260,7 +260,7 @@ func group(notes []Note, separate bool) (list []*grouped) {
 	return list
 }
 
-// head names the lines, their fate and the objects: "lines 3, 5: changed in nat web, nat mail".
+// head returns the lines, their kind and their objects: "lines 3, 5: changed in nat web, nat mail".
 func (g *grouped) head(u unit) string {
 	s := g.lines(u) + ": " + string(g.Kind)
 	if len(g.objects) > 0 {
@@ -296,7 +296,7 @@ func (u unit) count(n int) string {
 	return fmt.Sprintf("%d %s", n, u.more)
 }
 
-// list writes "line 3", or "lines 3, 5-8".
+// list returns "line 3", or "lines 3, 5-8".
 func (u unit) list(numbers []int) string {
 	var parts []string
 	for i := 0; i < len(numbers); i++ {
@@ -327,7 +327,7 @@ func cut(s string, n int) string {
 	return string([]rune(s)[:n-3]) + "..."
 }
 
-// wrap breaks s between words into lines of at most n columns; a longer word has a line of its own.
+// wrap splits s between words into lines of at most n columns. A longer word has a line of its own.
 func wrap(s string, n int) (lines []string) {
 	line := ""
 	for _, w := range strings.Fields(s) {

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/model"
 )
 
-// Datapath carries configurations in the network namespace where it was opened.
+// Datapath applies configurations in the network namespace in which it was opened.
 type Datapath interface {
 	Apply(context.Context, *config.Config) error
 	// Close removes everything from the namespace.
@@ -37,7 +37,7 @@ type Pair struct {
 	anyPort bool
 }
 
-// NewPair makes both gateways. It calls open in the namespace of the imported one.
+// NewPair creates both gateways. It calls open in the namespace of the imported one.
 func NewPair(h model.Host, open func() (Datapath, error)) (p *Pair, err error) {
 	p = &Pair{host: h}
 	if p.original, err = newGateway(h); err != nil {
@@ -131,7 +131,7 @@ func forget() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable)
 // the rules that made them.
 const firstPort = 20000
 
-// Difference is a probe that the two gateways handle otherwise.
+// Difference is a probe with different results on the two gateways.
 type Difference struct {
 	Probe Probe `json:"probe"`
 	// Original and Imported are the frames that left, as text.
@@ -178,7 +178,7 @@ func (p *Pair) Compare(ctx context.Context, probes []Probe) (list []Difference, 
 	return list, nil
 }
 
-// explain sends a probe again through the original rules, to find those that match.
+// explain repeats a probe with the original rules, to find the rules that match.
 func (p *Pair) explain(d *Difference) error {
 	var before, after counted
 	count := func(c *counted) error {
@@ -211,7 +211,7 @@ func (p *Pair) explain(d *Difference) error {
 	return nil
 }
 
-// known names a deliberate difference, "" if there is none.
+// known returns the name of a deliberate difference, or "".
 func (p *Pair) known(d *Difference) string {
 	switch asked := p.about(d.Probe); {
 	case p.anyPort && len(d.Original) > 0 && strings.Contains(d.Original[0], d.Probe.Src.String()+" > "+d.Probe.Dst.String()+" ") && (len(d.Imported) == 0 || d.Original[0] == d.Imported[0]):
@@ -225,7 +225,7 @@ func (p *Pair) known(d *Difference) string {
 	return ""
 }
 
-// routed returns the interface that the host's routes lead to an address by; "" for its own.
+// routed returns the output interface of the host's route to an address, or "" for the host's own.
 func (p *Pair) routed(a netip.Addr) (name string) {
 	bits := -1
 	for _, i := range p.host.Interfaces {
@@ -246,12 +246,12 @@ func (p *Pair) routed(a netip.Addr) (name string) {
 	return name
 }
 
-// about returns the objects that a probe concerns: those that it asks for, and those that translate its
-// source.
+// about returns the objects that a probe concerns: the ones with its destination, and the ones that
+// may translate its source.
 func (p *Pair) about(probe Probe) map[string]bool {
 	list := map[string]bool{}
 	c := p.result.Config
-	listens := func(l *config.Listen) bool { // other ports of the address too
+	listens := func(l *config.Listen) bool { // also for other ports of the address
 		if l == nil {
 			return false
 		}

@@ -114,7 +114,7 @@ func (g *gateway) build(h model.Host) (err error) {
 	return g.configure(h)
 }
 
-// configure makes the interfaces, addresses, neighbours and routes of the host.
+// configure creates the interfaces, addresses, neighbours and routes of the host.
 func (g *gateway) configure(h model.Host) error {
 	for _, s := range [][2]string{{"ipv4/ip_forward", "1"}, {"ipv6/conf/all/forwarding", "1"}, {"ipv6/conf/default/accept_dad", "0"},
 		{"ipv6/conf/default/addr_gen_mode", "1"}, {"ipv6/auto_flowlabels", "0"}, {"ipv4/icmp_ratelimit", "0"}, {"ipv6/icmp/ratelimit", "0"},

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// Bounds of a guessed host: more interfaces and neighbours add no kinds of probes.
+// Limits of a guessed host: more interfaces and neighbours add no kinds of probes.
 const (
 	maxInterfaces = 24
 	maxNeighbours = 512
@@ -32,9 +32,9 @@ type guess struct {
 	taken map[netip.Addr]bool // own addresses and routers
 }
 
-// Guess returns a host for the rules of an import: with the interfaces that they name, and neighbours
-// for the addresses that they name. Addresses are the host's own by interface. Without them the
-// outside interface gets public addresses, and inside interfaces get the private networks.
+// Guess returns a host for the rules of an import, with the interfaces in the rules and neighbours
+// for their addresses. addresses has the host's own addresses by interface. Without them the
+// outside interface gets public addresses, and inside interfaces get private networks.
 func Guess(r *draft.Result, outside []string, addresses map[string][]netip.Prefix) model.Host {
 	g := &guess{taken: map[netip.Addr]bool{}}
 	var named, leaving []string
@@ -76,7 +76,7 @@ func Guess(r *draft.Result, outside []string, addresses map[string][]netip.Prefi
 	return g.h
 }
 
-// literal makes an interface name of a pattern: "ppp+" becomes "ppp0".
+// literal returns an interface name for a pattern: "ppp0" for "ppp+".
 func literal(name string) string {
 	if s := strings.TrimRight(name, "+*"); s != name {
 		return s + "0"
@@ -116,8 +116,8 @@ func (g *guess) address(i int, p netip.Prefix) {
 	}
 }
 
-// networks gives the interfaces addresses: each inside one the networks that rules name with it, the
-// others to the first.
+// networks sets the addresses of interfaces. Each inside interface gets the networks in its rules,
+// the first one also all other networks.
 func (g *guess) networks(out string) {
 	index := func(name string) int {
 		return slices.IndexFunc(g.h.Interfaces, func(i model.Interface) bool { return i.Name == name })
@@ -165,7 +165,7 @@ func (g *guess) networks(out string) {
 			}
 		}
 	}
-	for _, m := range g.rules { // public destinations are the host's own unless an inside interface asks for them
+	for _, m := range g.rules { // public destinations are addresses of the host unless a rule has an inside input interface
 		inside := slices.ContainsFunc(m.interfaces, func(name string) bool { return literal(name) != out })
 		for _, p := range m.dests {
 			if p.IsSingleIP() && !p.Addr().IsPrivate() && !inside && len(m.targets) > 0 && len(g.h.Interfaces[outer].Addresses) < 64 {
@@ -175,7 +175,7 @@ func (g *guess) networks(out string) {
 	}
 }
 
-// named reports whether a rule names the address as a host's.
+// named reports whether a rule has the address of a single host.
 func (g *guess) named(a netip.Addr) bool {
 	return slices.ContainsFunc(g.rules, func(m mentions) bool {
 		return slices.Contains(m.targets, a) || slices.ContainsFunc(slices.Concat(m.sources, m.dests), func(p netip.Prefix) bool { return p.IsSingleIP() && p.Addr() == a })
@@ -191,8 +191,8 @@ func (g *guess) router(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// routes leads everything to a router on the outside interface, and private networks that rules name to
-// one on the first inside interface.
+// routes sets the default route to a router on the outside interface. The private networks in rules
+// have a route to a router on the first inside interface.
 func (g *guess) routes(out string) {
 	add := func(to string, iface model.Interface) {
 		dst := netip.MustParsePrefix(to)
@@ -230,7 +230,8 @@ func (g *guess) neighbour(iface string, a netip.Addr) {
 	g.h.Neighbours = append(g.h.Neighbours, model.Neighbour{Interface: iface, Address: a, MAC: packet.MAC{2, 0, 0, 2, byte(n >> 8), byte(n)}})
 }
 
-// neighbours adds the hosts that rules name on the networks of the interfaces, and two more on each.
+// neighbours adds the hosts in rules that are on the networks of the interfaces, and two more on
+// each network.
 func (g *guess) neighbours() {
 	on := func(a netip.Addr) (string, bool) {
 		for _, i := range g.h.Interfaces {
@@ -266,7 +267,7 @@ func (g *guess) neighbours() {
 	}
 }
 
-// Describe lists the interfaces and addresses of a host, for the report.
+// Describe returns the interfaces and addresses of a host for the report.
 func Describe(h model.Host) string {
 	var words []string
 	for _, i := range h.Interfaces {

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// Probe opens one connection: a SYN, a datagram or an echo request. Whatever leaves the gateway is
-// answered.
+// Probe opens one connection by a SYN, a datagram or an echo request. Every packet that leaves the
+// gateway is answered.
 type Probe struct {
 	// In is the interface where the probe arrives; empty for a socket of the gateway itself.
 	In               string
@@ -26,7 +26,7 @@ type Probe struct {
 	SrcPort, DstPort uint16        // SrcPort 0: the next free one
 }
 
-// MarshalText writes the probe as String does.
+// MarshalText returns the text of String.
 func (p Probe) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
 // String describes the probe for the report.
@@ -135,7 +135,7 @@ func (g *gateway) fromInside(p Probe) (out []model.Departure, done func(), err e
 	})
 	done = func() {
 		unix.Close(fd)
-		_, _ = g.departures() // a reset, which is no part of the comparison
+		_, _ = g.departures() // a reset, which is not compared
 	}
 	if err != nil {
 		if fd >= 0 {
@@ -149,7 +149,7 @@ func (g *gateway) fromInside(p Probe) (out []model.Departure, done func(), err e
 	return out, done, err
 }
 
-// answerTo builds the answer of a host to a SYN, a datagram or an echo request.
+// answerTo returns the reply of a host to a SYN, a datagram or an echo request.
 func answerTo(frame []byte) ([]byte, bool) {
 	p := packet.Parse(frame)
 	if len(p) < 3 {

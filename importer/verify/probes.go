@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/model"
 )
 
-// mentions are the values that a rule names, which probes ask for.
+// mentions has the values in a rule that probes use.
 type mentions struct {
 	interfaces []string
 	sources    []netip.Prefix
@@ -89,8 +89,8 @@ func mentionsOf(text string) (m mentions) {
 	return m
 }
 
-// Probes makes probes for the rules of an import: each has the values that one rule names, some
-// replaced by values of other rules or of the host.
+// Probes returns probes for the rules of an import. Each has the values of one rule, some replaced
+// by values of other rules or of the host.
 func Probes(h model.Host, r *draft.Result, n int, random *rand.Rand) (list []Probe) {
 	var rules []mentions
 	all := mentions{}
@@ -128,7 +128,7 @@ func choose[T any](g *generator, list []T) (x T, ok bool) {
 	return list[g.IntN(len(list))], true
 }
 
-// sample returns an address of a prefix: one of the host's neighbours where it has one.
+// sample returns an address of a prefix, preferably of one of the host's neighbours.
 func (g *generator) sample(p netip.Prefix) netip.Addr {
 	if p.IsSingleIP() {
 		return p.Addr()
@@ -179,7 +179,7 @@ func (g *generator) anyAddress(six bool) netip.Addr {
 	return a
 }
 
-// probe makes one probe. It is false where no host of that address can send by the interface.
+// probe returns one probe. ok is false if no host with the address can send to the interface.
 func (g *generator) probe(m mentions) (p Probe, ok bool) {
 	six := false
 	for _, x := range slices.Concat(m.sources, m.dests) {

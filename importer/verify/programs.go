@@ -41,7 +41,7 @@ type part struct {
 	offset  int // lines before it in the file
 }
 
-// parts splits a file with the rules of iptables-save and ip6tables-save.
+// parts splits a file into the parts of iptables-save and ip6tables-save.
 func (p Program) parts(text string) (list []part) {
 	six := "ip6" + strings.TrimPrefix(string(p), "ip")
 	program, start := string(p), 0
@@ -186,7 +186,7 @@ func ruleLines(text string) map[string][]int {
 	return lines
 }
 
-// listing is the document that nft -j prints.
+// listing is the document of nft -j.
 type listing struct {
 	List []map[string]json.RawMessage `json:"nftables"`
 }
@@ -201,7 +201,7 @@ type nftRule struct {
 
 func (r *nftRule) chain() string { return r.Family + " " + r.Table + " " + r.Chain }
 
-// withCounters gives every rule a counter behind its conditions.
+// withCounters adds a counter to every rule after its conditions.
 func withCounters(text string) (string, error) {
 	var doc listing
 	if err := json.Unmarshal([]byte(text), &doc); err != nil {
@@ -244,7 +244,7 @@ func withCounters(text string) (string, error) {
 	return string(out), err
 }
 
-// nftRules calls f for the rules of a listing with the number of their entry.
+// nftRules calls f for each rule of a listing with the number of its entry.
 func nftRules(text string, f func(entry int, r *nftRule)) error {
 	var doc listing
 	if err := json.Unmarshal([]byte(text), &doc); err != nil {

@@ -12,11 +12,11 @@ import (
 	"syscall"
 )
 
-// device finds the interfaces that chains of family netdev and flowtables name.
+// device matches the interfaces of chains of family netdev and of flowtables.
 var device = regexp.MustCompile(`\bdevices?\s*=?\s*(\{[^}]*\}|"[^"]+"|[\w.@-]+)`)
 
-// JSON returns rules in the text form of nft as "nft -j list ruleset" prints them. The program nft
-// loads them in a network namespace that ends with it; without root in a user namespace too.
+// JSON converts rules in the text form of nft to the output of "nft -j list ruleset". The program
+// nft loads them in a temporary network namespace; without root also in a user namespace.
 func JSON(text string) (string, error) {
 	script := "set -e\n"
 	seen := map[string]bool{}
