@@ -106,8 +106,8 @@ func hairpinWarning(s *datapath.Snapshot, bridges []bridge) string {
 func hairpinObstacle(bridges []bridge, server netip.Addr) string {
 	for _, b := range bridges {
 		if slices.ContainsFunc(b.networks, func(p netip.Prefix) bool { return p.Contains(server) }) {
-			return fmt.Sprintf("is on the bridge %s, whose frames pass these rules before they are bridged (%s): the server itself cannot connect this way, as a bridge "+
-				"sends nothing back by the port that it came by; write \"bridge link set dev PORT hairpin on\" for its port, or datapath: ebpf", b.name, b.sysctl)
+			return fmt.Sprintf("is on the bridge %s, whose frames pass these rules before they are bridged (%s): the server itself cannot connect this way, because a bridge "+
+				"does not send a frame back to its input port; write \"bridge link set dev PORT hairpin on\" for its port, or datapath: ebpf", b.name, b.sysctl)
 		}
 	}
 	return ""

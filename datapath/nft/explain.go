@@ -118,7 +118,7 @@ func (x *explainer) explanation() *datapath.Explanation {
 	case x.e.Out != "" && x.e.NextHop.IsValid():
 		x.step("leaves by %s, next hop %s", x.e.Out, x.e.NextHop)
 	case x.e.Out != "":
-		x.step("leaves by %s, where its mark leads it: 'ip rule' and 'ip route show table all' tell the next hop", x.e.Out)
+		x.step("leaves by %s, selected by its mark; see 'ip rule' and 'ip route show table all' for the next hop", x.e.Out)
 	}
 	x.doubts()
 	x.step("%s: %s", x.e.Action, x.e.Reason)
@@ -301,7 +301,7 @@ func (x *explainer) kernelReason(answers []string) string {
 		x.step("the kernel does not forward it: %v", a.NoRoute)
 		return "no-route"
 	}
-	x.step("the kernel drops it, and no rule that was replayed: sluice drops shows where such packets end")
+	x.step("the kernel drops it, not a replayed rule; sluice drops shows the place in the kernel")
 	return "kernel"
 }
 
@@ -382,7 +382,7 @@ func (x *explainer) doubts() {
 		return
 	}
 	if x.service != nil && !x.service.Scheduler.Hashes() && len(x.service.Backends) > 1 {
-		note("scheduler %s: the backend is one of those that a new connection may get", x.service.Scheduler)
+		note("scheduler %s: a new connection may get another backend", x.service.Scheduler)
 	}
 	if x.answer.Entry != nil && e.After.Source.Addr() != e.Before.Source.Addr() && e.Reason == "new-flow" {
 		if e.After.Source.Port() != e.Before.Source.Port() {
@@ -394,7 +394,7 @@ func (x *explainer) doubts() {
 	}
 	for _, word := range []string{"update @", "add @", "ct count", "limit rate", "meta priority set"} {
 		if slices.ContainsFunc(x.answer.Steps, func(s replay.Step) bool { return strings.Contains(s.Rule.Text, word) }) {
-			note("rates, counts of connections and remembered backends begin anew in the replay")
+			note("rates, counts of connections and remembered backends are empty at the start of the replay")
 			return
 		}
 	}

@@ -178,7 +178,7 @@ func TestExplainServices(t *testing.T) {
 	tcp, udp := flow.TCP, flow.UDP
 	for _, c := range []explained{
 		{name: "dnat", protocol: tcp, node: "client", from: "10.64.0.7:4000", to: "192.0.2.10:80", owner: "web", backend: "*", after: "*", verdict: "forward new-flow", out: "lan0", hop: "*", rule: "vmap @services"},
-		{name: "dnat in turns", protocol: tcp, node: "client", from: "10.64.0.7:4001", to: "192.0.2.11:80", owner: "turns", backend: "*", after: "*", verdict: "forward new-flow", hop: "*", note: "one of those"},
+		{name: "dnat in turns", protocol: tcp, node: "client", from: "10.64.0.7:4001", to: "192.0.2.11:80", owner: "turns", backend: "*", after: "*", verdict: "forward new-flow", hop: "*", note: "may get another backend"},
 		{name: "dnat, IPv6", protocol: tcp, node: "client", in: "wan0", from: "[fd00:1::2]:4000", to: "[2001:db8::10]:80", owner: "web6", backend: "a", after: "[fd00:1::2]:4000 -> [fd00:2::2]:8080", verdict: "forward new-flow", out: "lan0", hop: "fd00:2::2"},
 		{name: "fullnat", protocol: tcp, node: "client", from: "10.0.1.2:4002", to: "192.0.2.20:80", owner: "full", backend: "a", after: "10.0.2.100:4002 -> 10.0.2.2:8080", verdict: "forward new-flow", out: "lan0", hop: "10.0.2.2", rule: "snat", note: "another source port"},
 		{name: "limited", protocol: tcp, node: "client", from: "10.0.1.2:4003", to: "192.0.2.80:80", owner: "limited", backend: "a", after: "10.0.1.2:4003 -> 10.0.2.2:8080", verdict: "forward new-flow", out: "lan0", hop: "10.0.2.2"},

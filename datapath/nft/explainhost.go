@@ -43,6 +43,6 @@ func ExplainHost(ctx context.Context, q datapath.Question) (*datapath.Explanatio
 	if list := rules.Names(); len(list) > 0 {
 		names = strings.Join(list, ", ")
 	}
-	e.Notes = append(e.Notes, "rules known: all of this host ("+names+")", "connections that are tracked already are not taken along")
+	e.Notes = append(e.Notes, "rules known: all of this host ("+names+")", "existing conntrack entries are not part of the replay")
 	return e, nil
 }

@@ -225,7 +225,7 @@ func TestFlowtableStandsBackForRulesThatSeeEveryPacket(t *testing.T) {
 			t.Errorf("%s: a flowtable is used all the same", want)
 		}
 		what, _, _ := strings.Cut(want, " (")
-		if text := strings.Join(b.d.Warnings(), "\n"); !strings.Contains(text, "as "+what+" has to see every packet") {
+		if text := strings.Join(b.d.Warnings(), "\n"); !strings.Contains(text, "because "+what+" must see every packet") {
 			t.Errorf("warnings %q do not name %q", text, what)
 		}
 	}

@@ -59,7 +59,7 @@ func (d *Datapath) endLate(answers map[endpoints]bool) error {
 			if err != nil {
 				d.mu.Lock()
 				defer d.mu.Unlock()
-				d.endError = fmt.Errorf("connections that late answers have opened: %w", err)
+				d.endError = fmt.Errorf("ending connections opened by late replies: %w", err)
 				return
 			}
 		}

@@ -333,7 +333,7 @@ func (d *Datapath) end(ctx context.Context, s *stale) (int, error) {
 		err = d.endLate(answers)
 	}
 	if err != nil {
-		return n, fmt.Errorf("connections that are treated otherwise now: %w", err)
+		return n, fmt.Errorf("ending connections that the new rules treat differently: %w", err)
 	}
 	return n, nil
 }

@@ -29,16 +29,16 @@ func (d *Datapath) Warnings() []string {
 	out := kernel.ForwardingWarnings(d.host.sysctl, v4, v6, nil, nil)
 	carries := len(d.snapshot.Services)+len(d.snapshot.NAT) > 0
 	if !d.flowtables && carries && d.snapshot.Config.Flowtable != config.SwitchOff {
-		out = append(out, "the kernel has no flowtables (CONFIG_NF_FLOW_TABLE): established flows take the whole path")
+		out = append(out, "the kernel has no flowtables (CONFIG_NF_FLOW_TABLE): established flows take the full path")
 	} else if what := compile.SeesEveryPacket(d.snapshot); what != "" && carries && d.snapshot.Config.Flowtable == config.SwitchAuto {
-		out = append(out, "flowtable auto: established flows take the whole path, as "+what+" has to see every packet")
+		out = append(out, "flowtable auto: established flows take the full path, because "+what+" must see every packet")
 	}
 	if !d.timeouts && carries {
 		out = append(out, "the kernel has no timeouts of single connections (CONFIG_NF_CONNTRACK_TIMEOUT): timeouts: is not applied, "+
 			"the sysctls net.netfilter.nf_conntrack_*_timeout are in force")
 	}
 	if d.mismatch != nil {
-		out = append(out, fmt.Sprintf("%v; its packets go on being sent to where it was", d.mismatch))
+		out = append(out, fmt.Sprintf("%v; its packets are still sent to the last known place", d.mismatch))
 	}
 	if d.compiled != nil {
 		for _, u := range d.compiled.Unreached() {

@@ -84,8 +84,8 @@ func (d *Draft) place(r *Result) {
 	}
 }
 
-// check verifies the result. A line in an object must be in an existing object, a line in the rest
-// must have that place, and every note about an object must name an existing one.
+// check verifies the result. Each line must have one place, and a line in an object must be listed
+// by an object. Every note must name an existing object, and a lost line must be in the rest.
 func (r *Result) check() error {
 	in, exists := map[int]bool{}, map[string]bool{}
 	for _, o := range r.Objects {
