@@ -76,8 +76,8 @@ static __always_inline bool never_from6(const union addr *a)
 		(a->w[2] ? a->w[2] == bpf_htonl(0xffff) : bpf_ntohl(a->w[3]) <= 1)); // mapped; unspecified, loopback
 }
 
-// Reports whether a packet is never routed: its destination is multicast, broadcast or link-local,
-// or its source is invalid. A separate stack frame, so that its spills do not add to the stack of
+// Reports whether a packet is never routed: its destination is multicast, broadcast, link-local or
+// 0.0.0.0, or its source is invalid. A separate stack frame, so that its spills do not add to the stack of
 // the miss path.
 static __noinline bool never_routed(const struct packet *p)
 {
@@ -85,7 +85,7 @@ static __noinline bool never_routed(const struct packet *p)
 
 	if (p->family == FAMILY_6)
 		return to >> 24 == 0xff || to >> 22 == 0x3fa || never_from6(&p->tuple.saddr);
-	return to >> 28 == 0xe || to == 0xffffffff || martian4(p->tuple.saddr.w[0]);
+	return !to || to >> 28 == 0xe || to == 0xffffffff || martian4(p->tuple.saddr.w[0]);
 }
 
 #define FRAGMENT_SECONDS 30 // RFC 791 and RFC 8200 let hosts wait up to 60

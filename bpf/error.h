@@ -351,7 +351,7 @@ static __always_inline bool dest_routable4(const struct packet *p)
 {
 	__u32 to = bpf_ntohl(p->tuple.daddr.w[0]);
 
-	return p->family == FAMILY_4 && to >> 28 != 0xe && to != 0xffffffff;
+	return p->family == FAMILY_4 && to && to >> 28 != 0xe && to != 0xffffffff;
 }
 
 // Makes the plan for an ICMP error from the plan of a reply to the quoted packet.

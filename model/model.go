@@ -166,7 +166,7 @@ func (m *Model) toGroup(in Arrival, v *view) Outcome {
 	return Outcome{Action: Pass, Reason: ReasonOtherStation}
 }
 
-var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+var broadcast, unspecified = netip.AddrFrom4([4]byte{255, 255, 255, 255}), netip.IPv4Unspecified()
 
 // unroutable reports whether a is invalid in the other address family.
 func unroutable(a netip.Addr) bool { return martian(a) || a.IsLinkLocalUnicast() }
@@ -208,7 +208,7 @@ func (m *Model) decide(in Arrival, v *view) plan {
 // crosses to IPv6 for path diagnosis (RFC 7915 §4.1).
 func (m *Model) martianError(in Arrival, v *view) plan {
 	to := v.dst.Addr()
-	if v.v6 || v.kind != icmpError || v.quoted == nil || to.IsMulticast() || to == broadcast {
+	if v.v6 || v.kind != icmpError || v.quoted == nil || to.IsMulticast() || to == broadcast || to == unspecified {
 		return pass(ReasonNotRouted)
 	}
 	p, ok := m.errorOf(in, v)
@@ -225,7 +225,7 @@ func (m *Model) martianError(in Arrival, v *view) plan {
 // link-local addresses.
 func (v *view) neverRouted() bool {
 	from, to := v.src.Addr(), v.dst.Addr()
-	return to.IsMulticast() || to == broadcast || martian(from) || v.v6 && (to.IsLinkLocalUnicast() || from.IsLinkLocalUnicast())
+	return to.IsMulticast() || to == broadcast || to == unspecified || martian(from) || v.v6 && (to.IsLinkLocalUnicast() || from.IsLinkLocalUnicast())
 }
 
 func (m *Model) decidePacket(in Arrival, v *view) plan {

@@ -301,8 +301,8 @@ func ownRedirects(s *situation) (missing, extra []string) {
 	}), nil
 }
 
-// oddDestinations: Linux drops packets to 0.0.0.0/8, which eBPF translates; nftables translates packets to link-local
-// IPv6 addresses that leave by the link that they arrived on, which eBPF leaves to the kernel.
+// oddDestinations: nftables translates packets to link-local IPv6 addresses that leave by the link that they arrived
+// on, which eBPF leaves to the kernel.
 func oddDestinations(s *situation) (missing, extra []string) {
 	odd := func(f parsed) string {
 		_, dst := f.ends(0)
@@ -311,11 +311,7 @@ func oddDestinations(s *situation) (missing, extra []string) {
 		}
 		return f.without(0, true, false)
 	}
-	missing, extra = s.pairs(odd, odd)
-	return missing, append(extra, filter(s.extra, func(_ string, f parsed) bool {
-		_, dst := f.ends(0)
-		return dst.Is4() && dst.As4()[0] == 0
-	})...)
+	return s.pairs(odd, odd)
 }
 
 // optionsLeft: eBPF forwards IPv4 options as they are; the kernel enters its address for record route and timestamp,
