@@ -147,7 +147,7 @@ static __noinline enum reason ready(const struct packet *p, struct plan *plan, e
 //   - new flows, if "ip rule" may select the return route by the translated destination
 static __always_inline bool refused_late(void *ctx, const struct packet *p, const struct plan *plan, bool current)
 {
-	if (plan->flags & PLAN_ERROR) {
+	if (p->flags & PACKET_ERROR) {
 		if (plan->family != p->family)
 			return false; // the kernel does not see its original source
 	} else if (plan->flags & PLAN_EXISTING ? current : !(checks_now() & CHECK_RULES)) {
