@@ -354,13 +354,27 @@ func (m *Model) fullnatSource(s *service, v *view, to netip.AddrPort, was *sessi
 		}
 		addresses = m.withFormerAddress(was, addresses, to.Addr().Is6())
 	}
-	key, ok := m.allocate(request{addresses: addresses, protocol: v.protocol, wanted: v.src.Port(),
-		ports: config.PortSet{{First: 1024, Last: 65535}}})
+	key, ok := m.formerPort(s, to, addresses)
+	if !ok {
+		key, ok = m.allocate(request{addresses: addresses, protocol: v.protocol, wanted: v.src.Port(),
+			ports: config.PortSet{{First: 1024, Last: 65535}}})
+	}
 	if !ok {
 		return key, ReasonNoPort
 	}
 	m.ports[key] = forever
 	return key, ""
+}
+
+// formerPort returns the source endpoint of the session that the current SYN replaced. A new
+// connection to the same backend keeps it while its address is in the pool.
+func (m *Model) formerPort(s *service, to netip.AddrPort, addresses []netip.Addr) (outsideKey, bool) {
+	was := m.replaced
+	if was == nil || was.service != s || was.port == nil || was.tuple[1].Source != to ||
+		!slices.Contains(addresses, was.port.endpoint.Addr()) || !m.free(*was.port) {
+		return outsideKey{}, false
+	}
+	return *was.port, true
 }
 
 // serviceReply handles a backend's packet without a session: a reply of a stateless service, or an
