@@ -65,7 +65,7 @@ func LoadShares(path string) (Shares, error) {
 	return s, nil
 }
 
-// Save writes shares to a file, beside those of rows that were not measured.
+// Save writes shares to a file, and keeps the shares of rows that were not measured.
 func (s Shares) Save(path string) error {
 	all, err := LoadShares(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -19,15 +19,15 @@ import (
 // outside may have twice the nodes of [nodeLimit] when their aliases are written out.
 const maxNodes = 5_000_000
 
-// decoder fills a Config from a YAML tree. It goes on after an error, so that
-// one run finds all of them.
+// decoder fills a Config from a YAML tree. It continues after an error, so that one run finds all
+// errors.
 type decoder struct {
 	path   path // of the value being decoded; reused, cloned for errors
 	errs   Errors
 	failed map[string]bool // paths of errs
 	// budget is how many nodes may still be visited.
 	budget int
-	// named tells that the value is an object whose name the path says: it may lack it.
+	// named is set if the path contains the object's name, which the value may then omit.
 	named     bool
 	truncated bool // there were more errors than maxErrors
 }
@@ -372,8 +372,8 @@ func (d *decoder) boolean(n *yaml.Node, v reflect.Value) {
 	}
 }
 
-// integer reads decimal and 0x numbers. YAML's octal and underscored forms are
-// refused: nobody means port 010 to be 8.
+// integer reads decimal and 0x numbers. It refuses YAML's octal and underscored forms: port 010 is
+// rarely meant as 8.
 func (d *decoder) integer(n *yaml.Node, v reflect.Value) {
 	digits := strings.TrimPrefix(n.Value, "-")
 	hex, isHex := strings.CutPrefix(digits, "0x")
@@ -419,7 +419,7 @@ func (d *decoder) target(n *yaml.Node, t *Target) {
 	}
 }
 
-// words reads one word, or a list of them, to what keeps them separated by commas.
+// words reads one word, or a list of words, into their comma-separated form.
 func (d *decoder) words(n *yaml.Node, v reflect.Value, what, example string) {
 	var words []string
 	switch n.Kind {

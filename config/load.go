@@ -31,7 +31,7 @@ const MaxFileSize = 64 << 20
 // maxErrors is how many errors are reported of one file.
 const maxErrors = 1000
 
-// maxText bounds one value or key, in bytes: messages name values, many of them the same one.
+// maxText limits one value or key, in bytes: messages repeat values.
 const maxText = 4096
 
 // The second reading of a file, for the column of a syntax error, is given up for
@@ -57,9 +57,8 @@ func Load(path string) (*Config, error) {
 	return Decode(path, data)
 }
 
-// Decode reads, completes (SetDefaults) and validates a configuration in YAML, of
-// which JSON is a part. Name stands in the messages for the file's name. The
-// error is an Errors with everything that is wrong, in file order.
+// Decode reads, completes (SetDefaults) and validates a configuration in YAML, which includes JSON.
+// Messages contain name as the file's name. The error is an Errors with all errors, in file order.
 func Decode(name string, data []byte) (*Config, error) {
 	return decode(name, data, 2*nodeLimit(len(data)))
 }
@@ -73,7 +72,8 @@ func decode(name string, data []byte, budget int) (*Config, error) {
 		return nil, finish(name, data, Errors{err})
 	}
 	if root == nil || root.Tag == "!!null" {
-		// A writer has not come far yet, or found no room; nobody means to end all services by it.
+		// An interrupted write or a full disk can leave an empty file. It must not end all
+		// services.
 		return nil, Errors{{File: name, Cause: "nothing is configured: the file is empty, or has only comments", Hint: "write services: [] for a gateway that does nothing"}}
 	}
 	c := &Config{}
@@ -155,7 +155,7 @@ func syntaxError(data []byte, err error) *Error {
 	if len(data) <= maxSyntaxSize && depth(data) <= maxSyntaxDepth && !strings.Contains(m[2], "depth") {
 		e.sharpen(data)
 	}
-	if strings.Contains(m[2], "UTF-8") || strings.Contains(m[2], "control characters") { // of which that parser tells no place
+	if strings.Contains(m[2], "UTF-8") || strings.Contains(m[2], "control characters") { // the parser gives no position for these
 		e.atStray(data)
 	}
 	if lines := bytes.SplitN(data, []byte("\n"), e.Line+1); e.Line <= len(lines) && bytes.HasPrefix(bytes.TrimLeft(lines[e.Line-1], " "), []byte("\t")) {

@@ -42,11 +42,11 @@ func (p Place) on(name string) bool {
 	return false
 }
 
-// place assigns objects to datapaths. A service is placed on the first datapath that supports all
-// of it. NAT rules stay together if one datapath supports them all, because helpers, hairpinning
-// and exceptions depend on other rules. They are not placed where they would translate the replies
-// of a service on a later datapath as new connections. If a firewall rule must see traffic, that
-// traffic is placed on a datapath that supports the rule.
+// place assigns objects to datapaths. A service is placed on the first datapath that supports it
+// completely. NAT rules stay together if one datapath supports all rules, because helpers,
+// hairpinning and exceptions depend on other rules. They are not placed where they would translate
+// the replies of a service on a later datapath as new connections. If a firewall rule must see
+// traffic, that traffic is placed on a datapath that supports the rule.
 func (e *Engine) place(cfg *config.Config) (placement, error) {
 	var p placement
 	var errs []error

@@ -17,10 +17,10 @@ const (
 	maxSources = 4096
 )
 
-// A reply to an unresolved source, whose hardware address the kernel has to ask for, stays in the socket's
-// send buffer for up to three seconds. An interface has at most unresolvedPerSecond requests from such
-// sources: their replies fill a small part of the buffer. A host that asks is resolved before that,
-// because it had to ask for the gateway's hardware address.
+// A reply to an unresolved source stays in the socket's send buffer for up to three seconds, until
+// the kernel knows the hardware address. An interface accepts at most unresolvedPerSecond requests
+// from such sources, so that their replies fill a small part of the buffer. A real client is
+// resolved earlier, because it had to resolve the gateway's address.
 const unresolvedPerSecond = 32
 
 // subscriber is the prefix that counts as one client. An IPv6 host can use any address of its /64.

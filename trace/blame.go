@@ -19,10 +19,9 @@ func dropRules(ctx context.Context, ns conntrack.Namespace) (rules []firewall.Ru
 	return rules, err
 }
 
-// blame finds the rules that may have dropped the samples between two listings:
-// those whose counters moved, or else those whose conditions fit; without an earlier
-// listing no counter is known to have moved. One result is certain as far as
-// can be seen, several are candidates.
+// blame returns the rules that may have dropped the samples between two listings: rules whose
+// counters increased, otherwise rules whose conditions match. Without an earlier listing no
+// increase is known. A single result is certain as far as visible; several are candidates.
 func blame(before, after []firewall.Rule, hooks map[Hook]bool, samples []*DropSample) []firewall.Rule {
 	old := map[string]uint64{}
 	for _, r := range before {
@@ -82,7 +81,7 @@ func (s *DropSample) asRulesSee() *firewall.Packet {
 		p.States = []uint32{firewall.StateUntracked}
 	case TrackedNew:
 		p.States = []uint32{firewall.StateNew, firewall.StateRelated}
-	case TrackedConfirmed: // new as long as nothing has come back
+	case TrackedConfirmed: // new until a reply arrives
 		p.States = []uint32{firewall.StateEstablished, firewall.StateRelated, firewall.StateNew}
 	}
 	return p

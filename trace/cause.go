@@ -9,7 +9,7 @@ import "strings"
 type Cause struct {
 	ID      string `json:"id"`      // stable name, such as "table-full"
 	Title   string `json:"title"`   // what happened, a few words
-	Meaning string `json:"meaning"` // one sentence for people who do not know the kernel
+	Meaning string `json:"meaning"` // one sentence for users who do not know the kernel
 	Remedy  string `json:"remedy,omitempty"`
 	// Benign drops are part of normal work: they lose nothing that anybody waits for.
 	Benign bool `json:"benign,omitempty"`
@@ -236,8 +236,8 @@ var rules = []rule{
 	{"netlink_*", "", &CauseDetach},
 }
 
-// causeOf finds the cause of a kind of drop from the event alone. Those of
-// netfilter hooks may be changed afterwards by the counters; see refine.
+// causeOf returns the cause of a kind of drop from the event alone. The counters may change the
+// cause of netfilter drops later; see refine.
 func causeOf(p place) Cause {
 	if p.function == "nf_hook_slow" || p.function == "nf_hook_slow_list" {
 		return hookCause(p)
@@ -259,8 +259,8 @@ func causeOf(p place) Cause {
 	return CauseOther
 }
 
-// hookCause separates the verdicts that share one place and one reason: the
-// hook and what connection tracking knew of the packet tell them apart.
+// hookCause separates verdicts with the same place and reason, by the hook and by the packet's
+// conntrack state.
 func hookCause(p place) Cause {
 	switch p.caller {
 	case "ip_rcv", "ipv6_rcv", "ip_list_rcv", "ip_sublist_rcv", "ipv6_list_rcv", "ip6_sublist_rcv":

@@ -19,7 +19,7 @@ import (
 // under "softnet." count for the whole host and are the same in every namespace.
 type Counters map[string]uint64
 
-// Sub returns what was added between before and c.
+// Sub returns the increase from before to c.
 func (c Counters) Sub(before Counters) Counters {
 	out := make(Counters, len(c))
 	for name, v := range c {
@@ -34,8 +34,8 @@ func (c Counters) Sub(before Counters) Counters {
 	return out
 }
 
-// ReadCounters reads the counters of a namespace. What this kernel does not have
-// is missing from the result; conntrackErr tells why connection tracking's are.
+// ReadCounters reads the counters of a namespace. Counters that this kernel lacks are absent from
+// the result. conntrackErr is the reason if conntrack's are absent.
 func ReadCounters(ctx context.Context, ns conntrack.Namespace) (c Counters, conntrackErr, err error) {
 	err = ns.Do(func() (err error) {
 		c, err = ParseCounters(os.DirFS("/"))

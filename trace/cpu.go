@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// CPUTime is what a CPU did, in clock ticks: since boot, or within a window.
+// CPUTime is the time of a CPU by activity, in clock ticks, since boot or within a window.
 type CPUTime struct {
 	CPU                  int    // its number; the kernel leaves out those that are offline
 	Total, Softirq, Idle uint64 // Idle counts waits for disks, too
@@ -44,8 +44,8 @@ func ParseCPUs(stat string) []CPUTime {
 	return cpus
 }
 
-// CPUsBetween is what the CPUs did that were there at both ends of a window. The kernel
-// may set the idle time of one back; what it gained is nothing then.
+// CPUsBetween returns the time of the CPUs that were online at both ends of a window. If the kernel
+// set the idle time of a CPU back, its increase is 0.
 func CPUsBetween(before, after []CPUTime) []CPUTime {
 	added := func(b, a uint64) uint64 { return a - min(b, a) }
 	var cpus []CPUTime
@@ -93,7 +93,7 @@ func ParseSoftnet(text string) []SoftnetCPU {
 	return cpus
 }
 
-// BacklogDrops is how many packets of the whole host have found the backlog of a CPU full. The
+// BacklogDrops returns the number of packets of the whole host that found a CPU's backlog full. The
 // sum falls when a CPU goes offline.
 func BacklogDrops() (sum uint64, err error) {
 	text, err := os.ReadFile("/proc/net/softnet_stat")

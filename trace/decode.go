@@ -47,7 +47,7 @@ func headerTuple(b []byte) flow.Tuple {
 	return flow.Tuple{Protocol: protocol, Source: netip.AddrPortFrom(src, sport), Dest: netip.AddrPortFrom(dst, dport)}
 }
 
-// isEcho tells the ICMP types that carry an identifier.
+// isEcho reports whether an ICMP type carries an identifier.
 func isEcho(p flow.Protocol, kind byte) bool {
 	if p == flow.ICMP {
 		return kind == 0 || kind == 8
@@ -95,8 +95,7 @@ func cString(b []int8) string {
 	return s.String()
 }
 
-// KernelVersion returns the first two numbers of the running kernel's release,
-// 0 0 when it cannot be told.
+// KernelVersion returns the first two numbers of the running kernel's release, or 0, 0 if unknown.
 func KernelVersion() (major, minor int) {
 	var u unix.Utsname
 	if unix.Uname(&u) != nil {

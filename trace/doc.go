@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package trace turns kernel events into plain words: which packets were
-// dropped, where, why and by which rule; and where the CPU time of the network
-// stack goes. It needs tracepoints and perf events only: no kprobes, no
-// compiler and no debug symbols on the host.
+// Package trace explains kernel events: dropped packets with place, reason and rule, and the CPU
+// time of the network stack. It needs only tracepoints and perf events: no kprobes, no compiler and
+// no debug symbols on the host.
 package trace

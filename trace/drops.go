@@ -82,7 +82,7 @@ type Drops struct {
 	objects dropsObjects
 	links   []link.Link
 	ring    *ringbuf.Reader
-	losses  *losses // nil where the kernel does not tell of them
+	losses  *losses // nil without kernel support
 	symbols *Symbols
 	reasons *Reasons
 	limits  []string
@@ -109,8 +109,8 @@ type DropCount struct {
 	key dropsDropKey
 }
 
-// OpenDrops starts to count. It needs CAP_BPF, CAP_PERFMON and, for names,
-// CAP_SYSLOG; root has all of them.
+// OpenDrops starts counting. It needs CAP_BPF, CAP_PERFMON and, for symbol names, CAP_SYSLOG. Root
+// has these capabilities.
 func OpenDrops(o DropOptions) (*Drops, error) {
 	d := &Drops{}
 	var err error
@@ -275,14 +275,14 @@ func conntrackModule(kernel *btf.Spec) []*btf.Spec {
 	return nil
 }
 
-// nftDropsApart tells whether this kernel frees the packets of nft rules in
-// nft_do_chain (6.7) instead of in the hook's loop.
+// nftDropsApart reports whether this kernel frees the packets of nft rules in nft_do_chain (6.7)
+// instead of in the hook's loop.
 func nftDropsApart() bool {
 	major, minor := KernelVersion()
 	return major > 6 || major == 6 && minor >= 7
 }
 
-// Counts returns what has been dropped so far.
+// Counts returns the drops so far.
 func (d *Drops) Counts() ([]DropCount, error) {
 	var list []DropCount
 	var key dropsDropKey
@@ -312,15 +312,15 @@ func (d *Drops) describe(key dropsDropKey) DropCount {
 
 // Missed counts the drops that a probe could not count or describe since it was started or last resumed.
 type Missed struct {
-	Kinds       uint64 // drops of too many kinds to be told apart
+	Kinds       uint64 // drops beyond the limit of kinds
 	Interrupted uint64 // drops of the whole host that interrupted both programs
 	Hidden      uint64 // drops of the whole host that this kernel ran no program for, interruptions left out
-	Samples     uint64 // lost because nobody read them in time
+	Samples     uint64 // lost because they were not read in time
 }
 
 // Missed reads what could not be counted.
 func (d *Drops) Missed() Missed {
-	interrupted := d.interruptions() // first: what the second program makes up for comes after it
+	interrupted := d.interruptions() // first, because the second program's correction follows it
 	events := d.events.Packets()     // before what the programs saw: drops in between are not hidden
 	n := d.missed()
 	interrupted -= d.interruptedBefore
@@ -378,8 +378,8 @@ func (d *Drops) programs() []*ebpf.Program {
 	return slices.DeleteFunc(all, func(p *ebpf.Program) bool { return p == nil })
 }
 
-// Pause stops to count until Resume; what was counted can still be read. A paused
-// probe costs the host nothing, and Resume much less than a new probe.
+// Pause stops counting until Resume. The counts remain readable. A paused probe costs the host
+// nothing, and Resume is much cheaper than a new probe.
 func (d *Drops) Pause() error {
 	var errs []error
 	for _, l := range d.links {

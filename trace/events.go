@@ -16,10 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// eventCount counts the drops of all CPUs by perf events instead of by a program. The
-// kernels of some virtual machines run no tracing program while a thread of their
-// provider's agent is the current one: what a softirq drops that interrupts it is seen
-// by no probe, but by this. Other kernels' probes count as many as this does.
+// eventCount counts the drops of all CPUs by perf events instead of a program. Kernels of some
+// virtual machines run no tracing program while a thread of the provider's agent is current. Drops
+// of a softirq that interrupts such a thread are invisible to probes, but not to this counter. On
+// other kernels both counts are equal.
 type eventCount []int
 
 const kfreeSkbID = "events/skb/kfree_skb/id"

@@ -81,5 +81,5 @@ func (f *Filter) set(word, value string) (err error) {
 	return err
 }
 
-// Empty tells whether the filter passes everything.
+// Empty reports whether the filter passes everything.
 func (f Filter) Empty() bool { return f == Filter{} }

@@ -45,9 +45,8 @@ func (n *flameNode) child(name string) *flameNode {
 	return c
 }
 
-// WriteFlameGraph draws the profile as one SVG file that needs nothing else: the
-// colour of a box is that of the phase that most of its samples belong to. Idle
-// time is left out.
+// WriteFlameGraph draws the profile as one self-contained SVG file. The colour of a box is the
+// colour of the phase with most of its samples. Idle time is omitted.
 func (p *Profile) WriteFlameGraph(w io.Writer) error {
 	root := &flameNode{name: "all", phases: map[string]uint64{}, children: map[string]*flameNode{}}
 	colors := map[string]string{}
@@ -100,8 +99,8 @@ func (p *Profile) WriteFlameGraph(w io.Writer) error {
 	return err
 }
 
-// escape makes text of XML of any bytes: what a program calls itself need not be
-// UTF-8, and may hold what XML forbids.
+// escape returns XML text for any bytes: a program's name need not be UTF-8 and may contain
+// characters that XML forbids.
 func escape(s string) string {
 	var b strings.Builder
 	_ = xml.EscapeText(&b, []byte(s)) // a strings.Builder never fails
@@ -146,9 +145,8 @@ type flamePainter struct {
 	bottom int
 }
 
-// draw writes a node, which begins after the given number of samples, and then
-// its children, which stand on it. The script computes with the samples, since
-// rounded pixels are wrong when they are magnified.
+// draw writes a node that begins after the given number of samples, and then its children above it.
+// The script computes with samples, because rounded pixels are wrong when magnified.
 func (f *flamePainter) draw(n *flameNode, start uint64, level int) {
 	width := float64(n.samples) * f.scale
 	if level == 0 {

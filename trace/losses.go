@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/conntrack"
 )
 
-// losses counts the frames that XDP programs of the whole host redirect and that are lost, or
-// abort. No socket buffer was made of them, so that no drop event tells of them.
+// losses counts frames that XDP programs of the whole host redirect and that are lost, or aborted.
+// They have no socket buffer, so no drop event reports them.
 type losses struct {
 	objects lossesObjects
 	links   []link.Link
@@ -74,7 +74,7 @@ func (l *losses) close() error {
 	return errors.Join(l.pause(), l.objects.Close())
 }
 
-// tracepoints are where each kind of loss is told, and its cause.
+// tracepoints has the tracepoint and the cause of each kind of loss.
 var tracepoints = map[lossesLossKind]struct {
 	name  string
 	cause *Cause
@@ -84,8 +84,8 @@ var tracepoints = map[lossesLossKind]struct {
 	lossesLossKindLOSS_ABORTED:  {"xdp_exception", &CauseXDPAborted},
 }
 
-// groups are the losses of a namespace, by cause. Places say which tracepoint told, from
-// where the frames were to go where, why not, and by which program.
+// groups returns the losses of a namespace, by cause. Places are the tracepoint, the source and
+// target interface, the error and the program.
 func (l *losses) groups(ns conntrack.Namespace, interfaces func() map[uint32]string) (map[string]*DropGroup, error) {
 	if l == nil {
 		return nil, nil

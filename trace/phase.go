@@ -74,9 +74,8 @@ var (
 // idleFunctions are where a CPU waits for work.
 var idleFunctions = []string{"do_idle", "cpu_startup_entry", "default_idle*", "cpuidle_*", "pv_native_safe_halt", "acpi_idle*", "intel_idle*", "poll_idle"}
 
-// loadedProgram stands for the names of BPF programs: bpf_prog_, 16 hexadecimal
-// digits, and the program's own name. The kernel's functions for loading programs
-// begin alike.
+// loadedProgram replaces the names of BPF programs: bpf_prog_, 16 hexadecimal digits, and the
+// program's own name. The kernel's functions for loading programs have the same prefix.
 const loadedProgram = "bpf_prog_TAG"
 
 var programName = regexp.MustCompile(`^bpf_prog_[0-9a-f]{16}(_|$)`)

@@ -36,8 +36,8 @@ type Profile struct {
 	Phases  []PhaseShare   `json:"phases"`
 	Stacks  []ProfileStack `json:"-"`
 	Limits  []string       `json:"limits,omitempty"`
-	// divisor are the packets that all namespaces forwarded: samples do not tell for which one
-	// they were taken, so each namespace has the part of its packets.
+	// divisor is the number of packets forwarded by all namespaces. Samples do not identify a
+	// namespace, so each namespace gets the share of its packets.
 	divisor uint64
 	// Busiest is the CPU that worked most, and its share of the window.
 	Busiest      int     `json:"busiest_cpu"`
@@ -58,7 +58,7 @@ type PhaseShare struct {
 
 // ProfileStack is one distinct stack with its samples.
 type ProfileStack struct {
-	Program string   // command name of what was running
+	Program string   // command name of the running task
 	Frames  []string // innermost first; empty in user space
 	Phase   Phase
 	Samples uint64
@@ -118,7 +118,7 @@ func ProfileWhile(ctx context.Context, namespaces []conntrack.Namespace, f func(
 		return nil, fmt.Errorf("profile: %w", err)
 	}
 	all := *symbols
-	all.programs = loadedPrograms() // with what was loaded meanwhile
+	all.programs = loadedPrograms() // including programs loaded meanwhile
 	if err := p.collect(&objects, &all); err != nil {
 		return nil, err
 	}
@@ -180,7 +180,7 @@ func onlineCPUs() []int {
 	return cpus
 }
 
-// readForwarded sums the counters that tell how many packets went by.
+// readForwarded sums the counters of forwarded packets.
 func readForwarded(ctx context.Context, namespaces []conntrack.Namespace) Counters {
 	sum := Counters{}
 	for _, ns := range namespaces {
@@ -255,7 +255,7 @@ func (p *Profile) collect(objects *profileObjects, symbols *Symbols) error {
 
 // finish turns samples into shares and microseconds.
 func (p *Profile) finish(shares map[string]*PhaseShare) {
-	// A CPU that sleeps deeply may skip ticks: what is missing was idle.
+	// A CPU in deep sleep may skip ticks. Missing ticks were idle.
 	expected := float64(p.Rate) * p.Window.Seconds()
 	total := max(expected*float64(p.CPUs), float64(p.Samples+p.Lost))
 	if missing := uint64(total) - p.Samples - p.Lost; missing > 0 {
@@ -291,7 +291,7 @@ func (p *Profile) busiest(window []CPUTime) {
 	}
 }
 
-// cpuTimes reads what each CPU did since boot.
+// cpuTimes reads the time of each CPU by activity since boot.
 func cpuTimes() []CPUTime {
 	text, _ := os.ReadFile("/proc/stat")
 	return ParseCPUs(string(text))
@@ -310,9 +310,8 @@ func (p *Profile) Share(names ...string) float64 {
 
 var foldable = strings.NewReplacer(";", ":", "\n", " ")
 
-// Folded returns the stacks as lines "program;outermost;...;innermost count", the
-// format that flame graph tools read. What divides them there, and cannot be told
-// from a program's own name for itself, is replaced in that name.
+// Folded returns the stacks as lines "program;outermost;...;innermost count", the input format of
+// flame graph tools. Separators inside a program's name are replaced.
 func (p *Profile) Folded() string {
 	lines := make([]string, 0, len(p.Stacks))
 	for _, s := range p.Stacks {

@@ -25,8 +25,8 @@ func (w *Watcher) raced(ctx context.Context, ns conntrack.Namespace, groups map[
 	groups[g.Cause.ID] = g
 }
 
-// portsLeft tells whether the ports in use towards the destination of a dropped packet lie so
-// far apart that others between them are free: a pool without a free port is dense.
+// portsLeft reports whether the ports in use towards the destination of a dropped packet have free
+// ports between them: a pool without a free port is dense.
 func portsLeft(ctx context.Context, ns conntrack.Namespace, samples []*DropSample) bool {
 	for _, s := range samples {
 		if !s.Reply.IsValid() {
@@ -58,5 +58,5 @@ func portsLeft(ctx context.Context, ns conntrack.Namespace, samples []*DropSampl
 	return false
 }
 
-// sparse tells whether so many ports leave more than a fifth of those between them free.
+// sparse reports whether more than a fifth of the ports in a range are free.
 func sparse(used, first, last uint64) bool { return used > 0 && 5*used < 4*(last-first+1) }

@@ -23,12 +23,12 @@ import (
 // samplesKept is how many packets a report shows for each cause.
 const samplesKept = 3
 
-// DropReport is what was dropped during a window, by namespace and cause.
+// DropReport lists the drops of a window, by namespace and cause.
 type DropReport struct {
 	Window      time.Duration    `json:"window_ns"`
 	Groups      []DropGroup      `json:"causes"` // most packets first, benign last
 	Reconciled  []Reconciliation `json:"reconciliation,omitempty"`
-	Uncounted   uint64           `json:"uncounted"`    // drops of too many kinds to be told apart
+	Uncounted   uint64           `json:"uncounted"`    // drops beyond the limit of kinds
 	Interrupted uint64           `json:"interrupted"`  // drops of the whole host that interrupted both programs of the probe
 	Hidden      uint64           `json:"hidden"`       // drops of the whole host that this kernel ran no program for
 	LostSamples uint64           `json:"lost_samples"` // sampled but not read in time
@@ -107,7 +107,7 @@ type snapshot struct {
 // Watcher runs one observation of drops over a window.
 type Watcher struct {
 	Options    DropOptions
-	Namespaces []conntrack.Namespace // those whose counters are compared
+	Namespaces []conntrack.Namespace // namespaces with compared counters
 	// Probe, when set, is a paused probe to use, made with the same options; Stop
 	// pauses it again.
 	Probe *Drops
@@ -115,10 +115,10 @@ type Watcher struct {
 	// the next: they are listed only where one dropped something, because a list of thousands
 	// costs time. nil: they are listed in every namespace when the watch begins.
 	Listed map[uint64][]firewall.Rule
-	// PortsInUse asks for the connection table where packets were dropped for want of a source
-	// port, to tell them from those that lost a race.
+	// PortsInUse reads the conntrack table after packets were dropped without a source port, to
+	// separate exhausted pools from lost races.
 	PortsInUse bool
-	// OnSample, when set, sees every sample as it comes, with its cause.
+	// OnSample, if set, receives each sample as it arrives, with its cause.
 	OnSample func(*DropSample, Cause)
 
 	drops    *Drops
@@ -131,7 +131,7 @@ type Watcher struct {
 	reading  sync.WaitGroup
 }
 
-// maxSamples bounds what a watcher keeps in memory: some 600 bytes each.
+// maxSamples limits the samples that a watcher keeps in memory, some 600 bytes each.
 const maxSamples = 20000
 
 // Start begins to observe.

@@ -24,10 +24,10 @@ type DropSample struct {
 	Length    int           `json:"length"` // of the packet in bytes, as the kernel held it
 	Mark      uint32        `json:"mark,omitempty"`
 	Interface string        `json:"interface,omitempty"`
-	InIfIndex uint32        `json:"in_ifindex,omitempty"` // where it came in; 0 when made on this host
+	InIfIndex uint32        `json:"in_ifindex,omitempty"` // input interface; 0 for packets of this host
 	Packet    flow.Tuple    `json:"packet,omitzero"`      // as the header says; invalid when not IP
 	Original  flow.Tuple    `json:"original,omitzero"`    // before NAT; invalid when not tracked
-	Reply     flow.Tuple    `json:"reply,omitzero"`       // of the packets that come back
+	Reply     flow.Tuple    `json:"reply,omitzero"`       // tuple of the reply packets
 	Stack     []Symbol      `json:"stack,omitempty"`      // callers of the place, innermost first
 	Data      []byte        `json:"data,omitempty"`       // the packet's first bytes
 	L3Offset  int           `json:"l3_offset"`            // where the IP header starts in Data; 14 after an Ethernet header, else 0
@@ -50,7 +50,7 @@ func (s *DropSample) transport() (flow.Protocol, []byte) {
 	return 0, nil
 }
 
-// TCPFlags are those of a TCP segment (RFC 9293 §3.1).
+// TCPFlags returns the flags of a TCP segment (RFC 9293 §3.1).
 func (s *DropSample) TCPFlags() (flags byte, there bool) {
 	if protocol, b := s.transport(); protocol == flow.TCP && len(b) >= 14 {
 		return b[13], true
@@ -66,7 +66,7 @@ func (s *DropSample) ICMP() (kind, code byte, there bool) {
 	return 0, 0, false
 }
 
-// TooBig tells whether it is the ICMP error by which a sender learns the MTU of the path.
+// TooBig reports whether the packet is an ICMP error that carries the path MTU.
 func (s *DropSample) TooBig() bool {
 	kind, code, there := s.ICMP()
 	if protocol, _ := s.transport(); protocol == flow.ICMPv6 {
@@ -75,7 +75,7 @@ func (s *DropSample) TooBig() bool {
 	return there && kind == 3 && code == 4
 }
 
-// Error tells whether it is an ICMP error about another packet.
+// Error reports whether the packet is an ICMP error.
 func (s *DropSample) Error() bool {
 	kind, _, there := s.ICMP()
 	if protocol, _ := s.transport(); protocol == flow.ICMPv6 {
@@ -84,7 +84,7 @@ func (s *DropSample) Error() bool {
 	return there && (kind == 3 || kind == 11 || kind == 12)
 }
 
-// Bridged tells whether a frame was dropped on its way through a bridge.
+// Bridged reports whether a frame was dropped while being bridged.
 func (s *DropSample) Bridged() bool {
 	return slices.ContainsFunc(s.Stack, func(f Symbol) bool {
 		return strings.HasPrefix(f.Name, "br_nf_") || strings.HasPrefix(f.Name, "br_forward")
@@ -97,7 +97,7 @@ func (d *Drops) Samples(ctx context.Context, visit func(*DropSample)) error {
 		<-ctx.Done()
 		return nil
 	}
-	stop := context.AfterFunc(ctx, func() { _ = d.ring.Flush() }) // what is waiting is still read
+	stop := context.AfterFunc(ctx, func() { _ = d.ring.Flush() }) // queued samples are still read
 	defer stop()
 	var record ringbuf.Record
 	for {
@@ -142,8 +142,8 @@ func (d *Drops) sample(raw *dropsDropSample) *DropSample {
 	return s
 }
 
-// callers cuts the tracer's own frames off a stack: what is left starts with the
-// function that dropped.
+// callers removes the tracer's own frames from a stack, so that the stack starts with the function
+// that dropped.
 func callers(stack []Symbol, location Symbol) []Symbol {
 	for i, s := range stack {
 		if s == location {

@@ -39,7 +39,8 @@ func (s Symbol) String() string { return fmt.Sprintf("%s+%#x", s.Name, s.Offset)
 // MarshalText writes the same.
 func (s Symbol) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// LoadSymbols reads the running kernel's function addresses from /proc/kallsyms, without those of BPF programs.
+// LoadSymbols reads the running kernel's function addresses from /proc/kallsyms, except those of
+// BPF programs.
 func LoadSymbols() (*Symbols, error) {
 	f, err := os.Open("/proc/kallsyms")
 	if err != nil {
@@ -49,7 +50,7 @@ func LoadSymbols() (*Symbols, error) {
 	return ReadSymbols(f)
 }
 
-// symbolsAge is how long the addresses may be used again: modules come and go.
+// symbolsAge is the lifetime of cached addresses, because modules are loaded and unloaded.
 const symbolsAge = 10 * time.Minute
 
 var symbolCache cachedSymbols
@@ -75,9 +76,9 @@ func recentSymbols() (*Symbols, error) {
 	return s, err
 }
 
-// ReadSymbols reads the format of /proc/kallsyms, "address type name [module]", up to the functions of BPF programs,
-// which stand behind those of kernel and modules. To list them takes the kernel time by the square of their number:
-// minutes where there are ten thousands, as beside Cilium.
+// ReadSymbols parses /proc/kallsyms, "address type name [module]", up to the BPF programs, which
+// follow the functions of kernel and modules. The kernel's listing time is quadratic in the number
+// of programs: minutes with tens of thousands, as with Cilium.
 func ReadSymbols(r io.Reader) (*Symbols, error) {
 	type entry struct {
 		start uint64
@@ -115,8 +116,8 @@ func ReadSymbols(r io.Reader) (*Symbols, error) {
 	return s, nil
 }
 
-// largestFunction in bytes, more than any has: what is further behind a function's start is not within it, but
-// outside of kernel and modules, as the trampolines of BPF programs are.
+// largestFunction is an upper limit of a function's size in bytes. An address further behind a
+// function's start is outside kernel and modules, for example in a BPF trampoline.
 const largestFunction = 1 << 20
 
 // Find names the place of an address. Without symbols the address itself is the

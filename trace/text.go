@@ -30,7 +30,7 @@ func (s *DropSample) Text() string {
 
 const ipv6Fragment = 44 // next header, RFC 8200 section 4.5
 
-// fragment tells where a fragment other than the first begins, and of which datagram it is.
+// fragment returns the offset and the datagram of a fragment other than the first.
 func (s *DropSample) fragment() (protocol flow.Protocol, offset int, id uint32, later bool) {
 	if len(s.Data) <= s.L3Offset {
 		return 0, 0, 0, false

@@ -55,13 +55,13 @@ type Options struct {
 	// Docker puts the server into a container of a real Docker daemon in the gateway, which
 	// publishes port 8080.
 	Docker bool
-	// Progress is told what is going on; it may be nil.
+	// Progress receives progress messages; may be nil.
 	Progress func(format string, args ...any)
 }
 
-// Report is what was measured.
+// Report contains the measurements.
 type Report struct {
-	Server     string              `json:"server"` // "nginx", or what stands in for it
+	Server     string              `json:"server"` // "nginx", or its replacement
 	Runs       []Run               `json:"runs"`
 	Conclusion []doctor.Conclusion `json:"doctor"` // the doctor's, during the collapse
 	FoundFirst bool                `json:"cause_named_first"`
@@ -95,7 +95,8 @@ type Identity struct {
 	SYNs    uint64 `json:"syns_refused"`   // sent by the client and never answered
 }
 
-// Exact tells whether all three are equal but for what this kernel hides from every probe.
+// Exact reports whether all three are equal, except for drops that this kernel hides from every
+// probe.
 func (i Identity) Exact() bool {
 	return i.Dropped == i.SYNs && i.Events <= i.Dropped && i.Dropped-i.Events <= i.Hidden
 }
@@ -109,7 +110,7 @@ type study struct {
 	report  *Report
 }
 
-// Play runs the case study. It changes [HostSettings], which come back in any case.
+// Play runs the case study. It changes [HostSettings] and always restores them.
 func Play(ctx context.Context, o Options) (*Report, error) {
 	if o.Connections == 0 {
 		o.Connections = 5000
@@ -132,7 +133,8 @@ func Play(ctx context.Context, o Options) (*Report, error) {
 	return s.report, errors.Join(err, l.Down())
 }
 
-// topology is that of the routers with faults, with room for many connections at both ends.
+// topology returns the topology of the routers with faults, with room for many connections at both
+// ends.
 func topology() lab.Topology {
 	t := faults.Topology("casestudy")
 	for i := range t.Nodes {
@@ -182,9 +184,9 @@ func (s *study) play(ctx context.Context) (err error) {
 	return s.beyond(ctx)
 }
 
-// backendPort is where forwarded connections go. It is not that of the run
-// before: TCP's time stamps start anew for each destination, so that the server
-// would refuse the first SYN of a port that it still has in TIME_WAIT from there.
+// backendPort is the target port of forwarded connections. It differs from the previous run's port.
+// TCP timestamps restart for each destination, so the server would refuse the first SYN from a port
+// that is still in TIME_WAIT.
 const backendPort = "8081"
 
 // url is the forwarded port.
@@ -453,7 +455,7 @@ func (s *study) measure(ctx context.Context, name, about, target string, bound t
 	cmd := s.lab.Node("client").Command(ctx, s.Sluice, "load", "http", "--json", "--connections", strconv.Itoa(s.Connections),
 		"--requests", strconv.Itoa(s.Requests), "--seconds", fmt.Sprint(seconds), target)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil && stdout.Len() == 0 { // a run without an answer fails, too, and is told
+	if err := cmd.Run(); err != nil && stdout.Len() == 0 { // a run without a reply fails too, and is reported
 		return Run{}, fmt.Errorf("case study: client: %w: %s", err, strings.TrimSpace(stderr.String()))
 	}
 	var result load.HTTPResult

@@ -34,8 +34,8 @@ http {
 }
 `
 
-// playDocker is the story of a container whose port Docker publishes: it is Docker's own rules
-// that translate, in every run.
+// playDocker runs the case with a container port published by Docker: in every run, Docker's own
+// rules translate.
 func (s *study) playDocker(ctx context.Context) (err error) {
 	docker, err := faults.StartDocker(ctx, s.lab.Node("gateway"), "nft")
 	if err != nil {

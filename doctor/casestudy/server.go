@@ -17,9 +17,8 @@ import (
 	"github.com/sluice-lb/sluice/doctor/faults"
 )
 
-// nginxConfig answers every request at once, from one worker. The directory is
-// root's alone: the master opens what is in it, and the paths below are there
-// because nginx hands what they name to the worker's user, who needs none of it.
+// nginxConfig replies to every request at once, from one worker. The directory belongs to root. The
+// paths below are set because nginx gives the named files to the worker's user, which needs none.
 const nginxConfig = `daemon off;
 pid %[1]s/pid;
 error_log %[1]s/error.log;
@@ -85,7 +84,7 @@ func (s *study) answers(ctx context.Context, address string, log func() string) 
 	}
 }
 
-// plainServer stands in for nginx.
+// plainServer replaces nginx.
 func (s *study) plainServer() (stop func(), err error) {
 	server := &http.Server{
 		Handler:           http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "sluice") }),

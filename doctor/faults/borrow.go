@@ -18,9 +18,8 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// restorer waits until nobody holds the other end of its input any more, however
-// that came about, writes the old values back and looks whether they are there.
-// It holds the lock until then.
+// restorer waits until the other end of its input is closed, for whatever reason, restores the old
+// values and verifies them. It holds the lock until then.
 const restorer = `trap '' HUP INT TERM; cat >/dev/null; rc=0
 while [ $# -gt 1 ]; do
 	printf '%s\n' "$2" >"$1" && [ "$(cat "$1")" = "$2" ] || { echo "$1 could not be set back to $2"; rc=1; }
@@ -30,11 +29,9 @@ done; exit $rc`
 // ErrRestore is in the error of a setting that could not be put back.
 var ErrRestore = errors.New("restore")
 
-// Borrow changes host-wide settings, given by sysctl name, and returns a function
-// that puts the old values back. An empty value leaves a setting as it is, for the
-// borrower to change later. A small process holds the old values, so that
-// they come back even when this one is killed. Borrowers wait for each
-// other until ctx ends.
+// Borrow changes host-wide sysctls and returns a function that restores the old values. An empty
+// value leaves a setting for the borrower to change later. A small process holds the old values, so
+// that they are restored even after SIGKILL. Borrowers wait for each other until ctx ends.
 func Borrow(ctx context.Context, settings map[string]string) (restore func() error, err error) {
 	lock, err := lab.LockHostSettings(ctx, unix.LOCK_EX)
 	if err != nil {

@@ -25,12 +25,12 @@ type Condition struct {
 	// Host are settings of the host that it needs, changed through the lab. Those without a
 	// value are left as they are, for the remedy to change.
 	Host map[string]string
-	// Fault is made in the router, and Traffic passes while it is examined. What they open
-	// is closed when their ctx ends. nil: nothing.
+	// Fault is injected in the router, and Traffic runs during the examination. Their connections
+	// are closed when their ctx ends. nil: nothing.
 	Fault, Traffic func(ctx context.Context, l *lab.Lab) error
-	// Do is a regular expression that matches the commands of the first check's remedy. All of
-	// them are run as they stand, in the router or, OnHost, in the host's namespace. Empty: it
-	// has none.
+	// Do is a regular expression that selects commands of the first finding's remedy. The selected
+	// commands run unchanged in the router's namespace, or with OnHost in the host's. Empty: the
+	// fault has no remedy.
 	Do     string
 	OnHost bool
 	// Cure is the rest of the remedy, where the doctor's words are no commands.
@@ -39,7 +39,7 @@ type Condition struct {
 	After func(ctx context.Context, l *lab.Lab) error
 }
 
-// Want is what a check has to say.
+// Want is the expected result of a check.
 type Want struct {
 	Check, Verdict string
 	Words          string // a part of its summary or evidence

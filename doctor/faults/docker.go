@@ -18,9 +18,9 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// dockerKeeper runs dockerd with file systems of control groups of its own: those of the node are
-// hidden by its /sys. It waits until nobody holds the other end of its input any more, however
-// that came about, and then removes the containers and ends the daemon. $0 is the base of its files.
+// dockerKeeper runs dockerd with its own cgroup file systems, because the node's /sys hides them.
+// When the other end of its input is closed, for whatever reason, it removes the containers and
+// ends the daemon. $0 is the base of its files.
 const dockerKeeper = `trap '' HUP INT TERM
 mount -t tmpfs none /sys/fs/cgroup
 for c in $(awk 'NR > 1 && $2 > 0 { print $1 }' /proc/cgroups); do mkdir /sys/fs/cgroup/$c; mount -t cgroup -o $c none /sys/fs/cgroup/$c || rmdir /sys/fs/cgroup/$c; done
@@ -73,7 +73,7 @@ func StartDocker(ctx context.Context, node *lab.Node, iptables string) (*Docker,
 	}
 }
 
-// Run runs the docker program, and returns what it prints.
+// Run runs the docker program and returns its output.
 func (d *Docker) Run(ctx context.Context, args ...string) (string, error) {
 	var stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, "docker", append([]string{"-H", "unix://" + d.base + "/sock"}, args...)...)
@@ -108,7 +108,7 @@ tar -C "$0" -cf "$0.tar" .`
 	return err
 }
 
-// Log is what the daemon has written.
+// Log returns the daemon's log.
 func (d *Docker) Log() string { return d.log.String() }
 
 // Stop removes the containers, ends the daemon and removes its files.

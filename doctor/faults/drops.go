@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// Drops are causes that the drops view knows beyond those of the doctor.
+// Drops lists drop causes in addition to the doctor's.
 func Drops() []Case {
 	return []Case{
 		{Name: "table-full-local", Cause: "table-full", Host: map[string]string{tableMax: "1000"}, Setup: nft(natRules), Traffic: sendLocally(1200)},
@@ -54,13 +54,13 @@ func Drops() []Case {
 	}
 }
 
-// uncounted is for traffic of which nobody knows how much is refused.
+// uncounted wraps traffic with an unknown number of refused packets.
 func uncounted(traffic setup) func(context.Context, *lab.Lab) (int, error) {
 	return func(ctx context.Context, l *lab.Lab) (int, error) { return 0, traffic(ctx, l) }
 }
 
-// sendLocally has a program on the router send to n ports of the server, and counts what
-// its kernel refuses.
+// sendLocally sends from the router to n ports of the server, and counts the packets that the
+// router's kernel refuses.
 func sendLocally(n int) func(context.Context, *lab.Lab) (int, error) {
 	return func(_ context.Context, l *lab.Lab) (refused int, err error) {
 		err = l.Node("gateway").Do(func() error {

@@ -63,14 +63,14 @@ type Case struct {
 	// Cause is the ID of the cause that trace finds; empty where the fault
 	// drops nothing.
 	Cause string
-	// Check is the ID of the doctor's check that must come first.
+	// Check is the ID of the expected first finding.
 	Check string
 	// Host are host-wide settings that the fault needs, to be borrowed.
 	Host map[string]string
 	// Setup makes the fault.
 	Setup func(ctx context.Context, l *lab.Lab) error
-	// Traffic sends, and returns how many packets were refused. It opens what it
-	// needs under open, and closes nothing before release is called.
+	// Traffic sends, and returns the number of refused packets. Its sockets stay open until release
+	// is called.
 	Traffic func(ctx context.Context, l *lab.Lab) (refused int, err error)
 }
 
@@ -339,8 +339,8 @@ func sendUDP(n int, from, to string, port uint16, size int, probe bool) func(con
 	}
 }
 
-// writeAll sends n packets; an ICMP error that came back for an earlier one is
-// reported by a later write, which then has to be made again.
+// writeAll sends n packets. A later write reports an ICMP error for an earlier packet, and is then
+// repeated.
 func writeAll(c net.Conn, n int, payload []byte) error {
 	for range n {
 		_, err := c.Write(payload)
@@ -362,8 +362,8 @@ func dontFragment(_, _ string, raw syscall.RawConn) (err error) {
 	return errors.Join(control, err)
 }
 
-// sendRange sends one packet to each of many hosts behind the router, which has
-// to find the next hop for every one of them.
+// sendRange sends one packet to each of many hosts behind the router, so that the router resolves
+// many next hops.
 func sendRange(ctx context.Context, l *lab.Lab) (int, error) {
 	return 0, l.Node("client").Do(func() error {
 		c, err := net.ListenPacket("udp4", Client+":0")
@@ -433,8 +433,7 @@ func burst(ctx context.Context, l *lab.Lab) (int, error) {
 	})
 }
 
-// busy makes connections through the port forward, sends on them and closes
-// them, all of which succeeds.
+// busy opens connections through the port forward, sends on them and closes them. All succeed.
 func busy(ctx context.Context, l *lab.Lab) (int, error) {
 	server, err := l.Node("server").Listen(Server + ":80")
 	if err != nil {

@@ -14,19 +14,18 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// OtherTraffic are connections beside those that the fault concerns: new ones through the router in both
-// directions and to the router itself, and one that stays. They show whether a remedy
-// breaks what worked.
+// OtherTraffic are connections that the fault does not concern: new ones through the router in both
+// directions and to the router itself, and a permanent one. They show whether a remedy breaks
+// working traffic.
 type OtherTraffic struct {
 	lab  *lab.Lab
 	held net.Conn // from client to server; nil where none could be made
 }
 
 // echoPort is where the nodes echo; no condition has rules for it.
-const echoPort = ":424" // none of those that connections are given
+const echoPort = ":424" // outside the range of connection ports
 
-// patience is how long one of them waits for an answer. A SYN that is lost is sent again
-// after a second.
+// patience is the maximum wait for a reply. A lost SYN is repeated after a second.
 const patience = 1500 * time.Millisecond
 
 // way is one that new connections take.

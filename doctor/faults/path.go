@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// PathConditions lists what goes wrong on the way of packets: at rules for one packet, in
-// entries that are older than the rules, at fragments, bridges and virtual cables.
+// PathConditions lists faults on the path of packets: at rules for one packet, in entries older
+// than the rules, at fragments, bridges and virtual cables.
 func PathConditions() []Condition {
 	one := spray("client", flow.UDP, 0, 1, Client, 5000, Gateway, 53)
 	return []Condition{
@@ -67,7 +67,8 @@ func HealthyConditions() []Condition {
 	}
 }
 
-// secondUplink gives client and router another link, and has them meet; the route to Unrouted leads over the first.
+// secondUplink adds another link between client and router. The route to Unrouted uses the first
+// link.
 func secondUplink(ctx context.Context, l *lab.Lab) error {
 	return all(command("client", "ip", "link", "add", "up1", "type", "veth", "peer", "name", "up1", "netns", l.Node("gateway").Name()),
 		command("client", "sh", "-ec", "ip addr add 10.8.0.2/24 dev up1; ip link set up1 up"),
@@ -94,7 +95,7 @@ func raw(node string, packets ...[]byte) setup {
 					return fmt.Errorf("packet %d of %d: %w", i, len(packets), err)
 				}
 			}
-			time.Sleep(50 * time.Millisecond) // what a probe samples is read a moment later
+			time.Sleep(50 * time.Millisecond) // samples of a probe are read with a delay
 			return nil
 		})
 	}
@@ -115,7 +116,8 @@ func tooBig() []byte {
 	return b
 }
 
-// fragments are those of n datagrams of 2000 bytes: the first ones of all, then the others. id is the first one's identification.
+// fragments returns the fragments of n datagrams of 2000 bytes: first all first fragments, then the
+// others. id is the identification of the first datagram.
 func fragments(n, id int) (packets [][]byte) {
 	for _, part := range []struct{ flags, offset, length uint16 }{{0x2000, 0, 1400}, {0, 1400, 608}} {
 		for i := range n {
@@ -133,7 +135,7 @@ func fragments(n, id int) (packets [][]byte) {
 	return packets
 }
 
-// spoiled are n datagrams to the router whose checksum is wrong.
+// spoiled returns n datagrams to the router with a wrong checksum.
 func spoiled(n int) (packets [][]byte) {
 	for i := range n {
 		b := segment(flow.UDP, 0, netip.AddrPortFrom(netip.MustParseAddr(Client), uint16(6000+i)), netip.MustParseAddrPort(Gateway+":9"))

@@ -55,8 +55,8 @@ func spray(node string, protocol flow.Protocol, flags byte, n int, from string, 
 	}
 }
 
-// segment builds an IPv4 packet without data. The kernel fills in length and checksum of
-// the IP header; UDP goes without a checksum.
+// segment returns an IPv4 packet without data. The kernel fills in length and checksum of the IP
+// header; UDP has no checksum.
 func segment(protocol flow.Protocol, flags byte, from, to netip.AddrPort) []byte {
 	b := make([]byte, 28, 40)
 	b[0], b[8], b[9] = 0x45, 64, byte(protocol)

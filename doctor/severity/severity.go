@@ -40,10 +40,10 @@ func (l *Level) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Limits are two values; what is above is Warn or Critical.
+// Limits are two thresholds; a higher value is Warn or Critical.
 type Limits struct{ Warn, Critical float64 }
 
-// Of grades a value.
+// Of returns the level of a value.
 func (l Limits) Of(value float64) Level {
 	switch {
 	case value > l.Critical:
@@ -68,8 +68,8 @@ var (
 	Refused = Limits{0, 1}
 )
 
-// steadyFill is the share of the table below which growth says nothing of minutes to come, and
-// nearlyFull the one above which a burst of seconds counts.
+// steadyFill is the fill level below which growth predicts nothing. Above nearlyFull, a burst of
+// seconds counts.
 const (
 	steadyFill = 0.5
 	nearlyFull = 0.9

@@ -21,7 +21,7 @@ type Watch struct {
 	Drops func(context.Context) (uint64, error)
 	// Every is the time between two looks; default one second.
 	Every time.Duration
-	// Tell is called with a line about each step; it may be nil.
+	// Tell receives a line about each step; may be nil.
 	Tell func(string)
 }
 
@@ -122,7 +122,7 @@ func (s *System) write(e *Entry) error {
 // pages of 8-byte heads.
 const bucketRounding = 4096 / 8
 
-// accepted compares what was written with what the kernel kept.
+// accepted compares the written value with the kernel's.
 func accepted(step *Step) bool {
 	if same(step.After, step.Wanted) {
 		return true
@@ -202,8 +202,8 @@ func (s *System) unfinished() error {
 	return nil
 }
 
-// unchanged refuses a proposal whose values are no longer what it found: taking it back
-// would bring back what somebody has changed since.
+// unchanged refuses a proposal based on values that have changed since. Rollback would otherwise
+// overwrite another user's change.
 func (s *System) unchanged(p *Proposal) error {
 	for _, c := range p.Pending() {
 		switch now, err := s.Get(c.Key); {
@@ -219,9 +219,8 @@ func (s *System) unchanged(p *Proposal) error {
 // oneLine is a value without the kernel's tabs.
 func oneLine(value string) string { return strings.Join(strings.Fields(value), " ") }
 
-// Rollback takes back the latest run that is in force, or all of them, newest
-// first. It returns the entries as they are afterwards, and notes about values
-// that others changed in the meantime.
+// Rollback reverts the latest run in force, or all runs, newest first. It returns the resulting
+// entries, and notes about values that others have changed meanwhile.
 func Rollback(s *System, all bool) (done []Entry, notes []string, err error) {
 	unlock, err := s.lock()
 	if err != nil {
@@ -280,8 +279,8 @@ func (s *System) takeBack(e *Entry, why string) (notes []string, err error) {
 	return notes, s.save(e)
 }
 
-// roundedUp tells a number of buckets that the kernel rounded before a crash
-// kept the journal from learning it.
+// roundedUp reports whether the kernel rounded a number of buckets before a crash prevented
+// recording it.
 func roundedUp(step Step, now string) bool {
 	step.After = now
 	return accepted(&step)

@@ -9,10 +9,9 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// Drops returns a counter of the packets that the settings of this package can
-// cause to be dropped: by the connection trackers of the given namespaces, and
-// by full backlogs of the CPUs. Namespaces that come and go are not counted; the
-// list is fixed when the counter is made.
+// Drops returns a counter of drops caused by settings of this package: drops of conntrack in the
+// given namespaces, and of full CPU backlogs. The list of namespaces is fixed when the counter is
+// created.
 func Drops(namespaces []conntrack.Namespace) func(context.Context) (uint64, error) {
 	last := map[uint64]conntrack.Counters{} // by inode: a name may be given to another one
 	var backlog growth
@@ -41,7 +40,7 @@ func Drops(namespaces []conntrack.Namespace) func(context.Context) (uint64, erro
 	}
 }
 
-// growth follows a sum that falls when one of its counters wraps, or its CPU goes offline.
+// growth tracks a sum that falls when one of its counters wraps or its CPU goes offline.
 type growth struct {
 	last  uint64
 	known bool

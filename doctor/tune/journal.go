@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/disk"
 )
 
-// State is how far a journal entry has come.
+// State is the progress of a journal entry.
 type State string
 
 // The states of a journal entry.
@@ -43,7 +43,7 @@ type File struct {
 	Existed bool   `json:"existed"`
 	Content string `json:"content,omitempty"`
 	Mode    uint32 `json:"mode,omitempty"`
-	// Written is what was put there; empty when it was left alone.
+	// Written is the written value; empty if the setting was not changed.
 	Written string `json:"written,omitempty"`
 }
 
@@ -54,7 +54,7 @@ type Entry struct {
 	Time      time.Time `json:"time"`
 	Profile   string    `json:"profile"`
 	Namespace string    `json:"namespace"` // path; empty for the caller's own
-	// Host: the host's first namespace, whose number differs between kernels.
+	// Host marks the host's first namespace, whose number differs between kernels.
 	Host  bool   `json:"host,omitempty"`
 	Inode uint64 `json:"inode,omitempty"`
 	// Boot is the boot that the number belongs to; other namespaces end with it.
@@ -78,7 +78,7 @@ func (s *System) lock() (unlock func(), err error) {
 		f.Close()
 		return nil, fmt.Errorf("journal %s: another 'sluice tune' is at work: %w", s.dir(), err)
 	}
-	// What a crash kept from being written whole.
+	// Files that a crash left incomplete.
 	left, _ := filepath.Glob(filepath.Join(s.dir(), "*.json"+disk.Unfinished))
 	for _, name := range left {
 		_ = os.Remove(name) // tried again next time
@@ -95,8 +95,8 @@ func (s *System) save(e *Entry) error {
 	return disk.Replace(filepath.Join(s.dir(), e.ID+".json"), append(text, '\n'), 0o644)
 }
 
-// keepsFiles refuses a directory for the next boot that takes no files, before anything
-// is changed: such as that of a read-only system.
+// keepsFiles refuses a boot configuration directory that is not writable, such as on a read-only
+// system, before anything is changed.
 func (s *System) keepsFiles() error {
 	name := s.file() + disk.Unfinished
 	err := os.MkdirAll(filepath.Dir(name), 0o755)
@@ -109,8 +109,8 @@ func (s *System) keepsFiles() error {
 	return os.Remove(name)
 }
 
-// Journal returns all entries of the namespace, oldest first. all includes those
-// of other namespaces.
+// Journal returns all entries of the namespace, oldest first. With all it includes other
+// namespaces.
 func (s *System) Journal(all bool) ([]Entry, error) {
 	names, err := filepath.Glob(filepath.Join(s.dir(), "*.json"))
 	if err != nil {
@@ -134,7 +134,7 @@ func (s *System) Journal(all bool) ([]Entry, error) {
 	return list, nil
 }
 
-// decodeEntry refuses what it does not know: a value that is passed over is not taken back.
+// decodeEntry refuses unknown members: an ignored value would not be reverted.
 func decodeEntry(text []byte) (e Entry, err error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
@@ -147,7 +147,7 @@ func decodeEntry(text []byte) (e Entry, err error) {
 	return e, nil
 }
 
-// own tells whether an entry is about the namespace of s.
+// own reports whether an entry belongs to the namespace of s.
 func (s *System) own(e *Entry) bool {
 	same := e.Inode == s.Namespace.Inode
 	if s.host() {
@@ -156,7 +156,7 @@ func (s *System) own(e *Entry) bool {
 	return !e.Host && same && (e.Inode == 0 || e.Boot == "" || e.Boot == bootID())
 }
 
-// bootID names this boot of the host; "" when it cannot be told.
+// bootID identifies this boot of the host; "" if unknown.
 func bootID() string {
 	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(id))
@@ -165,11 +165,11 @@ func bootID() string {
 // idForm is how the time of an entry is its name.
 const idForm = "20060102T150405.000000000"
 
-// newEntry starts a journal entry whose name sorts after all before it, also when the clock
-// was set back since.
+// newEntry starts a journal entry. Its name sorts after all earlier ones, even if the clock was set
+// back.
 func (s *System) newEntry(p *Proposal, now time.Time) *Entry {
 	id := now.UTC()
-	if list, err := s.Journal(true); err == nil && len(list) > 0 { // one that cannot be read is told of by others
+	if list, err := s.Journal(true); err == nil && len(list) > 0 { // unreadable entries are reported elsewhere
 		if last, err := time.Parse(idForm, list[len(list)-1].ID); err == nil && !id.After(last) {
 			id = last.Add(1)
 		}
@@ -212,7 +212,7 @@ func (s *System) persist(e *Entry, now time.Time) error {
 	return disk.Replace(f.Path, []byte(f.Written), mode)
 }
 
-// fileText joins what is in the file with the entry's values.
+// fileText merges the content of the file with the entry's values.
 func fileText(old string, e *Entry, now time.Time) string {
 	written := map[string]bool{}
 	for _, step := range e.Steps {

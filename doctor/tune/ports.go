@@ -79,11 +79,10 @@ func (s *System) reserve(listening []uint16) string {
 	return strings.Join(words, ",")
 }
 
-// listening returns the ports of services of the namespace: of TCP listeners and of UDP
-// sockets without a remote side, that are there at two moments. Those that the kernel or a
-// resolver chose are left out, or they would be kept from all others for good, though they
-// are other ones next time. Without the right to tell, TCP counts and UDP does not, as for
-// the doctor's PT07.
+// listening returns the service ports of the namespace: TCP listeners and UDP sockets without a
+// remote side that exist at two moments. Ports chosen by the kernel or a resolver are excluded,
+// because they change and would be reserved permanently. Without permission to identify them, TCP
+// ports are included and UDP ports are not, as in the doctor's PT07.
 func (s *System) listening() (ports []uint16, err error) {
 	before, err := s.sockets()
 	if err != nil || len(before.Listeners) == 0 {

@@ -11,12 +11,12 @@ import (
 	"github.com/sluice-lb/sluice/capacity"
 )
 
-// Setting is one wanted value, with what it costs and risks.
+// Setting is one desired value with its cost and risk.
 type Setting struct {
 	Key   string `json:"key"`
 	Value string `json:"value"`
 	Why   string `json:"why"`
-	// Cost is memory in bytes at most, beside what is in use now.
+	// Cost is the maximum additional memory in bytes.
 	Cost uint64 `json:"cost_bytes,omitempty"`
 	Risk string `json:"risk,omitempty"`
 	// AtLeast keeps a value that is already higher: sizes are never lowered.
@@ -75,8 +75,8 @@ func table(s *System, h capacity.Host) []Setting {
 	return tableOf(s, max(entries, s.number(conntrackMax)))
 }
 
-// tableOf sizes the table for that many entries; buckets come first, so that
-// chains do not grow in between.
+// tableOf sizes the table for a number of entries. Buckets are set first, so that hash chains do
+// not grow in between.
 func tableOf(s *System, entries uint64) []Setting {
 	now := s.number(conntrackMax)
 	grown := uint64(0)
@@ -102,9 +102,8 @@ func idleTimeout(*System, capacity.Host) []Setting {
 		Why: "half-dead connections hold entries for five days by default", Risk: "connections silent for a day are forgotten"}}
 }
 
-// natTimeouts are those of a NAT towards the Internet: RFC 4787 REQ-5 wants two
-// minutes at least for UDP, five are recommended, RFC 5508 REQ-2 sixty seconds
-// for queries.
+// natTimeouts returns the timeouts of a NAT towards the Internet. RFC 4787 REQ-5 requires two
+// minutes for UDP and recommends five; RFC 5508 REQ-2 requires sixty seconds for queries.
 func natTimeouts(s *System, h capacity.Host) []Setting {
 	return append(idleTimeout(s, h),
 		Setting{Key: timeoutPrefix + "udp_timeout", Value: "120", AtLeast: true,

@@ -32,7 +32,7 @@ type Proposal struct {
 	Notes []string `json:"notes,omitempty"`
 }
 
-// Pending returns the changes that are to be made.
+// Pending returns the outstanding changes.
 func (p *Proposal) Pending() []Change {
 	return slices.DeleteFunc(slices.Clone(p.Changes), func(c Change) bool { return c.Skipped != "" })
 }
@@ -45,12 +45,11 @@ func (p *Proposal) Cost() (sum uint64) {
 	return sum
 }
 
-// Options change what is proposed.
+// Options modify the proposal.
 type Options struct {
-	// Set are values given by hand; they replace those of the profile.
+	// Set are manual values, which replace those of the profile.
 	Set []Setting
-	// Force accepts timeouts below the floors of the RFCs, and a limit below
-	// what is in use.
+	// Force accepts timeouts below the RFC minimums, and a limit below present usage.
 	Force bool
 }
 
@@ -125,7 +124,7 @@ func order(list []Setting) []Setting {
 	return list
 }
 
-// change compares a wanted setting with what is there.
+// change compares a desired setting with the present one.
 func (s *System) change(w Setting) Change {
 	c := Change{Setting: w, WholeHost: errors.Is(s.writable(w.Key), errHostWide)}
 	now, err := s.Get(w.Key)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tune sets the kernel's network settings for a role or a load, keeps a
-// journal of what was there before, and puts it back exactly.
+// Package tune sets the kernel's network settings for a role or a load, keeps a journal of the
+// previous values, and restores them exactly.
 //
 // It computes a Proposal from a profile, writes it live, reads every value back,
 // watches the drop counters for a trial and takes everything back when they
@@ -42,7 +42,7 @@ type System struct {
 	Memory capacity.Bytes
 	Cores  int
 
-	between func() // of a test: what happens between two readings of the sockets
+	between func() // for tests: called between two readings of the sockets
 }
 
 // FileName is the name of the file in Etc. It sorts late, so that few other
