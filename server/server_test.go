@@ -18,8 +18,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/control"
@@ -338,17 +336,6 @@ func BenchmarkStatus(b *testing.B) {
 		h.ServeHTTP(w, httptest.NewRequest("GET", "/api/v1/status", nil))
 		if w.Code != 200 {
 			b.Fatal(w.Body)
-		}
-	}
-}
-
-// TestBodiesAreAwaitedForAWhile: who sends half a request holds nobody for ever.
-func TestBodiesAreAwaitedForAWhile(t *testing.T) {
-	for path, item := range build(http.NewServeMux(), Options{}).OpenAPI().Paths {
-		for _, o := range []*huma.Operation{item.Put, item.Post} {
-			if o != nil && o.RequestBody != nil && o.BodyReadTimeout <= 0 {
-				t.Errorf("%s %s waits for ever", o.Method, path)
-			}
 		}
 	}
 }

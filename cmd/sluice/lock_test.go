@@ -58,6 +58,7 @@ func TestFreed(t *testing.T) {
 // TestOneDaemonOfANamespace: another state directory does not make room for a second daemon, and its
 // error names the first one. The lock is free after release and after the end of the process.
 func TestOneDaemonOfANamespace(t *testing.T) {
+	labtest.Require(t, labtest.Root) // a holder without CAP_NET_ADMIN is no gateway
 	name := fmt.Sprintf("@sluice/test-%d", os.Getpid())
 	own, other := t.TempDir(), t.TempDir()
 	log := slog.New(slog.DiscardHandler)
