@@ -218,6 +218,7 @@ static __always_inline int rewrite(void *ctx, const struct packet *p, const stru
 static __always_inline enum reason apply(void *ctx, struct packet *p, struct plan *plan, const bool v6, const bool xdp)
 {
 	enum reason reason = prepare(ctx, p, plan, xdp), done;
+	__u8 tos = p->tos;
 	struct hop *h;
 
 	if (reason == REASON_TO_FRAGMENT6 && !dry_run)
@@ -240,8 +241,10 @@ static __always_inline enum reason apply(void *ctx, struct packet *p, struct pla
 	if (done == REASON_NONE && plan->encap)
 		done = xdp ? xdp_encapsulate(ctx, p, plan, leaves_by(p, plan)) :
 			     tc_encapsulate(ctx, p, plan, leaves_by(p, plan));
-	if (done != REASON_NONE)
+	if (done != REASON_NONE) {
+		p->tos = tos; // an ICMP error repeats the class of the packet, not of the rule
 		return done;
+	}
 	if (reason == REASON_NO_NEIGHBOUR)
 		return xdp ? xdp_unresolved(ctx, p, plan) : tc_unresolved(ctx, p, plan);
 	if (plan->flags & PLAN_KERNEL)

@@ -22,7 +22,8 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		return m.withAnswer(in, v, p.answer, Outcome{Action: p.action, Reason: p.reason})
 	}
 	crosses := p.to.Source.IsValid() && p.to.Source.Addr().Is6() != v.v6
-	if p.local || !(v.kind == icmpError && crosses) && m.host.refuses(in.Interface, v.src.Addr()) {
+	untranslated := v.kind == icmpError || v.later && v.protocol == flow.ICMP // its kind is unknown
+	if p.local || !(untranslated && crosses) && m.host.refuses(in.Interface, v.src.Addr()) {
 		return Outcome{Action: Pass, Reason: ReasonNotRouted}
 	}
 	if p.half.rerouted(m, v) {

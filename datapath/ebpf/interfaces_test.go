@@ -112,9 +112,8 @@ func TestInterfaceWithoutXDP(t *testing.T) {
 			t.Errorf("%s has no program any more", i)
 		}
 	}
-	_, err := d.Apply(t.Context(), snapshotOf(t, config.AttachXDP, oneServer+"timeouts: {udp: 4m}\n"))
-	if err == nil || !strings.Contains(err.Error(), "interface br0: ") || !strings.Contains(err.Error(), "under 'interfaces'") {
-		t.Errorf("a new configuration: %v", err)
+	if _, err := d.Apply(t.Context(), snapshotOf(t, config.AttachXDP, oneServer+"timeouts: {udp: 4m}\n")); err != nil {
+		t.Errorf("a new configuration, whose rules do not use the bridge: %v", err)
 	}
 	if err := gw.Do(func() error { return netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}) }); err != nil {
 		t.Fatal(err)
