@@ -76,6 +76,8 @@ type Finding struct {
 	CausedBy string `json:"caused_by,omitempty"`
 	// LostPerSecond is how many packets or connections the cause costs.
 	LostPerSecond float64 `json:"lost_per_second,omitempty"`
+	// Concerns is the traffic that the finding can explain; nil: any traffic of the namespace.
+	Concerns *Concerns `json:"concerns,omitempty"`
 
 	weight int
 	fill   []string // words in the remedy of the check, each with what stands for it here
