@@ -352,33 +352,39 @@ func (c *Config) Elements(set string, add, remove []string) (*Config, error) {
 		}
 		return e, nil
 	}
-	index := func(e reflect.Value) int {
-		for i := range list.Len() {
-			if list.Index(i).Interface() == e.Interface() {
-				return i
-			}
-		}
-		return -1
+	known := make(map[any]bool, list.Len()+len(add))
+	for i := range list.Len() {
+		known[list.Index(i).Interface()] = true
 	}
 	for _, text := range add {
 		e, err := of(text)
 		if err != nil {
 			return nil, err
 		}
-		if index(e) < 0 {
+		if !known[e.Interface()] {
+			known[e.Interface()] = true
 			list = reflect.Append(list, e)
 		}
 	}
+	removed := make(map[any]bool, len(remove))
 	for _, text := range remove {
 		e, err := of(text)
 		if err != nil {
 			return nil, err
 		}
-		i := index(e)
-		if i < 0 {
+		if !known[e.Interface()] || removed[e.Interface()] {
 			return nil, fmt.Errorf("%s: element %s: %w", path, text, ErrNoObject)
 		}
-		list = reflect.AppendSlice(list.Slice3(0, i, i), list.Slice(i+1, list.Len()))
+		removed[e.Interface()] = true
+	}
+	if len(removed) > 0 {
+		kept := reflect.MakeSlice(v.Type(), 0, list.Len())
+		for i := range list.Len() {
+			if !removed[list.Index(i).Interface()] {
+				kept = reflect.Append(kept, list.Index(i))
+			}
+		}
+		list = kept
 	}
 	if list.IsNil() {
 		list = reflect.MakeSlice(v.Type(), 0, 0)

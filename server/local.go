@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"time"
+
+	"golang.org/x/sync/semaphore"
 )
 
 // Local serves the API on a Unix socket. Access is controlled by the socket's permissions.
@@ -17,6 +19,7 @@ type Local struct {
 	listener *limited
 	http     *http.Server
 	refusals *refusals
+	bodies   *semaphore.Weighted // bytes of request bodies in progress; nil: no limit
 }
 
 // NewLocal returns a Local for the listener of the socket.
@@ -24,7 +27,7 @@ func NewLocal(l net.Listener, log *slog.Logger) *Local {
 	refusals := newRefusals(log)
 	limited := newLimited(l, maxConnections, maxOfClient, refusals.tell)
 	limited.client, limited.surplus = processOf, refuser(l.Addr())
-	return &Local{listener: limited, refusals: refusals, http: &http.Server{
+	return &Local{listener: limited, refusals: refusals, bodies: semaphore.NewWeighted(maxBodies * maxConfig), http: &http.Server{
 		ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: requestTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		ConnContext: withPeer, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
 	}}
@@ -43,9 +46,30 @@ func NewPlain(l net.Listener, log *slog.Logger) *Local {
 // Serve answers by the handler until Shutdown, and always returns an error. The contexts of
 // requests end with ctx.
 func (l *Local) Serve(ctx context.Context, h http.Handler) error {
+	if l.bodies != nil {
+		h = withinBodies(h, l.bodies)
+	}
 	l.http.Handler = closing(h)
 	l.http.BaseContext = func(net.Listener) context.Context { return ctx }
 	return l.http.Serve(l.listener)
+}
+
+// withinBodies refuses requests whose bodies would exceed the limit together with those in progress.
+// A body of unknown length counts as maxConfig bytes.
+func withinBodies(next http.Handler, bodies *semaphore.Weighted) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		size := r.ContentLength
+		if size < 0 || size > maxConfig {
+			size = maxConfig
+		}
+		if !bodies.TryAcquire(size) {
+			w.Header().Set("Retry-After", "1")
+			writeProblem(w, http.StatusServiceUnavailable, fmt.Sprintf("requests with %d MiB of bodies are in progress: try again in a moment", maxBodies*maxConfig>>20))
+			return
+		}
+		defer bodies.Release(size)
+		next.ServeHTTP(w, r)
+	})
 }
 
 // Refused logs a client that the handler refused. Clients that are refused often have few lines in the log.

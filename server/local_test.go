@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -17,6 +18,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sync/semaphore"
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/config"
@@ -239,5 +242,49 @@ func TestSlowReaders(t *testing.T) {
 	n, err := (&counted{Conn: c, slowReader: func() { t.Error("cut off") }}).Write(make([]byte, 10*writePiece+1))
 	if err != nil || n != 10*writePiece+1 || c.written != n || c.longest != writePiece {
 		t.Errorf("%d bytes, %v: %+v", n, err, c)
+	}
+}
+
+// TestBodiesInProgress: the socket bounds the bytes of the bodies in progress, also of bodies with
+// unknown length. Requests without a body are served meanwhile.
+func TestBodiesInProgress(t *testing.T) {
+	for name, length := range map[string]int64{"large": maxConfig, "unknown": -1, "larger than allowed": maxConfig + 1} {
+		t.Run(name, func(t *testing.T) {
+			begun, end := make(chan bool), make(chan bool)
+			h := withinBodies(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodPost {
+					begun <- true
+					<-end
+				}
+			}), semaphore.NewWeighted(maxBodies*maxConfig))
+			ask := func(method string, length int64) int {
+				r := httptest.NewRequest(method, "/api/v1/plan", nil)
+				r.ContentLength = length
+				w := httptest.NewRecorder()
+				h.ServeHTTP(w, r)
+				return w.Code
+			}
+			codes := make(chan int)
+			for range maxBodies {
+				go func() { codes <- ask(http.MethodPost, length) }()
+				<-begun
+			}
+			if code := ask(http.MethodPost, 1); code != http.StatusServiceUnavailable {
+				t.Errorf("a body beyond the limit: %d", code)
+			}
+			if code := ask(http.MethodGet, 0); code != http.StatusOK {
+				t.Errorf("a request without a body: %d", code)
+			}
+			close(end)
+			for range maxBodies {
+				if code := <-codes; code != http.StatusOK {
+					t.Errorf("a body within the limit: %d", code)
+				}
+			}
+			go func() { <-begun }()
+			if code := ask(http.MethodPost, length); code != http.StatusOK {
+				t.Errorf("after the bodies: %d", code)
+			}
+		})
 	}
 }
