@@ -8,16 +8,15 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/daemon"
 	"github.com/sluice-lb/sluice/table"
 )
 
@@ -27,11 +26,10 @@ type app struct {
 	stdout, stderr io.Writer // control characters are escaped
 	terminal       io.Writer // unescaped standard output, for screens that escape their cells
 
-	json     bool
-	color    string
-	socket   string
-	stateDir string
-	remote   api.Remote // flags of commands that can use a remote daemon
+	json   bool
+	color  string
+	paths  daemon.Paths
+	remote api.Remote // flags of commands that can use a remote daemon
 }
 
 func newApp(stdin io.Reader, stdout, stderr io.Writer) *app {
@@ -137,68 +135,6 @@ func (a *app) colored(w io.Writer) bool {
 	return ok && os.Getenv("NO_COLOR") == "" && term.IsTerminal(int(f.Fd()))
 }
 
-// directory returns the state directory: the flag's, or one per network
-// namespace, so that several gateways can live on one machine.
-func (a *app) directory() string {
-	if a.stateDir != "" {
-		return a.stateDir
-	}
-	return usualDirectory()
-}
-
-// storeDirectory returns the directory of the run-time changes. It survives a reboot, except for
-// gateways in network namespaces, which do not survive one either.
-func (a *app) storeDirectory() string {
-	if a.stateDir == "" && usualDirectory() == stateBase {
-		return "/var/lib/sluice"
-	}
-	return filepath.Join(a.directory(), "changes")
-}
-
-// stateBase is the state directory of the host's own network namespace.
-const stateBase = "/run/sluice"
-
-// usualDirectory returns the default state directory of the network namespace.
-func usualDirectory() string {
-	const base = stateBase
-	if name, ok := namespaceName(); ok {
-		return filepath.Join(base, "netns", name)
-	}
-	own, err := os.Stat("/proc/self/ns/net")
-	if err != nil {
-		return base
-	}
-	host, err := os.Stat("/proc/1/ns/net")
-	if err != nil || os.SameFile(own, host) {
-		return base // the host's namespace, or no permission to inspect process 1
-	}
-	inode := own.Sys().(*syscall.Stat_t).Ino
-	return filepath.Join(base, "netns", fmt.Sprint(inode))
-}
-
-// namespaceName returns the name of this network namespace under /run/netns.
-func namespaceName() (string, bool) {
-	self, err := os.Stat("/proc/self/ns/net")
-	if err != nil {
-		return "", false
-	}
-	entries, _ := os.ReadDir("/run/netns") // absent while no namespace has a name
-	for _, e := range entries {
-		if other, err := os.Stat(filepath.Join("/run/netns", e.Name())); err == nil && os.SameFile(self, other) {
-			return e.Name(), true
-		}
-	}
-	return "", false
-}
-
-// socketPath returns the path of the daemon's socket.
-func (a *app) socketPath() string {
-	if a.socket != "" {
-		return a.socket
-	}
-	return filepath.Join(a.directory(), "sluice.sock")
-}
-
 // asksRemote adds the flags for a remote daemon over TCP to a command and its subcommands. The
 // command obtains its client from client.
 func asksRemote(a *app, cmd *cobra.Command) *cobra.Command {
@@ -234,7 +170,7 @@ func (f *serverFlag) Type() string { return "string" }
 // client returns a client for the daemon that the flags select: local socket or remote.
 func (a *app) client() (*api.Client, error) {
 	switch {
-	case a.remote.Server != "" && (a.socket != "" || a.stateDir != ""):
+	case a.remote.Server != "" && (a.paths.Socket != "" || a.paths.State != ""):
 		return nil, exitError{exitUsage, errors.New("--server asks over TCP: --socket and --state-dir are of the daemon's own host")}
 	case (a.remote.Cert == "") != (a.remote.Key == ""):
 		return nil, exitError{exitUsage, errors.New("--cert FILE and --key FILE belong together: name both")}
@@ -243,11 +179,14 @@ func (a *app) client() (*api.Client, error) {
 	case a.remote != (api.Remote{}):
 		return nil, exitError{exitUsage, errors.New("--token-file, --ca, --cert and --key go with --server https://HOST:PORT")}
 	}
-	return api.NewClient(a.socketPath()), nil
+	return api.NewClient(a.paths.SocketPath()), nil
 }
 
-// errNoRoot is returned by commands that change the kernel's state.
-var errNoRoot = errors.New("root is needed: run it with sudo, or give the binary CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN")
+// offline reports whether a command may read the changes made at run time from the disk: err is that no
+// daemon runs in the own network namespace.
+func (a *app) offline(err error) bool {
+	return errors.Is(err, api.ErrNoDaemon) && a.remote.Server == "" && a.paths.LockKnown()
+}
 
 // version is the module's version, or the commit of a build from a checkout.
 func version() string {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"os"
 	"slices"
@@ -17,9 +16,8 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/daemon"
 	"github.com/sluice-lb/sluice/datapath"
-	"github.com/sluice-lb/sluice/engine"
-	"github.com/sluice-lb/sluice/server"
 	"github.com/sluice-lb/sluice/table"
 )
 
@@ -118,21 +116,7 @@ func (a *app) dryRun(ctx context.Context, file string) (*api.Outcome, error) {
 	if err != nil {
 		return nil, err
 	}
-	paths, err := openDatapaths(a.directory(), slog.New(slog.DiscardHandler))
-	if err != nil {
-		return nil, err
-	}
-	holder, err := newHolder(a.directory(), slog.New(slog.DiscardHandler))
-	if err != nil {
-		return nil, err
-	}
-	e := engine.New(engine.Options{Datapaths: paths.list, Addresses: holder})
-	f, err := e.Forecast(ctx, cfg)
-	if err != nil {
-		return nil, errors.Join(err, e.Stop(ctx, true))
-	}
-	o := server.Outcome(f)
-	return &o, e.Stop(ctx, true)
+	return daemon.Forecast(ctx, a.paths.Directory(), cfg)
 }
 
 // readChecked reads a configuration and refuses one with errors before contacting the daemon, so

@@ -58,7 +58,7 @@ func (a *app) auditEntries(ctx context.Context, limit int) ([]audit.Entry, error
 	}
 	entries, err := c.Audit(ctx, limit)
 	if errors.Is(err, api.ErrNoDaemon) && a.remote.Server == "" {
-		entries, err = audit.Read(a.storeDirectory(), limit)
+		entries, err = audit.Read(a.paths.ChangesDirectory(), limit)
 	}
 	if entries == nil {
 		entries = []audit.Entry{}

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/sluice-lb/sluice/daemon"
 	"github.com/sluice-lb/sluice/doctor/casestudy"
 	"github.com/sluice-lb/sluice/table"
 )
@@ -39,7 +40,7 @@ func newCaseStudy(a *app) *cobra.Command {
 		Example: "  sluice lab case-study\n  sluice lab case-study --allow-host-sysctl --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if os.Geteuid() != 0 {
-				return errNoRoot
+				return daemon.ErrNoRoot
 			}
 			if err := a.askHostSysctl(allow); err != nil {
 				return err

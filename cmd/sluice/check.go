@@ -88,7 +88,7 @@ func (a *app) conflict(file string, c *config.Config) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	s, err := store.Open(a.storeDirectory(), path)
+	s, err := store.Open(a.paths.ChangesDirectory(), path)
 	if errors.Is(err, fs.ErrPermission) {
 		a.progress("whether it fits the changes made at run time is not known: %v", err)
 		return "", nil

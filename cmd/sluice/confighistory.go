@@ -51,7 +51,7 @@ func (a *app) changes(cmd *cobra.Command) (*api.ConfigChanges, error) {
 	}
 	changes, err := c.Changes(cmd.Context())
 	if file, there := fileFlag(cmd); there && a.offline(err) {
-		return a.storedChanges(file)
+		return a.paths.StoredChanges(file)
 	}
 	return changes, err
 }
@@ -164,7 +164,7 @@ which can be reverted too. Without a daemon it changes what the next one starts 
 			out, err := c.Revert(cmd.Context(), to)
 			if a.offline(err) {
 				file, _ := fileFlag(cmd)
-				if err := a.revertStored(file, to); err != nil {
+				if err := a.paths.Revert(file, to); err != nil {
 					return err
 				}
 				return a.print(map[string]bool{"reverted": true}, func(w io.Writer) error {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-lb/sluice/daemon"
 	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/demo"
@@ -31,7 +32,7 @@ func newDemo(a *app) *cobra.Command {
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if os.Geteuid() != 0 {
-				return errNoRoot
+				return daemon.ErrNoRoot
 			}
 			self, err := os.Executable()
 			if err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/daemon"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/nft"
 	"github.com/sluice-lb/sluice/flow"
@@ -76,7 +77,7 @@ only. icmp and icmpv6 mean a ping; the port of the source is its identifier.`,
 				_, err := table.Line(w, "%-10s Sluice's own rules; --host traces all rules of the host", "knows")
 				return err
 			})
-			if errors.Is(err, api.ErrNoDaemon) && os.Geteuid() == 0 && a.socket == "" && a.remote.Server == "" {
+			if errors.Is(err, api.ErrNoDaemon) && os.Geteuid() == 0 && a.paths.Socket == "" && a.remote.Server == "" {
 				a.progress("no daemon runs: tracing the host's own rules")
 				return explainHost(cmd.Context(), a, question, nil)
 			}
@@ -94,7 +95,7 @@ only. icmp and icmpv6 mean a ping; the port of the source is its identifier.`,
 // reports whether its eBPF programs handle the packet before any rule.
 func explainHost(ctx context.Context, a *app, q datapath.Question, query url.Values) error {
 	if os.Geteuid() != 0 {
-		return errNoRoot
+		return daemon.ErrNoRoot
 	}
 	x, err := nft.ExplainHost(ctx, q)
 	if err != nil {

@@ -17,10 +17,10 @@ import (
 // flowSources returns the flow tables in addition to the kernel's: the eBPF datapath's if a daemon
 // runs here.
 func (a *app) flowSources() []conntrack.Source {
-	if _, err := os.Stat(a.socketPath()); err != nil {
+	if _, err := os.Stat(a.paths.SocketPath()); err != nil {
 		return nil
 	}
-	return []conntrack.Source{&daemonFlows{api.NewClient(a.socketPath())}}
+	return []conntrack.Source{&daemonFlows{api.NewClient(a.paths.SocketPath())}}
 }
 
 // daemonFlows reads the eBPF datapath's flow table through the daemon, which knows the names of its

@@ -15,17 +15,18 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/daemon"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
 // TestDaemonFlows adds the flows of a daemon up. The daemon is a plain HTTP
 // server that answers as the real one does.
 func TestDaemonFlows(t *testing.T) {
-	a := &app{socket: filepath.Join(t.TempDir(), "sock")}
+	a := &app{paths: daemon.Paths{Socket: filepath.Join(t.TempDir(), "sock")}}
 	if a.flowSources() != nil {
 		t.Error("a source without a daemon")
 	}
-	ln, err := net.Listen("unix", a.socket)
+	ln, err := net.Listen("unix", a.paths.Socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +64,7 @@ func TestDaemonFlows(t *testing.T) {
 		labtest.Require(t, labtest.Conntrack)
 		for flag, want := range map[string]int{"--proto=udp": 1, "--proto=any": 2} {
 			var out strings.Builder
-			if execute(t.Context(), []string{"conns", "--list", "--socket", a.socket, flag}, strings.NewReader(""), &out, io.Discard); strings.Count(out.String(), "ebpf ") != want {
+			if execute(t.Context(), []string{"conns", "--list", "--socket", a.paths.Socket, flag}, strings.NewReader(""), &out, io.Discard); strings.Count(out.String(), "ebpf ") != want {
 				t.Errorf("conns --list %s shows not %d flows of the datapath:\n%s", flag, want, &out)
 			}
 		}

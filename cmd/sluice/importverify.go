@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/daemon"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/importer"
 	"github.com/sluice-lb/sluice/importer/draft"
@@ -102,11 +103,11 @@ func (a *app) verifyImport(ctx context.Context, source, text string, r *draft.Re
 	h := verify.Guess(r, o.Outside, o.Addresses)
 	pair, err := verify.NewPair(h, func() (verify.Datapath, error) {
 		log := slog.New(slog.DiscardHandler)
-		paths, err := openDatapaths(dir, log)
+		paths, err := daemon.OpenDatapaths(dir, log)
 		if err != nil {
 			return nil, err
 		}
-		return &comparedGateway{engine.New(engine.Options{Datapaths: paths.list, Log: log})}, nil
+		return &comparedGateway{engine.New(engine.Options{Datapaths: paths, Log: log})}, nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("verify: %w", err)

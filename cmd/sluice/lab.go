@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/daemon"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/table"
 )
@@ -184,7 +185,7 @@ func newLabDown(a *app) *cobra.Command {
 				return usageError(cmd, "name one lab, or --all")
 			}
 			if os.Geteuid() != 0 {
-				return errNoRoot
+				return daemon.ErrNoRoot
 			}
 			chosen, err := labsToRemove(args, all)
 			if err != nil {
@@ -338,7 +339,7 @@ func newLabExec(_ *app) *cobra.Command {
 				return usageError(cmd, "say which lab, which node, and what to run")
 			}
 			if os.Geteuid() != 0 {
-				return errNoRoot
+				return daemon.ErrNoRoot
 			}
 			_, n, err := lookupNode(args[0], args[1])
 			if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-lb/sluice/daemon"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/host"
 )
@@ -85,7 +86,7 @@ func nodeOf(cmd *cobra.Command, args []string) (*lab.Lab, *lab.Node, error) {
 		return nil, nil, usageError(cmd, "say which lab and which node")
 	}
 	if os.Geteuid() != 0 {
-		return nil, nil, errNoRoot
+		return nil, nil, daemon.ErrNoRoot
 	}
 	return lookupNode(args[0], args[1])
 }

@@ -7,15 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/api"
-	"github.com/sluice-lb/sluice/engine"
-	"github.com/sluice-lb/sluice/health"
+	"github.com/sluice-lb/sluice/daemon"
 )
 
 func newStop(a *app) *cobra.Command {
@@ -43,7 +40,7 @@ of an old one.`,
 			err := a.stopDaemon(cmd.Context(), stop)
 			if force && errors.Is(err, api.ErrNoDaemon) {
 				said = "removed what a daemon had left"
-				if done, err = a.removeLeft(cmd.Context()); !done {
+				if done, err = daemon.RemoveLeft(cmd.Context(), a.paths.Directory()); !done {
 					said = "nothing to stop: no daemon runs, and none left rules or flows in this network namespace"
 				}
 			}
@@ -74,39 +71,10 @@ func (a *app) stopDaemon(ctx context.Context, stop api.Stop) error {
 	if err := waitGone(ctx, c); err != nil {
 		return err
 	}
-	if a.remote.Server != "" || a.socket != "" && a.stateDir == "" {
+	if a.remote.Server != "" || !a.paths.LockKnown() {
 		return nil // the path of the daemon's lock is unknown
 	}
-	return freed(ctx, a.directory()) // the daemon closes the API before it removes its state
-}
-
-// removeLeft removes the kernel state of a daemon that no longer runs, and reports whether there
-// was any.
-func (a *app) removeLeft(ctx context.Context) (bool, error) {
-	paths, err := openDatapaths(a.directory(), slog.New(slog.DiscardHandler))
-	if err != nil {
-		return false, err
-	}
-	e := engine.New(engine.Options{Datapaths: paths.list})
-	left, err := paths.left()
-	held, unread := announce.Left(a.directory())
-	if err := errors.Join(err, unread); err != nil {
-		return false, errors.Join(err, e.Stop(ctx, true))
-	}
-	left = left || held
-	if !left {
-		rules, err := health.RemovePaths()
-		return rules > 0, errors.Join(err, e.Stop(ctx, true))
-	}
-	lock, err := acquireAlone(a.directory(), "sluice stop --force", slog.New(slog.DiscardHandler))
-	if err != nil {
-		return false, errors.Join(err, e.Stop(ctx, true))
-	}
-	defer lock.release()
-	_, err = health.RemovePaths()
-	err = errors.Join(err, announce.Remove(a.directory()), e.Stop(ctx, false))
-	lock.leave(err)
-	return true, err
+	return daemon.WaitReleased(ctx, a.paths.Directory()) // the daemon closes the API before it removes its state
 }
 
 // waitGone returns when no process answers on the socket.

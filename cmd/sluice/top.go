@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/sluice-lb/sluice/daemon"
 	"github.com/sluice-lb/sluice/table"
 	"github.com/sluice-lb/sluice/top"
 )
@@ -45,7 +46,7 @@ NO_COLOR is honoured.`,
 				return usageError(cmd, "--rows %d: must not be negative", rows)
 			}
 			if os.Geteuid() != 0 {
-				return errNoRoot
+				return daemon.ErrNoRoot
 			}
 			h := &top.Host{}
 			if !slices.Contains(netns, "all") {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-lb/sluice/capacity"
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/daemon"
 	"github.com/sluice-lb/sluice/doctor/tune"
 	"github.com/sluice-lb/sluice/table"
 )
@@ -78,8 +79,8 @@ Sizes are never lowered. Timeouts below the floors of the RFCs are refused witho
 // system returns the tuner for the flags.
 func (f *tuneFlags) system(a *app) (*tune.System, error) {
 	s := &tune.System{Etc: f.etc}
-	if a.stateDir != "" {
-		s.Dir = filepath.Join(a.stateDir, "tune")
+	if a.paths.State != "" {
+		s.Dir = filepath.Join(a.paths.State, "tune")
 	}
 	if f.netns == "" {
 		s.Namespace = conntrack.CurrentNamespace()
@@ -106,7 +107,7 @@ func (f *tuneFlags) run(cmd *cobra.Command, a *app, args []string) error {
 		return a.print(p, func(w io.Writer) error { return writeProposal(w, p) })
 	}
 	if os.Geteuid() != 0 {
-		return errNoRoot
+		return daemon.ErrNoRoot
 	}
 	if !a.json {
 		if err := writeProposal(a.stdout, p); err != nil {
@@ -341,7 +342,7 @@ meantime is left alone and named.`,
 		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if os.Geteuid() != 0 {
-				return errNoRoot
+				return daemon.ErrNoRoot
 			}
 			s, err := f.system(a)
 			if err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package daemon
 
 import (
 	"context"
@@ -22,36 +22,35 @@ import (
 	"github.com/sluice-lb/sluice/pcp"
 )
 
-// datapaths are the datapaths of this host, in the order in which they process a packet.
-type datapaths struct{ list []datapath.Datapath }
+// Datapaths are the datapaths of this host, in the order in which they process a packet.
+type Datapaths []datapath.Datapath
 
-func (d *datapaths) names() []string {
+func (d Datapaths) names() []string {
 	var names []string
-	for _, p := range d.list {
+	for _, p := range d {
 		names = append(names, p.Name())
 	}
 	return names
 }
 
-// openDatapaths opens the datapaths that this host supports. An unsupported one is logged and
+// OpenDatapaths opens the datapaths that this host supports. An unsupported one is logged and
 // omitted. Without any, the error contains the remedy.
-func openDatapaths(dir string, log *slog.Logger) (*datapaths, error) {
-	d := &datapaths{}
+func OpenDatapaths(dir string, log *slog.Logger) (d Datapaths, err error) {
 	var errs []error
 	if e, err := ebpf.Open(ebpf.Options{StateDir: dir, Log: log}); err != nil {
 		errs = append(errs, err)
 	} else {
-		d.list = append(d.list, e)
+		d = append(d, e)
 	}
 	if n, err := nft.Open(); err != nil {
 		errs = append(errs, fmt.Errorf("nftables: %w", err))
 	} else {
-		d.list = append(d.list, n)
+		d = append(d, n)
 	}
-	if len(d.list) == 0 && errors.Is(errors.Join(errs...), os.ErrPermission) {
-		return nil, errNoRoot
+	if len(d) == 0 && errors.Is(errors.Join(errs...), os.ErrPermission) {
+		return nil, ErrNoRoot
 	}
-	if len(d.list) == 0 {
+	if len(d) == 0 {
 		return nil, fmt.Errorf("no datapath on this host: %w", errors.Join(errs...))
 	}
 	for _, err := range errs {
@@ -60,14 +59,9 @@ func openDatapaths(dir string, log *slog.Logger) (*datapaths, error) {
 	return d, nil
 }
 
-// newHolder returns the holder of addresses on this host's interfaces.
-func newHolder(dir string, log *slog.Logger) (*announce.Holder, error) {
-	return announce.New(announce.Options{StateDir: dir, Log: log})
-}
-
 // left reports whether an earlier process left something in the kernel.
-func (d *datapaths) left() (bool, error) {
-	for _, p := range d.list {
+func (d Datapaths) left() (bool, error) {
+	for _, p := range d {
 		l, ok := p.(datapath.Adopter)
 		if !ok {
 			continue
@@ -82,19 +76,19 @@ func (d *datapaths) left() (bool, error) {
 // newMonitor returns the backend checks of a daemon; they wake its engine.
 func newMonitor(d *daemon) *health.Monitor {
 	return health.New(health.Options{OnChange: func(e health.Event) {
-		d.log.Info("backend changed", "service", e.Service, "backend", e.Backend, "up", e.Up, "reason", e.Reason)
+		d.Log.Info("backend changed", "service", e.Service, "backend", e.Backend, "up", e.Up, "reason", e.Reason)
 		if d.engine != nil {
 			d.engine.Kick()
 		}
 	}, OnLack: func(lack string) {
-		d.log.Warn("health checks cannot run; keeping the last known states", "cause", lack)
+		d.Log.Warn("health checks cannot run; keeping the last known states", "cause", lack)
 	}})
 }
 
 // newMapper returns the PCP server of a daemon, for the datapath that can make
 // mappings; nil when there is none on this host.
-func newMapper(paths *datapaths, log *slog.Logger) *pcp.Server {
-	for _, p := range paths.list {
+func newMapper(paths Datapaths, log *slog.Logger) *pcp.Server {
+	for _, p := range paths {
 		if m, ok := p.(datapath.Mapper); ok {
 			return pcp.New(m, log)
 		}
@@ -116,8 +110,8 @@ func (d *daemon) reading(ctx context.Context) event.Reading {
 }
 
 // metricsPage is the Prometheus page of a daemon.
-func metricsPage(d *daemon, paths *datapaths, monitor *health.Monitor) http.Handler {
-	src := metrics.Sources{Version: version(), Health: monitor, LastApply: func() metrics.Apply {
+func metricsPage(d *daemon, paths Datapaths, monitor *health.Monitor) http.Handler {
+	src := metrics.Sources{Version: d.Version, Health: monitor, LastApply: func() metrics.Apply {
 		a := d.engine.View().Applied
 		return metrics.Apply{Revision: a.Revision, At: a.At, Err: a.Err, Changes: a.Changes}
 	}}
@@ -128,7 +122,7 @@ func metricsPage(d *daemon, paths *datapaths, monitor *health.Monitor) http.Hand
 	if d.tcp != nil {
 		src.API = d.tcp
 	}
-	for _, p := range paths.list {
+	for _, p := range paths {
 		src.Datapaths = append(src.Datapaths, p)
 	}
 	return metrics.Handler(src)

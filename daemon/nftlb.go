@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package daemon
 
 import (
 	"context"
@@ -13,8 +13,6 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/spf13/pflag"
-
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/control"
@@ -22,30 +20,25 @@ import (
 	"github.com/sluice-lb/sluice/server"
 )
 
-// nftlbOptions are the address and the key file of the nftlb API.
-type nftlbOptions struct {
-	address string
-	key     string // file
+// NftlbOptions are the address and the key file of the nftlb API.
+type NftlbOptions struct {
+	Address string
+	Key     string // file
 }
 
-func (o *nftlbOptions) addFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.address, "nftlb-api", "", "answer the API of nftlb too, at ADDRESS:PORT")
-	flags.StringVar(&o.key, "nftlb-key", "", "with --nftlb-api: file of the key that its clients have to send")
-}
-
-// check returns an error if options for serving only clients with the key are missing.
-func (o nftlbOptions) check() error {
-	if o.address == "" {
-		if o.key != "" {
+// Check returns an error if options for serving only clients with the key are missing.
+func (o NftlbOptions) Check() error {
+	if o.Address == "" {
+		if o.Key != "" {
 			return errors.New("--nftlb-key goes with --nftlb-api ADDRESS:PORT")
 		}
 		return nil
 	}
-	if _, err := netip.ParseAddrPort(o.address); err != nil {
-		return fmt.Errorf("--nftlb-api %s: write ADDRESS:PORT as in 127.0.0.1:5555 or [::1]:5555", o.address)
+	if _, err := netip.ParseAddrPort(o.Address); err != nil {
+		return fmt.Errorf("--nftlb-api %s: write ADDRESS:PORT as in 127.0.0.1:5555 or [::1]:5555", o.Address)
 	}
-	if o.key == "" {
-		return fmt.Errorf("--nftlb-api %s: whoever reaches it would be served: name --nftlb-key FILE, with the key that clients have to send", o.address)
+	if o.Key == "" {
+		return fmt.Errorf("--nftlb-api %s: whoever reaches it would be served: name --nftlb-key FILE, with the key that clients have to send", o.Address)
 	}
 	return nil
 }
@@ -97,14 +90,14 @@ type nftlbServer struct {
 
 // newNftlb opens the listener. Requests are answered after serve.
 func (d *daemon) newNftlb(ctx context.Context) (*nftlbServer, error) {
-	o := d.nftlbOpt
-	key := &keyFile{file: o.key, log: d.log}
+	o := d.Nftlb
+	key := &keyFile{file: o.Key, log: d.Log}
 	if err := key.read(); err != nil {
 		return nil, err
 	}
 	var local *server.Local
 	handler := nftlb.New(nftlb.Options{
-		Network: nftlb.Host{}, Key: key.current, Path: filepath.Join(d.storeDirectory(), "nftlb.json"), Log: d.log,
+		Network: nftlb.Host{}, Key: key.current, Path: filepath.Join(d.ChangesDirectory(), "nftlb.json"), Log: d.Log,
 		Refused: func(client, cause string) { local.Refused(client, cause) },
 		InForce: func() *config.Config { return d.engine.Config() },
 		Change: func(ctx context.Context, who, what string, make func(*config.Config) (*config.Config, error)) error {
@@ -112,13 +105,13 @@ func (d *daemon) newNftlb(ctx context.Context) (*nftlbServer, error) {
 			return err
 		},
 	})
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.address)
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.Address)
 	if err != nil {
 		return nil, fmt.Errorf("--nftlb-api: %w", err)
 	}
 	if at := l.Addr().(*net.TCPAddr); !at.IP.IsLoopback() {
-		d.log.Warn("the API of nftlb has no encryption: whoever is on the way reads the key", "address", at)
+		d.Log.Warn("the API of nftlb has no encryption: whoever is on the way reads the key", "address", at)
 	}
-	local = server.NewPlain(l, d.log)
+	local = server.NewPlain(l, d.Log)
 	return &nftlbServer{api: handler, server: local, addr: l.Addr()}, nil
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package daemon
 
 import (
 	"bufio"
@@ -24,33 +24,33 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestFreed: who stops a daemon waits until it has let go of its lock, and hears what it
+// TestWaitReleased: who stops a daemon waits until it has let go of its lock, and hears what it
 // could not remove.
-func TestFreed(t *testing.T) {
+func TestWaitReleased(t *testing.T) {
 	dir := t.TempDir()
-	if err := freed(t.Context(), dir); err != nil {
+	if err := WaitReleased(t.Context(), dir); err != nil {
 		t.Errorf("no daemon was ever here: %v", err)
 	}
-	l, err := acquire(dir, "sluice run")
+	l, err := lockDirectory(dir, "sluice run")
 	if err != nil {
 		t.Fatal(err)
 	}
 	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if err := freed(soon, dir); err == nil || !strings.Contains(err.Error(), "has not ended yet") {
+	if err := WaitReleased(soon, dir); err == nil || !strings.Contains(err.Error(), "has not ended yet") {
 		t.Errorf("while it is held: %v", err)
 	}
-	l.leave(errors.New("ebpf: device busy"))
-	l.release()
-	if err := freed(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "device busy") {
+	l.Leave(errors.New("ebpf: device busy"))
+	l.Release()
+	if err := WaitReleased(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "device busy") {
 		t.Errorf("after a bad end: %v", err)
 	}
-	if l, err = acquire(dir, "sluice run"); err != nil {
+	if l, err = lockDirectory(dir, "sluice run"); err != nil {
 		t.Fatal(err)
 	}
-	l.leave(nil)
-	l.release()
-	if err := freed(t.Context(), dir); err != nil {
+	l.Leave(nil)
+	l.Release()
+	if err := WaitReleased(t.Context(), dir); err != nil {
 		t.Errorf("after a good end: %v", err)
 	}
 }
@@ -77,7 +77,7 @@ func TestOneDaemonOfANamespace(t *testing.T) {
 		if i, err := os.Stat(filepath.Join(own, "lock")); err != nil || i.Mode().Perm()&0o007 != 0 {
 			t.Errorf("everybody may take the lock: mode %v, error %v", i.Mode(), err)
 		}
-		first.release()
+		first.Release()
 		for _, dir := range []string{own, other} {
 			if _, err := os.Stat(filepath.Join(dir, "lock")); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("a lock is left in %s: %v", dir, err)
@@ -133,7 +133,7 @@ func TestSquatter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.release()
+	l.Release()
 	if !strings.Contains(said.String(), "no gateway") || !strings.Contains(said.String(), "of user 65534") {
 		t.Errorf("the log: %s", &said)
 	}
@@ -144,25 +144,25 @@ func TestSquatter(t *testing.T) {
 func TestLockOfAFileTakenAway(t *testing.T) {
 	dir := t.TempDir()
 	for range 200 {
-		held, err := acquire(dir, "first")
+		held, err := lockDirectory(dir, "first")
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := make(chan *lock)
+		got := make(chan *Lock)
 		go func() {
 			for {
-				if l, err := acquire(dir, "second"); err == nil {
+				if l, err := lockDirectory(dir, "second"); err == nil {
 					got <- l
 					return
 				}
 			}
 		}()
-		held.release()
+		held.Release()
 		second := <-got
-		if _, err := acquire(dir, "third"); !errors.Is(err, errHeld) {
+		if _, err := lockDirectory(dir, "third"); !errors.Is(err, errHeld) {
 			t.Fatalf("a third beside the second: %v", err)
 		}
-		second.release()
+		second.Release()
 	}
 }
 
@@ -174,10 +174,10 @@ func TestLockIsAFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"symbolic link", "regular file"} {
-		if _, err := acquire(dir, "sluice run"); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), name) {
+		if _, err := lockDirectory(dir, "sluice run"); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := freed(t.Context(), dir); err == nil || !strings.Contains(err.Error(), path) {
+		if err := WaitReleased(t.Context(), dir); err == nil || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err := errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)); err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package daemon
 
 import (
 	"cmp"
@@ -18,31 +18,31 @@ import (
 	"github.com/sluice-lb/sluice/disk"
 )
 
-// lock excludes a second daemon from the same state directory. The kernel releases it with the
+// Lock excludes a second daemon from the same state directory. The kernel releases it with the
 // process, so a crash needs no cleanup.
-type lock struct {
+type Lock struct {
 	file      *os.File
-	keeps     bool      // the lock file contains the result of the daemon's end for processes that wait in freed
+	keeps     bool      // the lock file contains the result of the daemon's end for processes that wait in WaitReleased
 	namespace io.Closer // the lock of the network namespace; nil if it could not be taken
 }
 
 // errHeld is wrapped when another daemon holds a lock.
 var errHeld = errors.New("stop that daemon first ('sluice stop'): a network namespace has one gateway")
 
-// acquireAlone is acquire for a process that changes the kernel. It also takes the lock of the
+// Acquire is lockDirectory for a process that changes the kernel. It also takes the lock of the
 // network namespace. Two daemons with different state directories, such as one in a container on
 // the host's network, would otherwise undo each other's rules.
-func acquireAlone(own, command string, log *slog.Logger) (*lock, error) {
+func Acquire(own, command string, log *slog.Logger) (*Lock, error) {
 	return acquireIn(namespaceLock, own, command, log)
 }
 
-func acquireIn(namespace, own, command string, log *slog.Logger) (*lock, error) {
-	l, err := acquire(own, command)
+func acquireIn(namespace, own, command string, log *slog.Logger) (*Lock, error) {
+	l, err := lockDirectory(own, command)
 	if err != nil {
 		return nil, err
 	}
 	if l.namespace, err = lockNamespace(namespace, command+", state directory "+own, log); errors.Is(err, errHeld) {
-		l.release()
+		l.Release()
 		return nil, err
 	} else if err != nil {
 		log.Warn("a second daemon in this network namespace would not be noticed", "error", err)
@@ -50,11 +50,11 @@ func acquireIn(namespace, own, command string, log *slog.Logger) (*lock, error) 
 	return l, nil
 }
 
-// acquire takes the lock of a state directory and writes the holder's command line into it.
-func acquire(dir, command string) (*lock, error) {
+// lockDirectory takes the lock of a state directory and writes the holder's command line into it.
+func lockDirectory(dir, command string) (*Lock, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		if errors.Is(err, os.ErrPermission) {
-			return nil, errNoRoot
+			return nil, ErrNoRoot
 		}
 		return nil, fmt.Errorf("state directory %s: %w; name one that can be written with --state-dir", dir, err)
 	}
@@ -76,7 +76,7 @@ func acquire(dir, command string) (*lock, error) {
 		// A full disk does not invalidate the lock.
 		_ = f.Truncate(0)
 		_, _ = fmt.Fprintf(f, "process %d (%s)\n", os.Getpid(), command)
-		return &lock{file: f}, nil
+		return &Lock{file: f}, nil
 	}
 }
 
@@ -87,7 +87,7 @@ func lockFile(path string) (*os.File, error) {
 	f, err := disk.Open(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o640)
 	switch {
 	case errors.Is(err, os.ErrPermission):
-		return nil, errNoRoot
+		return nil, ErrNoRoot
 	case errors.Is(err, syscall.ELOOP):
 		return nil, fmt.Errorf("lock %s: the file is a symbolic link, whose target would be overwritten: remove it", path)
 	case err != nil:
@@ -108,9 +108,9 @@ func lockFile(path string) (*os.File, error) {
 	return f, nil
 }
 
-// release removes the file while no other process can hold the lock.
-func (l *lock) release() {
-	if l.namespace != nil { // first: a process that waits in freed may start the next daemon
+// Release removes the file while no other process can hold the lock.
+func (l *Lock) Release() {
+	if l.namespace != nil { // first: a process that waits in WaitReleased may start the next daemon
 		l.namespace.Close()
 	}
 	if !l.keeps {
@@ -121,8 +121,8 @@ func (l *lock) release() {
 
 const failed = "failed: "
 
-// leave writes the result of the holder's end into the file for processes that wait in freed.
-func (l *lock) leave(err error) {
+// Leave writes the result of the holder's end into the file for processes that wait in WaitReleased.
+func (l *Lock) Leave(err error) {
 	text := ""
 	if err != nil {
 		text = failed + err.Error() + "\n"
@@ -132,9 +132,9 @@ func (l *lock) leave(err error) {
 	_, _ = l.file.WriteAt([]byte(text), 0)
 }
 
-// freed waits for the release of a state directory's lock and returns the error that the last
+// WaitReleased waits for the release of a state directory's lock and returns the error that the last
 // holder left.
-func freed(ctx context.Context, dir string) error {
+func WaitReleased(ctx context.Context, dir string) error {
 	f, err := disk.Open(filepath.Join(dir, "lock"), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil

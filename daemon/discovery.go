@@ -1,44 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package daemon
 
 import (
 	"context"
-	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/discovery"
-	"github.com/sluice-lb/sluice/netdev"
 )
 
 // newFinder creates the finder of backends. The engine gets the backends found before a restart, so that
 // the first apply has them.
 func (d *daemon) newFinder(ctx context.Context) {
 	d.applied = make(chan struct{}, 1)
-	d.finder = discovery.New(discovery.Options{Path: filepath.Join(d.storeDirectory(), "discovered.json"), Namespace: d.namespaceID(), Log: d.log,
+	d.finder = discovery.New(discovery.Options{Path: filepath.Join(d.ChangesDirectory(), "discovered.json"), Namespace: d.namespaceID(), Log: d.Log,
 		Put: func(ctx context.Context, found map[string][]config.Backend) error {
 			_, err := d.engine.SetFound(ctx, found)
 			return err
 		}})
 	_, _ = d.engine.SetFound(ctx, d.finder.Last()) // before the first apply it only stores them
-}
-
-// namespaceID identifies the network namespace where its name or inode number names the state directory: another
-// namespace may get both. It is "" for the host's own, and where the operator names the directory.
-func (a *app) namespaceID() string {
-	if a.stateDir != "" || usualDirectory() == stateBase {
-		return ""
-	}
-	cookie, err := netdev.NamespaceCookie()
-	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
-	}
-	return fmt.Sprintf("%s/%d", strings.TrimSpace(string(boot)), cookie)
 }
 
 // tellApplied signals an apply to the discovery and to other followers. It never blocks.
