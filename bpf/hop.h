@@ -342,6 +342,7 @@ static __noinline int lower_to_route(const struct plan *plan, struct bpf_fib_loo
 	if (plan->gateway_family == FAMILY_6) {
 		__builtin_memcpy(key.addr, &plan->gateway, 16);
 	} else {
+		key.ifindex |= ROUTE_MTU_IPV4;
 		key.addr[10] = key.addr[11] = 0xff;
 		__builtin_memcpy(key.addr + 12, &plan->gateway, 4);
 	}

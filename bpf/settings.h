@@ -59,11 +59,16 @@ struct own_filter {
 };
 ASSERT_SIZE(struct own_filter, 512);
 
+// route_mtu_key.ifindex of IPv4 routes. It separates the families: the IPv6 default route contains ::ffff:0:0/96.
+enum route_mtu_family {
+	ROUTE_MTU_IPV4 = 0x40000000,
+};
+
 // Routes of an interface that have an MTU. bpf_fib_lookup reports locked MTUs only.
 struct route_mtu_key {
 	__u32 prefix_len; // significant bits of the fields below
-	__u32 ifindex;
-	__u8 addr[16]; // IPv4: ::ffff:0:0/96
+	__u32 ifindex;	  // IPv4: with ROUTE_MTU_IPV4
+	__u8 addr[16];	  // IPv4: ::ffff:0:0/96
 };
 ASSERT_SIZE(struct route_mtu_key, 24);
 

@@ -56,11 +56,6 @@ func agree(t *testing.T, allOn func(hook string) bool, ways ...judge.Options) {
 		for _, sc := range judge.Scenarios() {
 			t.Run(sc.Name, func(t *testing.T) {
 				for _, o := range ways {
-					// Known disagreement (docs/reference/limits.md): the MTU in a translated "too big" error where
-					// a route has an MTU.
-					if o.Host && (sc.Name == "customer" || sc.Name == "small-link") {
-						continue
-					}
 					s := newSubject(t, hook)
 					s.programPool, s.cpu, s.here = pool, cpu, true
 					o.PerReset, o.Seed = 10000, uint64(number(t, "SLUICE_MODEL_SEED", 1))

@@ -20,13 +20,14 @@ func putRouteMTUs(t *table.Tables, list []netdev.RouteMTU) (known int, err error
 			err = fmt.Errorf("the host has %d routes in or around routes with an mtu, and %d have room", len(list), len(want))
 			break
 		}
-		a, bits, mtu := r.To.Masked().Addr(), 32+r.To.Bits(), r.MTU
+		a, bits, mtu, by := r.To.Masked().Addr(), 32+r.To.Bits(), r.MTU, uint32(r.Ifindex)
 		if a.Is4() {
 			bits += 96
+			by |= wire.RouteMTUIpv4
 		} else if mtu > 0 {
 			mtu = max(mtu, 1280) // the kernel uses no smaller MTU (RFC 8200 §5)
 		}
-		want[wire.RouteMtuKey{PrefixLen: uint32(bits), Ifindex: uint32(r.Ifindex), Addr: a.As16()}] = mtu
+		want[wire.RouteMtuKey{PrefixLen: uint32(bits), Ifindex: by, Addr: a.As16()}] = mtu
 	}
 	if len(want) > 0 { // set before the entries: a failed lookup is harmless
 		setChecks(t, wire.CheckRouteMtus, wire.CheckRouteMtus)

@@ -897,6 +897,7 @@ const (
 	VarExportPrefixRole     = "export_prefix_role"
 	VarExportReason         = "export_reason"
 	VarExportReindex        = "export_reindex"
+	VarExportRouteMtuFamily = "export_route_mtu_family"
 	VarExportRouted         = "export_routed"
 	VarExportScheduler      = "export_scheduler"
 	VarExportServed         = "export_served"
@@ -1120,6 +1121,7 @@ type VariableSpecs struct {
 	ExportPrefixRole     *ebpf.VariableSpec `ebpf:"export_prefix_role"`
 	ExportReason         *ebpf.VariableSpec `ebpf:"export_reason"`
 	ExportReindex        *ebpf.VariableSpec `ebpf:"export_reindex"`
+	ExportRouteMtuFamily *ebpf.VariableSpec `ebpf:"export_route_mtu_family"`
 	ExportRouted         *ebpf.VariableSpec `ebpf:"export_routed"`
 	ExportScheduler      *ebpf.VariableSpec `ebpf:"export_scheduler"`
 	ExportServed         *ebpf.VariableSpec `ebpf:"export_served"`
@@ -1365,6 +1367,7 @@ type Variables struct {
 	ExportPrefixRole     *ebpf.Variable `ebpf:"export_prefix_role"`
 	ExportReason         *ebpf.Variable `ebpf:"export_reason"`
 	ExportReindex        *ebpf.Variable `ebpf:"export_reindex"`
+	ExportRouteMtuFamily *ebpf.Variable `ebpf:"export_route_mtu_family"`
 	ExportRouted         *ebpf.Variable `ebpf:"export_routed"`
 	ExportScheduler      *ebpf.Variable `ebpf:"export_scheduler"`
 	ExportServed         *ebpf.Variable `ebpf:"export_served"`

@@ -311,6 +311,11 @@ const (
 	ReasonCount               = 58
 )
 
+// Values of enum route_mtu_family.
+const (
+	RouteMTUIpv4 = 1073741824
+)
+
 // Values of enum routed.
 const (
 	RoutedHere = 256
