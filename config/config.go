@@ -45,9 +45,9 @@ type Config struct {
 	// HoldAddresses adds the addresses of services, port-forwards and pools to this host, if they
 	// lie in a connected network and no host uses them. Sluice checks for duplicates, adds the
 	// address to the interface of that network, so that the host answers ARP and neighbour
-	// discovery, announces it, and removes it at the end. off leaves this to other programs, such
-	// as VRRP. Addresses outside the connected networks are reached through routers and are not
-	// added.
+	// discovery, sends gratuitous ARP for it, and removes it at the end. off leaves this to other
+	// programs, such as VRRP. Addresses outside the connected networks are reached through routers
+	// and are not added.
 	HoldAddresses Switch `yaml:"hold-addresses,omitempty" json:"hold-addresses,omitempty" jsonschema:"enum=on,enum=off,default=on"`
 	// ExecDirectory is a directory of programs that health checks of type exec may run although they
 	// are not in this file. Changes by the API and the commands can use its programs, with any

@@ -11,13 +11,13 @@ import (
 	"os"
 	"slices"
 
-	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/ebpf"
 	"github.com/sluice-lb/sluice/datapath/nft"
 	"github.com/sluice-lb/sluice/event"
 	"github.com/sluice-lb/sluice/health"
+	"github.com/sluice-lb/sluice/hold"
 	"github.com/sluice-lb/sluice/metrics"
 	"github.com/sluice-lb/sluice/pcp"
 )
@@ -115,7 +115,7 @@ func metricsPage(d *daemon, paths Datapaths, monitor *health.Monitor) http.Handl
 		a := d.engine.View().Applied
 		return metrics.Apply{Revision: a.Revision, At: a.At, Err: a.Err, Changes: a.Changes}
 	}}
-	src.Addresses = func() map[string]int { return announce.Count(d.engine.View().Addresses) }
+	src.Addresses = func() map[string]int { return hold.Count(d.engine.View().Addresses) }
 	if d.mapper != nil {
 		src.PCP = d.mapper
 	}

@@ -11,13 +11,13 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/audit"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/control"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/health"
+	"github.com/sluice-lb/sluice/hold"
 	"github.com/sluice-lb/sluice/server"
 	"github.com/sluice-lb/sluice/store"
 )
@@ -114,7 +114,7 @@ func Forecast(ctx context.Context, dir string, cfg *config.Config) (*api.Outcome
 	if err != nil {
 		return nil, err
 	}
-	holder, err := announce.New(announce.Options{StateDir: dir, Log: log})
+	holder, err := hold.New(hold.Options{StateDir: dir, Log: log})
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +136,7 @@ func RemoveLeft(ctx context.Context, dir string) (bool, error) {
 	}
 	e := engine.New(engine.Options{Datapaths: paths})
 	left, err := paths.left()
-	held, unread := announce.Left(dir)
+	held, unread := hold.Left(dir)
 	if err := errors.Join(err, unread); err != nil {
 		return false, errors.Join(err, e.Stop(ctx, true))
 	}
@@ -151,7 +151,7 @@ func RemoveLeft(ctx context.Context, dir string) (bool, error) {
 	}
 	defer lock.Release()
 	_, err = health.RemovePaths()
-	err = errors.Join(err, announce.Remove(dir), e.Stop(ctx, false))
+	err = errors.Join(err, hold.Remove(dir), e.Stop(ctx, false))
 	lock.Leave(err)
 	return true, err
 }

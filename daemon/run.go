@@ -22,13 +22,13 @@ import (
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
 
-	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/audit"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/control"
 	"github.com/sluice-lb/sluice/discovery"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/event"
+	"github.com/sluice-lb/sluice/hold"
 	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/pcp"
 	"github.com/sluice-lb/sluice/server"
@@ -58,7 +58,7 @@ type daemon struct {
 	watcher *event.Watch // reports full tables, drops and warnings as events
 	audit   *audit.Log
 	finder  *discovery.Finder
-	holder  *announce.Holder
+	holder  *hold.Holder
 	applied chan struct{} // has one element after an apply
 	nftlb   *nftlbServer  // nil without --nftlb-api
 	mapper  *pcp.Server   // nil on a host without a datapath that makes mappings
@@ -127,7 +127,7 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		d.Log.Warn("changes of interfaces and routes take effect with the next reload", "error", err)
 	}
-	if d.holder, err = announce.New(announce.Options{StateDir: d.Directory(), Log: d.Log}); err != nil {
+	if d.holder, err = hold.New(hold.Options{StateDir: d.Directory(), Log: d.Log}); err != nil {
 		return errors.Join(err, monitor.Close())
 	}
 	d.mapper = newMapper(paths, d.Log)

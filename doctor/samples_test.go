@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/hold"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -350,7 +350,7 @@ func closed(ports ...string) func(*observe.Sample) {
 func silent(without, with int) func(*observe.Sample) {
 	return func(s *observe.Sample) {
 		n := s.Namespaces[0]
-		n.Silent = []announce.Silent{{Address: netip.MustParseAddr("198.51.100.50"), Interface: "lan0"}}
+		n.Silent = []hold.Silent{{Address: netip.MustParseAddr("198.51.100.50"), Interface: "lan0"}}
 		for i := range without + with {
 			e := conntrack.Entry{Protocol: 17, Original: conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("192.0.2.2")), Dest: conntrack.AddrOf(netip.MustParseAddr("198.51.100.2")), SourcePort: uint16(i), DestPort: 53},
 				Reply: conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("198.51.100.2")), Dest: conntrack.AddrOf(netip.MustParseAddr("198.51.100.50")), SourcePort: 53, DestPort: uint16(i)}}

@@ -8,21 +8,21 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/hold"
 )
 
-// Addresses holds the addresses of services and pools on the host's interfaces: an announce.Holder,
+// Addresses holds the addresses of services and pools on the host's interfaces: an hold.Holder,
 // except in tests.
 type Addresses interface {
 	// Plan returns what Set would change, and changes nothing.
-	Plan([]announce.Want) (*datapath.Change, []announce.Status, error)
+	Plan([]hold.Want) (*datapath.Change, []hold.Status, error)
 	// Set replaces the wanted addresses and returns the resulting change.
-	Set([]announce.Want) (*datapath.Change, error)
+	Set([]hold.Want) (*datapath.Change, error)
 	// Kick triggers another read of the host's addresses.
 	Kick()
-	Statuses() []announce.Status
+	Statuses() []hold.Status
 	// Release removes all held addresses, unless keep is set, and ends the holder.
 	Release(keep bool) error
 }
@@ -30,19 +30,19 @@ type Addresses interface {
 // wantedAddresses lists the addresses of a configuration for which this host must receive packets.
 // Addresses mapped by siit are omitted, because the configuration does not say which side of a
 // mapping is a host of its own.
-func wantedAddresses(c *config.Config, plan placement) (list []announce.Want) {
+func wantedAddresses(c *config.Config, plan placement) (list []hold.Want) {
 	leave := ""
 	if c.HoldAddresses == config.SwitchOff {
 		leave = LeftByKey
 	}
 	add := func(owner, leave string, first, last netip.Addr) {
 		if first.IsValid() {
-			list = append(list, announce.Want{First: first, Last: last, Owner: owner, Leave: leave})
+			list = append(list, hold.Want{First: first, Last: last, Owner: owner, Leave: leave})
 		}
 	}
 	listen := func(owner, leave string, a netip.Addr, follows bool) {
 		if a.IsValid() {
-			list = append(list, announce.Want{First: a, Last: a, Owner: owner, Leave: leave, Listens: follows})
+			list = append(list, hold.Want{First: a, Last: a, Owner: owner, Leave: leave, Listens: follows})
 		}
 	}
 	for i := range c.Services {
@@ -110,10 +110,10 @@ func (e *Engine) addressWarnings() (list []string) {
 		return nil
 	}
 	for _, s := range e.opt.Addresses.Statuses() {
-		if s.State == announce.Lost {
+		if s.State == hold.Lost {
 			list = append(list, fmt.Sprintf("%s: address %s on %s is lost: %s", strings.Join(s.Owners, ", "), s.Range(), s.On(), s.Why))
 		}
-		if s.State == announce.Foreign || s.State == announce.Absent && s.Why != LeftByKey {
+		if s.State == hold.Foreign || s.State == hold.Absent && s.Why != LeftByKey {
 			list = append(list, fmt.Sprintf("%s: address %s on %s is not held: %s", strings.Join(s.Owners, ", "), s.Range(), s.On(), s.Why))
 		}
 	}

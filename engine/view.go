@@ -10,10 +10,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/hold"
 )
 
 // View is a copy of the state in force for display.
@@ -26,7 +26,7 @@ type View struct {
 	// Warnings are conditions of this host that prevent rules from working.
 	Warnings []string
 	// Addresses are the addresses of services and pools, and the hosts that answer for them.
-	Addresses []announce.Status
+	Addresses []hold.Status
 	// Attachments are the hooks of the datapaths on the host's interfaces.
 	Attachments []datapath.Attachment
 }

@@ -19,9 +19,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
+	"github.com/sluice-lb/sluice/hold"
 	"github.com/sluice-lb/sluice/netdev"
 )
 
@@ -337,13 +337,13 @@ func (l *Live) Rules(ctx context.Context, ns conntrack.Namespace) (r *firewall.R
 }
 
 // Silent implements Reader.
-func (l *Live) Silent(_ context.Context, ns conntrack.Namespace, addresses []netip.Addr) (list []announce.Silent) {
+func (l *Live) Silent(_ context.Context, ns conntrack.Namespace, addresses []netip.Addr) (list []hold.Silent) {
 	if len(addresses) == 0 {
 		return nil
 	}
 	// Where nobody may ask (CAP_NET_RAW) nothing is known to be silent.
 	_ = ns.Do(func() (err error) {
-		list, err = announce.Unanswered(addresses)
+		list, err = hold.Unanswered(addresses)
 		return err
 	})
 	return list

@@ -13,9 +13,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
+	"github.com/sluice-lb/sluice/hold"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -120,7 +120,7 @@ type Namespace struct {
 	RulesErr error
 	// Silent are addresses that rules name, in networks of the host's links, which neither the
 	// host has nor anybody answers for.
-	Silent []announce.Silent
+	Silent []hold.Silent
 	// Drops are the causes seen in the window; DropsErr tells why none could be.
 	Drops    []trace.DropGroup
 	DropsErr error
@@ -208,7 +208,7 @@ type Reader interface {
 	Table(ctx context.Context, ns conntrack.Namespace, links []Link) (*conntrack.Summary, *Entries, error)
 	Rules(ctx context.Context, ns conntrack.Namespace) (*firewall.Ruleset, error)
 	// Silent asks for addresses that rules name.
-	Silent(ctx context.Context, ns conntrack.Namespace, addresses []netip.Addr) []announce.Silent
+	Silent(ctx context.Context, ns conntrack.Namespace, addresses []netip.Addr) []hold.Silent
 	// NewRate samples the new connections a second.
 	NewRate(ctx context.Context, ns conntrack.Namespace) (float64, error)
 }

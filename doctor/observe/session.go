@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
+	"github.com/sluice-lb/sluice/hold"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -58,7 +58,7 @@ type tableReading struct {
 type rulesReading struct {
 	generation uint32
 	rules      *firewall.Ruleset
-	silent     []announce.Silent
+	silent     []hold.Silent
 	err        error
 }
 

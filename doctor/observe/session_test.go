@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
+	"github.com/sluice-lb/sluice/hold"
 )
 
 // counting is a reader whose tables cost CPU time.
@@ -187,10 +187,10 @@ func TestSocketsOnce(t *testing.T) {
 	}
 }
 
-func (*counting) Silent(context.Context, conntrack.Namespace, []netip.Addr) []announce.Silent {
+func (*counting) Silent(context.Context, conntrack.Namespace, []netip.Addr) []hold.Silent {
 	return nil
 }
 
-func (*lists) Silent(context.Context, conntrack.Namespace, []netip.Addr) []announce.Silent {
+func (*lists) Silent(context.Context, conntrack.Namespace, []netip.Addr) []hold.Silent {
 	return nil
 }

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
+	"github.com/sluice-lb/sluice/hold"
 )
 
 // closed is a host with one namespace, of which some readings are let through.
@@ -54,6 +54,6 @@ func TestTakeNothing(t *testing.T) {
 	}
 }
 
-func (*closed) Silent(context.Context, conntrack.Namespace, []netip.Addr) []announce.Silent {
+func (*closed) Silent(context.Context, conntrack.Namespace, []netip.Addr) []hold.Silent {
 	return nil
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package announce
+package hold
 
 import (
 	"encoding/binary"
@@ -38,9 +38,9 @@ func probeFrame(mac net.HardwareAddr, a netip.Addr) []byte {
 		&packet.ICMP{V6: true, Type: solicitation}, &packet.Data{Bytes: a.AsSlice()}}.Build()
 }
 
-// announceFrame announces the address of a station: an ARP announcement (RFC 5227 §2.3) or an unsolicited neighbour
-// advertisement (RFC 4861 §7.2.6).
-func announceFrame(mac net.HardwareAddr, a netip.Addr, router bool) []byte {
+// gratuitousFrame updates the neighbour caches with the address of a station: a gratuitous ARP request (RFC 5227 §2.3)
+// or an unsolicited neighbour advertisement (RFC 4861 §7.2.6).
+func gratuitousFrame(mac net.HardwareAddr, a netip.Addr, router bool) []byte {
 	src := packet.MAC(mac)
 	if a.Is4() {
 		return packet.Packet{&packet.Ethernet{Src: src, Dst: broadcast},

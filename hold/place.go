@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package announce adds addresses of services and pools to the host's interfaces, so that the host answers ARP and
+// Package hold adds addresses of services and pools to the host's interfaces, so that the host answers ARP and
 // neighbour discovery for them. It adds an address only if it is in a connected network and no other station has it.
-// It runs duplicate address detection first, announces the address, records it in a file, and removes it at the end.
-package announce
+// It runs duplicate address detection first, sends gratuitous ARP, records it in a file, and removes it at the end.
+package hold
 
 import (
 	"cmp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package announce
+package hold
 
 import (
 	"cmp"
@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	announceTimes = 3               // RFC 4861 §10, MAX_NEIGHBOR_ADVERTISEMENT; RFC 5227 has two
-	announceEach  = 1 * time.Second // RFC 4861 §10, RETRANS_TIMER
+	gratuitousTimes = 3               // RFC 4861 §10, MAX_NEIGHBOR_ADVERTISEMENT; RFC 5227 has two
+	gratuitousEach  = 1 * time.Second // RFC 4861 §10, RETRANS_TIMER
 	// askAgain is the time until the next attempt to take an address from another station. A random part of up to the
 	// same time is added. Two gateways then do not keep probing simultaneously (RFC 5227 §2.1.1).
 	askAgain = 5 * time.Second
@@ -76,7 +76,7 @@ type foreign struct {
 	again time.Time // time of the next probe
 }
 
-// news is an announcement with its remaining repetitions.
+// news is a gratuitous frame with its remaining repetitions.
 type news struct {
 	key
 	left int
@@ -315,7 +315,7 @@ func (h *Holder) step(now time.Time) (time.Duration, error) {
 	for ifindex, addresses := range due {
 		errs = append(errs, h.take(host, host.stations[ifindex], addresses))
 	}
-	h.announce(host)
+	h.sendGratuitous(host)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.show(list)
@@ -402,14 +402,14 @@ func (h *Holder) hold(host *host, s station, free []key) error {
 	for _, k := range free {
 		if _, held := h.record[k]; held {
 			h.probed[k] = true
-			h.news = append(h.news, news{k, announceTimes, time.Now()})
+			h.news = append(h.news, news{k, gratuitousTimes, time.Now()})
 		}
 	}
 	return errors.Join(append(errs, writeRecord(h.opt.StateDir, h.record))...)
 }
 
-// announce sends the announcements that are due.
-func (h *Holder) announce(host *host) {
+// sendGratuitous sends the gratuitous frames that are due.
+func (h *Holder) sendGratuitous(host *host) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	wires := map[int]*wire{}
@@ -428,21 +428,21 @@ func (h *Holder) announce(host *host) {
 		if wires[n.ifindex] == nil {
 			w, err := openWire(s, 0)
 			if err != nil {
-				h.opt.Log.Warn("held addresses are not announced", "error", err)
+				h.opt.Log.Warn("neighbours of held addresses are not updated", "error", err)
 				continue
 			}
 			defer w.close()
 			wires[n.ifindex] = w
 		}
 		router := n.at.Is6() && kernel.Sysctl("net.ipv6.conf."+strings.ReplaceAll(s.name, ".", "/")+".forwarding") == "1"
-		// Each announcement is sent several times. A station that missed all repetitions eventually sends a request.
-		_ = wires[n.ifindex].send(announceFrame(s.mac, n.at, router))
-		n.left, n.due = n.left-1, now.Add(announceEach)
+		// Each frame is sent several times. A station that missed all repetitions eventually sends a request.
+		_ = wires[n.ifindex].send(gratuitousFrame(s.mac, n.at, router))
+		n.left, n.due = n.left-1, now.Add(gratuitousEach)
 	}
 	h.news = slices.DeleteFunc(h.news, func(n news) bool { return n.left == 0 })
 }
 
-// next returns the time until the next announcement or probe.
+// next returns the time until the next gratuitous frame or probe.
 func (h *Holder) next() time.Duration {
 	var first time.Time
 	sooner := func(t time.Time) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package announce
+package hold
 
 import (
 	"context"
@@ -220,7 +220,7 @@ func TestDuplicates(t *testing.T) {
 		t.Fatal(err)
 	}
 	g2.becomes("192.0.2.10 held; 2001:db8::10 held")
-	// The announcement updates the neighbour's entries of the first gateway; the neighbour sends no request.
+	// The gratuitous frame updates the neighbour's entries of the first gateway; the neighbour sends no request.
 	answers(t, l, four, "g2")
 	answers(t, l, six, "g2")
 }
@@ -291,20 +291,20 @@ func TestFrames(t *testing.T) {
 	mac := []byte{2, 0, 0, 0, 0, 1}
 	for want, frame := range map[string][]byte{
 		"eth(src=02:00:00:00:00:01,dst=ff:ff:ff:ff:ff:ff)/arp(sha=02:00:00:00:00:01,spa=0.0.0.0,tha=00:00:00:00:00:00,tpa=192.0.2.10)":    probeFrame(mac, netip.MustParseAddr(four)),
-		"eth(src=02:00:00:00:00:01,dst=ff:ff:ff:ff:ff:ff)/arp(sha=02:00:00:00:00:01,spa=192.0.2.10,tha=00:00:00:00:00:00,tpa=192.0.2.10)": announceFrame(mac, netip.MustParseAddr(four), false),
+		"eth(src=02:00:00:00:00:01,dst=ff:ff:ff:ff:ff:ff)/arp(sha=02:00:00:00:00:01,spa=192.0.2.10,tha=00:00:00:00:00:00,tpa=192.0.2.10)": gratuitousFrame(mac, netip.MustParseAddr(four), false),
 	} {
 		if got := packet.MustText(want).Build(); string(got) != string(frame) {
 			t.Errorf("% x\nwant % x", frame, got)
 		}
 	}
-	ns, na := probeFrame(mac, netip.MustParseAddr(six)), announceFrame(mac, netip.MustParseAddr(six), true)
+	ns, na := probeFrame(mac, netip.MustParseAddr(six)), gratuitousFrame(mac, netip.MustParseAddr(six), true)
 	if string(ns[:6]) != "\x33\x33\xff\x00\x00\x10" || ns[21] != 255 || len(ns) != 14+40+24 {
 		t.Errorf("solicitation % x", ns)
 	}
 	if string(na[:6]) != "\x33\x33\x00\x00\x00\x01" || len(na) != 14+40+32 || binary.BigEndian.Uint32(na[58:]) != 0xa0000000 {
 		t.Errorf("advertisement % x", na)
 	}
-	for _, f := range [][]byte{ns, na, probeFrame(mac, netip.MustParseAddr(four)), announceFrame(mac, netip.MustParseAddr(four), false)} {
+	for _, f := range [][]byte{ns, na, probeFrame(mac, netip.MustParseAddr(four)), gratuitousFrame(mac, netip.MustParseAddr(four), false)} {
 		a, station, ok := claimed(f)
 		if !ok || station != string(mac) || a.String() != four && a.String() != six {
 			t.Errorf("% x shows %v of %x, %v", f, a, station, ok)
