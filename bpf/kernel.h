@@ -32,6 +32,7 @@ struct net_device {
 	possible_net_t nd_net;
 	int ifindex;
 	unsigned int flags;
+	unsigned short type; /* ARPHRD_* */
 	char name[IFNAMSIZ];
 } CO_RE;
 
@@ -80,8 +81,14 @@ struct sk_buff {
 	__u16 network_header;
 	__u16 mac_header;
 	unsigned int tail;
+	unsigned int end;
 	unsigned char *head;
 	unsigned char *data;
+} CO_RE;
+
+struct skb_shared_info { /* at head + end */
+	unsigned short gso_size;
+	unsigned short gso_segs;
 } CO_RE;
 
 union nf_inet_addr {

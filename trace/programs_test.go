@@ -12,7 +12,7 @@ import (
 // TestProbesAreTracepoints wants the probes of drops and profile to be tracepoints and perf
 // events: kprobes may be off or forbidden, and cost more.
 func TestProbesAreTracepoints(t *testing.T) {
-	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){"drops": loadDrops, "losses": loadLosses, "profile": loadProfile} {
+	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){"drops": loadDrops, "losses": loadLosses, "observe": loadObserve, "profile": loadProfile} {
 		spec, err := load()
 		if err != nil {
 			t.Fatal(err)

@@ -16,12 +16,12 @@ type Stage uint8
 const (
 	StageUnknown  Stage = iota
 	NeverLeft           // the request arrived and did not leave: dropped, or no route, or no next hop
-	WrongWay            // the request left by the interface of its arrival, or by one that cannot reach the server
+	WrongWay            // the request left by the interface of its arrival, or by one from which the server is unreachable
 	Untranslated        // the request left without the translation that a rule should have made
-	NoAnswer            // the request left, and no interface received an answer
-	AnswerLost          // an answer arrived and did not leave towards the client
+	NoAnswer            // the request left; no interface received an answer
+	AnswerLost          // an answer arrived and did not leave to the client
 	Refused             // the server answered by a reset or an ICMP error
-	ClientRejects       // the answer left towards the client, who repeats or resets
+	ClientRejects       // the answer left to the client; the client repeats or resets
 	TooBig              // small packets are answered, large ones are not
 	Answered
 )
