@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // entriesFlag chooses the size of the table that BenchmarkTable reads.
@@ -66,7 +67,7 @@ func BenchmarkTable(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-func drain(ns Namespace) (int, error) {
+func drain(ns netdev.Namespace) (int, error) {
 	c, err := OpenIn(ns)
 	if err != nil {
 		return 0, err
@@ -75,7 +76,7 @@ func drain(ns Namespace) (int, error) {
 	return c.Drain(context.Background())
 }
 
-func dump(ns Namespace) (n int, err error) {
+func dump(ns netdev.Namespace) (n int, err error) {
 	c, err := OpenIn(ns)
 	if err != nil {
 		return 0, err
@@ -85,7 +86,7 @@ func dump(ns Namespace) (n int, err error) {
 	return n, err
 }
 
-func aggregate(ns Namespace) (int, error) {
+func aggregate(ns netdev.Namespace) (int, error) {
 	s := NewSummary(BySource | ByDest | ByService | BySNATPort)
 	err := s.AddNamespace(context.Background(), ns, nil)
 	if len(s.Sources(10)) != 10 {
@@ -94,7 +95,7 @@ func aggregate(ns Namespace) (int, error) {
 	return int(s.Total.Entries), err
 }
 
-func conntrackTool(ns Namespace) (n int, err error) {
+func conntrackTool(ns netdev.Namespace) (n int, err error) {
 	err = ns.Do(func() error {
 		var told bytes.Buffer
 		cmd := exec.Command("conntrack", "-L")
@@ -142,7 +143,7 @@ func TestChildReads(t *testing.T) {
 	if path == "" {
 		t.Skip("runs as a child of TestTableMemory")
 	}
-	ns, err := NamespaceAt(path)
+	ns, err := netdev.NamespaceAt(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +159,7 @@ func TestChildReads(t *testing.T) {
 }
 
 // fillTable makes n entries and checks that they are all there.
-func fillTable(t testing.TB, ns Namespace, n int) {
+func fillTable(t testing.TB, ns netdev.Namespace, n int) {
 	t.Helper()
 	c := openIn(t, ns)
 	part := make([]Entry, 0, 10*batch)

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // batch is the number of requests per datagram. 128 requests fit the default send buffer, and their acknowledgements
@@ -75,7 +76,7 @@ func (c *Conn) DeleteOf(ctx context.Context, entries []Entry) (deleted int, err 
 // namespace of the calling thread. Any goroutine may call Sibling at any time: concurrent users of c open one socket
 // per request and close it afterwards.
 func (c *Conn) Sibling() (*Conn, error) {
-	ns := Namespace{Name: "of the connection"}
+	ns := netdev.Namespace{Name: "of the connection"}
 	var fd int
 	var err error
 	if poll := c.raw.Control(func(s uintptr) { fd, err = unix.IoctlRetInt(int(s), unix.SIOCGSKNS) }); poll != nil {
@@ -86,7 +87,11 @@ func (c *Conn) Sibling() (*Conn, error) {
 	}
 	defer unix.Close(fd)
 	ns.Path = fmt.Sprintf("/proc/self/fd/%d", fd)
-	ns.Inode = inode(ns.Path)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("conntrack: namespace of the socket: %w", err)
+	}
+	ns.Inode = st.Ino
 	return OpenIn(ns)
 }
 

@@ -9,7 +9,7 @@
 // namespace.
 //
 // The kernel counts per network namespace, but nf_conntrack_max and nf_conntrack_buckets apply to the whole host. To
-// examine a host, read all Namespaces.
+// examine a host, read all [netdev.Namespaces].
 package conntrack
 
 import (
@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // BufferSize is the length of one receive buffer in bytes. The kernel writes at most 32 kB into one dump message
@@ -48,7 +50,7 @@ func Open() (*Conn, error) {
 }
 
 // OpenIn opens a socket that reads the table of ns.
-func OpenIn(ns Namespace) (*Conn, error) {
+func OpenIn(ns netdev.Namespace) (*Conn, error) {
 	var c *Conn
 	err := ns.Do(func() (err error) {
 		c, err = Open()

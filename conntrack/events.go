@@ -8,6 +8,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // Event is the kernel's reason for an event message about an entry.
@@ -32,7 +34,7 @@ type Listener struct {
 }
 
 // Listen subscribes to the given events in the namespace.
-func Listen(ns Namespace, events Event) (*Listener, error) {
+func Listen(ns netdev.Namespace, events Event) (*Listener, error) {
 	if events == 0 || events&^(New|Update|Destroy) != 0 {
 		return nil, fmt.Errorf("conntrack events %#x: want a combination of New, Update and Destroy", uint8(events))
 	}

@@ -19,22 +19,23 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // alone is one namespace without links: entries are made by netlink. Tests make
 // few, because others may have lowered the host-wide limit to 1,000.
-func alone(t testing.TB) Namespace {
+func alone(t testing.TB) netdev.Namespace {
 	t.Helper()
 	labtest.Require(t, labtest.Root, labtest.Conntrack)
 	l := labtest.New(t, lab.Topology{Name: "conntrack", Nodes: []lab.NodeSpec{{Name: "alone"}}})
-	ns, err := NamespaceAt(l.Node("alone").Path())
+	ns, err := netdev.NamespaceAt(l.Node("alone").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return ns
 }
 
-func openIn(t testing.TB, ns Namespace) *Conn {
+func openIn(t testing.TB, ns netdev.Namespace) *Conn {
 	t.Helper()
 	c, err := OpenIn(ns)
 	if err != nil {
@@ -102,7 +103,7 @@ func TestInsertDumpDelete(t *testing.T) {
 	testDelete(t, c, ns, len(want))
 }
 
-func testEntries(t *testing.T, c *Conn, ns Namespace, want uint32) {
+func testEntries(t *testing.T, c *Conn, ns netdev.Namespace, want uint32) {
 	t.Helper()
 	count, limit, err := c.Entries(context.Background())
 	if err != nil || count != want || limit == 0 {
@@ -112,7 +113,7 @@ func testEntries(t *testing.T, c *Conn, ns Namespace, want uint32) {
 	if err != nil || l.Count != want || l.Max != limit || l.Buckets == 0 {
 		t.Errorf("ReadLimits = %+v, %v; want count %d and max %d", l, err, want, limit)
 	}
-	if host, err := ReadLimits(Namespace{}); err != nil || host.Max != limit {
+	if host, err := ReadLimits(netdev.Namespace{}); err != nil || host.Max != limit {
 		t.Errorf("the caller's own namespace answers %+v, %v", host, err)
 	}
 }
@@ -171,7 +172,7 @@ func testFilters(t *testing.T, c *Conn) {
 	}
 }
 
-func testDelete(t *testing.T, c *Conn, ns Namespace, all int) {
+func testDelete(t *testing.T, c *Conn, ns netdev.Namespace, all int) {
 	t.Helper()
 	ctx := context.Background()
 	var one Entry
@@ -329,7 +330,7 @@ func TestRealFlows(t *testing.T) {
 	if err := l.Node("client").Do(func() error { return echo([4]byte{198, 51, 100, 2}) }); err != nil {
 		t.Fatalf("icmp echo: %v", err)
 	}
-	ns, err := NamespaceAt(gw.Path())
+	ns, err := netdev.NamespaceAt(gw.Path())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -355,7 +356,7 @@ func echo(to [4]byte) error {
 	return err
 }
 
-func checkRealFlows(t *testing.T, ns Namespace, port uint16) {
+func checkRealFlows(t *testing.T, ns netdev.Namespace, port uint16) {
 	t.Helper()
 	c := openIn(t, ns)
 	found := map[flow.Protocol]flow.Flow{}
@@ -407,7 +408,7 @@ func checkRealFlows(t *testing.T, ns Namespace, port uint16) {
 
 func TestNamespacesAreListedOnce(t *testing.T) {
 	ns := alone(t)
-	list, _ := Namespaces()
+	list, _ := netdev.Namespaces()
 	seen := map[uint64]int{}
 	for _, n := range list {
 		seen[n.Inode]++
@@ -427,11 +428,11 @@ func TestNamespacesAreListedOnce(t *testing.T) {
 	}); err != nil || inside != "net:["+strconv.FormatUint(ns.Inode, 10)+"]" {
 		t.Errorf("Do ran in %s: %v", inside, err)
 	}
-	if _, err := NamespaceAt("no-such-namespace"); err == nil {
+	if _, err := netdev.NamespaceAt("no-such-namespace"); err == nil {
 		t.Error("a namespace that is not there was found")
 	}
 	for _, path := range []string{"/etc/passwd", "/proc/self/ns/mnt"} {
-		if _, err := NamespaceAt(path); err == nil {
+		if _, err := netdev.NamespaceAt(path); err == nil {
 			t.Errorf("%s was taken for a network namespace", path)
 		}
 	}
@@ -463,7 +464,7 @@ func TestLook(t *testing.T) {
 		_, err := c.Insert(ctx, entries[100:])
 		return err
 	})
-	s, err := Look(ctx, Ask{Namespaces: []Namespace{ns}, Dimensions: BySNATPort, Window: time.Millisecond,
+	s, err := Look(ctx, Ask{Namespaces: []netdev.Namespace{ns}, Dimensions: BySNATPort, Window: time.Millisecond,
 		Filter: &Filter{Source: netip.MustParsePrefix("10.0.0.0/27")}, Sources: []Source{more}})
 	if err != nil {
 		t.Fatal(err)
@@ -478,7 +479,7 @@ func TestLook(t *testing.T) {
 	if f.Counted.Insert != 0 && f.Counted.Insert != 100 {
 		t.Errorf("counted %+v", f.Counted)
 	}
-	counted, err := Look(ctx, Ask{Namespaces: []Namespace{ns}, CountOnly: true, Window: time.Millisecond})
+	counted, err := Look(ctx, Ask{Namespaces: []netdev.Namespace{ns}, CountOnly: true, Window: time.Millisecond})
 	if err != nil || counted.Summary != nil || counted.Fills[0].Count != 200 || counted.Fills[0].TimeToFull() >= 0 {
 		t.Errorf("counting only: %+v, %v", counted, err)
 	}

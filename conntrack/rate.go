@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // errEnough ends a sample.
@@ -14,7 +16,7 @@ var errEnough = errors.New("enough")
 // NewRate estimates a namespace's new connections per second from the kernel's events. It listens until it has
 // received enough events, or for at most longest; 0 as enough sets no bound. The kernel no longer counts new
 // connections.
-func NewRate(ctx context.Context, ns Namespace, longest time.Duration, enough uint64) (float64, error) {
+func NewRate(ctx context.Context, ns netdev.Namespace, longest time.Duration, enough uint64) (float64, error) {
 	l, err := Listen(ns, New)
 	if err != nil {
 		return 0, err

@@ -6,6 +6,7 @@ import (
 	"context"
 
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // Source is a table of flows outside the kernel's connection table, such as the eBPF datapath's.
@@ -42,7 +43,7 @@ func (s *Summary) AddSource(ctx context.Context, src Source, f *Filter) error {
 }
 
 // AddNamespace counts the connections of ns that match f. The kernel applies the exact conditions.
-func (s *Summary) AddNamespace(ctx context.Context, ns Namespace, f *Filter) error {
+func (s *Summary) AddNamespace(ctx context.Context, ns netdev.Namespace, f *Filter) error {
 	c, err := OpenIn(ns)
 	if err != nil {
 		return err

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // Counters are the kernel's counts of one CPU in one network namespace since its creation. They are 32 bits wide and
@@ -202,7 +204,7 @@ func (l Limits) MeanChain() float64 {
 
 // ReadLimits reads the sizes of ns from /proc/sys/net/netfilter. An error that wraps fs.ErrNotExist means that
 // connection tracking is not loaded.
-func ReadLimits(ns Namespace) (l Limits, err error) {
+func ReadLimits(ns netdev.Namespace) (l Limits, err error) {
 	err = ns.Do(func() (err error) {
 		l, err = ownLimits()
 		return err
@@ -221,7 +223,7 @@ func ownLimits() (l Limits, err error) {
 }
 
 // readSetting reads one number of /proc/sys/net/netfilter/nf_conntrack_*.
-func readSetting(ns Namespace, name string) (v uint32, err error) {
+func readSetting(ns netdev.Namespace, name string) (v uint32, err error) {
 	err = ns.Do(func() (err error) {
 		v, err = ownSetting(name)
 		return err
@@ -242,7 +244,7 @@ func ownSetting(name string) (uint32, error) {
 }
 
 // ReadNumbers reads the sizes of ns and the sum of its counters over all CPUs. It enters the namespace once for both.
-func ReadNumbers(ctx context.Context, ns Namespace) (l Limits, sum Counters, err error) {
+func ReadNumbers(ctx context.Context, ns netdev.Namespace) (l Limits, sum Counters, err error) {
 	err = ns.Do(func() (err error) {
 		if l, err = ownLimits(); err != nil {
 			return err
@@ -256,7 +258,7 @@ func ReadNumbers(ctx context.Context, ns Namespace) (l Limits, sum Counters, err
 
 // ReadPerCPU returns the counters of ns from netlink. If the kernel or the caller's rights do not allow that, it
 // reads /proc/net/stat/nf_conntrack. Many kernels lack that file (CONFIG_NF_CONNTRACK_PROCFS).
-func ReadPerCPU(ctx context.Context, ns Namespace) (list []Counters, err error) {
+func ReadPerCPU(ctx context.Context, ns netdev.Namespace) (list []Counters, err error) {
 	err = ns.Do(func() (err error) {
 		list, err = ownPerCPU(ctx)
 		return err

@@ -10,12 +10,14 @@ import (
 	"io/fs"
 	"math"
 	"time"
+
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // Ask selects the scope of a Survey.
 type Ask struct {
 	// Namespaces to read; none means all of the host.
-	Namespaces []Namespace
+	Namespaces []netdev.Namespace
 	// Dimensions to group by.
 	Dimensions Dimension
 	// Filter selects the summarized entries. The fill always covers the whole table.
@@ -87,7 +89,7 @@ func Look(ctx context.Context, a Ask) (*Survey, error) {
 	s := &Survey{}
 	namespaces, hidden := a.Namespaces, 0
 	if len(namespaces) == 0 {
-		namespaces, hidden = Namespaces()
+		namespaces, hidden = netdev.Namespaces()
 	}
 	if a.Window == 0 {
 		a.Window = time.Second
@@ -126,7 +128,7 @@ func Look(ctx context.Context, a Ask) (*Survey, error) {
 // vanished namespaces get none.
 func Unseen(hidden int, failed []error) (list []string) {
 	if hidden > 0 {
-		list = append(list, HiddenText(hidden))
+		list = append(list, netdev.HiddenText(hidden))
 	}
 	denied := 0
 	for _, err := range failed {
@@ -156,13 +158,13 @@ type reading struct {
 	err      error
 }
 
-func read(ctx context.Context, ns Namespace) (r reading) {
+func read(ctx context.Context, ns netdev.Namespace) (r reading) {
 	r.at = time.Now()
 	r.limits, r.counters, r.err = ReadNumbers(ctx, ns)
 	return r
 }
 
-func (s *Survey) dump(ctx context.Context, a Ask, namespaces []Namespace, before []reading) error {
+func (s *Survey) dump(ctx context.Context, a Ask, namespaces []netdev.Namespace, before []reading) error {
 	m, err := a.Filter.compile()
 	if err != nil {
 		return err
@@ -194,7 +196,7 @@ func (s *Survey) dump(ctx context.Context, a Ask, namespaces []Namespace, before
 }
 
 // fill adds the comparison of two readings of a namespace.
-func (s *Survey) fill(ns Namespace, before, after reading) {
+func (s *Survey) fill(ns netdev.Namespace, before, after reading) {
 	f := Fill{Namespace: ns.Name, Inode: ns.Inode, Limits: after.limits,
 		Counted: after.counters.Sub(before.counters), Since: after.counters,
 		Held: before.held, Growth: (float64(after.limits.Count) - float64(before.limits.Count)) / after.at.Sub(before.at).Seconds(),
@@ -203,7 +205,7 @@ func (s *Survey) fill(ns Namespace, before, after reading) {
 }
 
 // addSifted adds the entries of ns that match m. all counts every entry, because the fill covers the whole table.
-func (s *Summary) addSifted(ctx context.Context, ns Namespace, m *matcher) (all Count, err error) {
+func (s *Summary) addSifted(ctx context.Context, ns netdev.Namespace, m *matcher) (all Count, err error) {
 	c, err := OpenIn(ns)
 	if err != nil {
 		return all, err

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/health"
 	"github.com/sluice-lb/sluice/hold"
 	"github.com/sluice-lb/sluice/metrics"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/pcp"
 )
 
@@ -100,7 +101,7 @@ func newMapper(paths Datapaths, log *slog.Logger) *pcp.Server {
 func (d *daemon) reading(ctx context.Context) event.Reading {
 	r := d.engine.Reading(ctx)
 	r.Warnings = slices.Concat(r.Warnings, d.control.Warnings(), d.audit.Warnings(), d.holder.Warnings())
-	limits, counters, err := conntrack.ReadNumbers(ctx, conntrack.CurrentNamespace())
+	limits, counters, err := conntrack.ReadNumbers(ctx, netdev.CurrentNamespace())
 	if err != nil { // without conntrack
 		return r
 	}

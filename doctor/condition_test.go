@@ -15,12 +15,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor"
 	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // TestConditions makes faults in real namespaces, wants the checks to find it and to
@@ -241,13 +241,13 @@ func hostSysctl(t *testing.T, key string) string {
 // watched examines the router while traffic passes.
 func watched(ctx context.Context, t *testing.T, l *lab.Lab, traffic func(context.Context, *lab.Lab) error) *doctor.Report {
 	t.Helper()
-	ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+	ns, err := netdev.NamespaceAt(l.Node("gateway").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	r, err := doctor.Examine(ctx, observe.NewLive([]conntrack.Namespace{ns}), observe.Options{
+	r, err := doctor.Examine(ctx, observe.NewLive([]netdev.Namespace{ns}), observe.Options{
 		Window: 100 * time.Millisecond,
 		During: func(ctx context.Context) error {
 			if traffic == nil {

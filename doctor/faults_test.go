@@ -8,12 +8,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor"
 	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // TestFaultyRouters wants the first line of the conclusion to name the illness of
@@ -82,11 +82,11 @@ func examine(t *testing.T, c faults.Case) *doctor.Report {
 
 func watch(ctx context.Context, t *testing.T, l *lab.Lab, c faults.Case) *doctor.Report {
 	t.Helper()
-	ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+	ns, err := netdev.NamespaceAt(l.Node("gateway").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := doctor.Examine(ctx, observe.NewLive([]conntrack.Namespace{ns}), observe.Options{
+	r, err := doctor.Examine(ctx, observe.NewLive([]netdev.Namespace{ns}), observe.Options{
 		Window: 100 * time.Millisecond,
 		During: func(ctx context.Context) error {
 			_, err := c.Traffic(ctx, l)

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/hold"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -35,7 +36,7 @@ func examined(t *testing.T) *observe.Sample {
 		r.Generation = 7
 		return r
 	}
-	n := &observe.Namespace{Namespace: conntrack.Namespace{Name: "router", Inode: 4711}, Before: reading(), After: reading(),
+	n := &observe.Namespace{Namespace: netdev.Namespace{Name: "router", Inode: 4711}, Before: reading(), After: reading(),
 		Rules: &firewall.Ruleset{Tables: 1, SourceNAT: 1, Forwards: firewall.Forwards{IPv4: 1}, Chains: []firewall.Chain{{Name: "ip mangle post", Hook: "postrouting", Longest: 2, Established: -1}}}}
 	n.Before.At = n.After.At.Add(-3 * time.Second)
 	n.Delta, n.Entries = trace.Counters{}, &observe.Entries{}

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/host"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // modeCase is a service and what its servers must see.
@@ -77,7 +78,7 @@ func TestModes(t *testing.T) {
 // earlier connection would go on with its translation, whatever the rules are now.
 func forget(t *testing.T, n *lab.Node) {
 	t.Helper()
-	ns, err := conntrack.NamespaceAt(n.Path())
+	ns, err := netdev.NamespaceAt(n.Path())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // A probe may fail because this host lacks a local port, a file descriptor, memory, or an entry in the connection
@@ -77,7 +78,7 @@ func (l *losses) count(read func() (uint32, error)) uint32 {
 
 // tableDrops reads the counter of losses in the namespace of this thread.
 func tableDrops() (uint32, error) {
-	list, err := conntrack.ReadPerCPU(context.Background(), conntrack.CurrentNamespace())
+	list, err := conntrack.ReadPerCPU(context.Background(), netdev.CurrentNamespace())
 	return conntrack.Total(list).Drop, err
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netdev reads the interfaces, routes, neighbours and IPsec policies of a network namespace, and reports
-// changes that affect forwarding.
+// Package netdev lists and enters network namespaces, reads the interfaces, routes, neighbours and IPsec policies of
+// one, and reports changes that affect forwarding.
 package netdev
 
 import (

@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // TestSmallestPool: if the counters alone indicate a race, the rules are read. They show a small exhausted pool.
@@ -21,7 +22,7 @@ func TestSmallestPool(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+	ns, err := netdev.NamespaceAt(l.Node("gateway").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +42,7 @@ func TestNameGivenAgain(t *testing.T) {
 	l := labtest.New(t, lab.Topology{Name: "again", Nodes: []lab.NodeSpec{{Name: "first"}, {Name: "second"}}})
 	h := &Host{}
 	for _, node := range []string{"first", "second"} {
-		ns, err := conntrack.NamespaceAt(l.Node(node).Path())
+		ns, err := netdev.NamespaceAt(l.Node(node).Path())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -57,7 +58,7 @@ func TestNameGivenAgain(t *testing.T) {
 			}
 		}
 		ns.Name = "blue"
-		h.Only = []conntrack.Namespace{ns}
+		h.Only = []netdev.Namespace{ns}
 		c, err := h.Counts(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -73,7 +74,7 @@ func TestNameGivenAgain(t *testing.T) {
 func TestFlowsOfThoseThatAreLeft(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Conntrack)
 	l := labtest.New(t, lab.Topology{Name: "left", Nodes: []lab.NodeSpec{{Name: "one"}}})
-	ns, err := conntrack.NamespaceAt(l.Node("one").Path())
+	ns, err := netdev.NamespaceAt(l.Node("one").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,8 +87,8 @@ func TestFlowsOfThoseThatAreLeft(t *testing.T) {
 	if n, err := c.Insert(t.Context(), []conntrack.Entry{made}); n != 1 || err != nil {
 		t.Fatalf("%d entries made: %v", n, err)
 	}
-	ended := conntrack.Namespace{Name: "pid 1 (gone)", Path: ns.Path + "-ended", Inode: 1}
-	h := &Host{Only: []conntrack.Namespace{ended, ns}}
+	ended := netdev.Namespace{Name: "pid 1 (gone)", Path: ns.Path + "-ended", Inode: 1}
+	h := &Host{Only: []netdev.Namespace{ended, ns}}
 	list, err := h.Flows(t.Context(), conntrack.Filter{}, "", 10)
 	if err != nil || len(list) != 1 {
 		t.Errorf("%d connections, %v; want one", len(list), err)

@@ -19,18 +19,19 @@ import (
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
 
 // Host reads a running host.
 type Host struct {
 	// Only limits the view to these namespaces; none means all.
-	Only []conntrack.Namespace
+	Only []netdev.Namespace
 	// Sources are further flow tables besides the kernel's.
 	Sources []conntrack.Source
 
 	mu         sync.Mutex // protects the following fields: Counts and Table overlap
-	namespaces []conntrack.Namespace
+	namespaces []netdev.Namespace
 	hidden     int
 	held       map[string]uint32
 	counts     int                // calls of Counts
@@ -62,14 +63,14 @@ const (
 )
 
 // list returns the namespaces and refreshes them periodically.
-func (h *Host) list() []conntrack.Namespace {
+func (h *Host) list() []netdev.Namespace {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
 	case len(h.Only) > 0:
 		h.namespaces = h.Only
 	case h.counts%listEvery == 0 || h.namespaces == nil:
-		h.namespaces, h.hidden = conntrack.Namespaces()
+		h.namespaces, h.hidden = netdev.Namespaces()
 	}
 	return h.namespaces
 }
@@ -106,7 +107,7 @@ func (h *Host) Counts(ctx context.Context) (*Counts, error) {
 		return nil, fmt.Errorf("no connection table could be read: %w", failed)
 	}
 	if h.hidden > 0 {
-		c.Blind = append(c.Blind, conntrack.HiddenText(h.hidden))
+		c.Blind = append(c.Blind, netdev.HiddenText(h.hidden))
 	}
 	if h.counts%newEvery == 0 {
 		h.newRate = h.sampleNew(ctx, c.Fills, namespaces)
@@ -124,7 +125,7 @@ const poolsEvery = time.Minute
 
 // smallestPool returns the smallest port range of a rule in the namespace. It reads the rules only if the counters
 // alone indicate a lost race.
-func (h *Host) smallestPool(ctx context.Context, ns conntrack.Namespace, counted conntrack.Counters, now time.Time) uint32 {
+func (h *Host) smallestPool(ctx context.Context, ns netdev.Namespace, counted conntrack.Counters, now time.Time) uint32 {
 	if counted.Refused(0, conntrack.Use{}).Race == 0 {
 		return 0
 	}
@@ -144,7 +145,7 @@ func (h *Host) smallestPool(ctx context.Context, ns conntrack.Namespace, counted
 }
 
 // fill reads one namespace and compares it with the last reading.
-func (h *Host) fill(ctx context.Context, ns conntrack.Namespace, at time.Time, now map[uint64]reading) (conntrack.Fill, error) {
+func (h *Host) fill(ctx context.Context, ns netdev.Namespace, at time.Time, now map[uint64]reading) (conntrack.Fill, error) {
 	limits, counters, err := conntrack.ReadNumbers(ctx, ns)
 	if err != nil {
 		return conntrack.Fill{}, err
@@ -170,7 +171,7 @@ const busiestNamespaces = 4
 
 // sampleNew counts the kernel's events for new connections in the fullest namespaces. The result is an estimate from
 // a sample of some hundredths of a second.
-func (h *Host) sampleNew(ctx context.Context, fills []conntrack.Fill, namespaces []conntrack.Namespace) float64 {
+func (h *Host) sampleNew(ctx context.Context, fills []conntrack.Fill, namespaces []netdev.Namespace) float64 {
 	fills = slices.DeleteFunc(slices.Clone(fills), func(f conntrack.Fill) bool { return f.Count == 0 })
 	slices.SortFunc(fills, func(a, b conntrack.Fill) int { return cmp.Compare(b.Count, a.Count) })
 	var (
@@ -180,7 +181,7 @@ func (h *Host) sampleNew(ctx context.Context, fills []conntrack.Fill, namespaces
 		sampled = len(fills) == 0
 	)
 	for _, f := range fills[:min(len(fills), busiestNamespaces)] {
-		i := slices.IndexFunc(namespaces, func(ns conntrack.Namespace) bool { return ns.Name == f.Namespace })
+		i := slices.IndexFunc(namespaces, func(ns netdev.Namespace) bool { return ns.Name == f.Namespace })
 		wg.Go(func() {
 			rate, err := conntrack.NewRate(ctx, namespaces[i], newWindow, 0)
 			mu.Lock()

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // childEnv names the namespace that this test binary shows when it is started by
@@ -28,11 +29,11 @@ const childEnv = "SLUICE_TOP_NAMESPACE"
 
 func TestMain(m *testing.M) {
 	if path := os.Getenv(childEnv); path != "" {
-		ns, err := conntrack.NamespaceAt(path)
+		ns, err := netdev.NamespaceAt(path)
 		if err == nil {
 			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM) // as the program does
 			defer stop()
-			err = Run(ctx, &Host{Only: []conntrack.Namespace{ns}}, os.Stdin, os.Stdout)
+			err = Run(ctx, &Host{Only: []netdev.Namespace{ns}}, os.Stdin, os.Stdout)
 		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -83,7 +84,7 @@ func (w *terminal) press(keys ...string) {
 func TestTerminal(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Conntrack, labtest.Tool("tmux"))
 	l := labtest.New(t, lab.Topology{Name: "top", Nodes: []lab.NodeSpec{{Name: "gw"}}})
-	ns, err := conntrack.NamespaceAt(l.Node("gw").Path())
+	ns, err := netdev.NamespaceAt(l.Node("gw").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +178,7 @@ func TestCost(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Conntrack, labtest.Tool("tmux"))
 	raiseMax(t, uint64(n)+100_000)
 	l := labtest.New(t, lab.Topology{Name: "topcost", Nodes: []lab.NodeSpec{{Name: "gw"}}})
-	ns, err := conntrack.NamespaceAt(l.Node("gw").Path())
+	ns, err := netdev.NamespaceAt(l.Node("gw").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +223,7 @@ func usedCPU(t *testing.T, pid string) time.Duration {
 	return time.Duration(user+system) * 10 * time.Millisecond
 }
 
-func fillTable(t *testing.T, ns conntrack.Namespace, n int) {
+func fillTable(t *testing.T, ns netdev.Namespace, n int) {
 	t.Helper()
 	c, err := conntrack.OpenIn(ns)
 	if err != nil {

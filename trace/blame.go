@@ -6,12 +6,12 @@ import (
 	"context"
 	"slices"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // dropRules lists the dropping rules of a namespace, see firewall.DropRules.
-func dropRules(ctx context.Context, ns conntrack.Namespace) (rules []firewall.Rule, err error) {
+func dropRules(ctx context.Context, ns netdev.Namespace) (rules []firewall.Rule, err error) {
 	err = ns.Do(func() (err error) {
 		rules, err = firewall.DropRules(ctx)
 		return err

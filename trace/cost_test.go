@@ -10,9 +10,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 
 	"github.com/cilium/ebpf"
@@ -31,7 +31,7 @@ func BenchmarkDrops(b *testing.B) {
 			if err := faults.DenyAll(b.Context(), l); err != nil {
 				b.Fatal(err)
 			}
-			ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+			ns, err := netdev.NamespaceAt(l.Node("gateway").Path())
 			if err != nil {
 				b.Fatal(err)
 			}

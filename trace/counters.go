@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // Counters are the kernel's own counts of one network namespace, by names such
@@ -36,7 +37,7 @@ func (c Counters) Sub(before Counters) Counters {
 
 // ReadCounters reads the counters of a namespace. Counters that this kernel lacks are absent from
 // the result. conntrackErr is the reason if conntrack's are absent.
-func ReadCounters(ctx context.Context, ns conntrack.Namespace) (c Counters, conntrackErr, err error) {
+func ReadCounters(ctx context.Context, ns netdev.Namespace) (c Counters, conntrackErr, err error) {
 	err = ns.Do(func() (err error) {
 		c, err = ParseCounters(os.DirFS("/"))
 		return err

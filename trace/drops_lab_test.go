@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -47,12 +47,12 @@ func dropCause(t *testing.T, c faults.Case) {
 	if err := c.Setup(ctx, l); err != nil {
 		t.Fatal(err)
 	}
-	ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+	ns, err := netdev.NamespaceAt(l.Node("gateway").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
 	w := trace.Watcher{
-		Namespaces: []conntrack.Namespace{ns},
+		Namespaces: []netdev.Namespace{ns},
 		Options:    trace.DropOptions{Netns: ns.Inode, SamplesPerSecond: 50, Stacks: true},
 	}
 	if w.Probe, err = trace.OpenDrops(w.Options); err != nil {
@@ -128,13 +128,13 @@ func TestListed(t *testing.T) {
 	if err := c.Setup(ctx, l); err != nil {
 		t.Fatal(err)
 	}
-	ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+	ns, err := netdev.NamespaceAt(l.Node("gateway").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
 	listed := map[uint64][]firewall.Rule{}
 	watch := func(traffic func(context.Context, *lab.Lab) (int, error)) (rules []firewall.Rule) {
-		w := trace.Watcher{Namespaces: []conntrack.Namespace{ns}, Listed: listed,
+		w := trace.Watcher{Namespaces: []netdev.Namespace{ns}, Listed: listed,
 			Options: trace.DropOptions{Netns: ns.Inode, SamplesPerSecond: 50, Stacks: true}}
 		if err := w.Start(ctx); err != nil {
 			t.Fatal(err)

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -35,11 +35,11 @@ func TestInterruptedDrops(t *testing.T) {
 		return string(out)
 	}
 	nft("-f", "-")
-	gateway, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+	gateway, err := netdev.NamespaceAt(l.Node("gateway").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := trace.Watcher{Namespaces: []conntrack.Namespace{gateway},
+	w := trace.Watcher{Namespaces: []netdev.Namespace{gateway},
 		Options: trace.DropOptions{Netns: gateway.Inode, SamplesPerSecond: 1000, Stacks: true}}
 	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)

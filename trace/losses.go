@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // losses counts frames that XDP programs of the whole host redirect and that are lost, or aborted.
@@ -86,7 +86,7 @@ var tracepoints = map[lossesLossKind]struct {
 
 // groups returns the losses of a namespace, by cause. Places are the tracepoint, the source and
 // target interface, the error and the program.
-func (l *losses) groups(ns conntrack.Namespace, interfaces func() map[uint32]string) (map[string]*DropGroup, error) {
+func (l *losses) groups(ns netdev.Namespace, interfaces func() map[uint32]string) (map[string]*DropGroup, error) {
 	if l == nil {
 		return nil, nil
 	}

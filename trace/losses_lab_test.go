@@ -15,9 +15,9 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 const testFrames = 0x88b5 // ethertype for experiments (IEEE 802)
@@ -86,11 +86,11 @@ func TestLosses(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer at.Close()
-			ns, err := conntrack.NamespaceAt(gw.Path())
+			ns, err := netdev.NamespaceAt(gw.Path())
 			if err != nil {
 				t.Fatal(err)
 			}
-			w := Watcher{Namespaces: []conntrack.Namespace{ns}}
+			w := Watcher{Namespaces: []netdev.Namespace{ns}}
 			if err := w.Start(t.Context()); err != nil {
 				t.Fatal(err)
 			}

@@ -17,7 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // SamplesPerSecond is how often each CPU is looked at: an odd number, so that it
@@ -67,7 +67,7 @@ type ProfileStack struct {
 // TakeProfile samples all CPUs for the given window, which begins when the program
 // is loaded, or until ctx ends; 0 waits for ctx alone. Packets are counted in the
 // given namespaces: those forwarded, or, where nothing is forwarded, those received.
-func TakeProfile(ctx context.Context, window time.Duration, namespaces []conntrack.Namespace) (*Profile, error) {
+func TakeProfile(ctx context.Context, window time.Duration, namespaces []netdev.Namespace) (*Profile, error) {
 	return ProfileWhile(ctx, namespaces, func() error {
 		wait := ctx
 		if window > 0 {
@@ -81,7 +81,7 @@ func TakeProfile(ctx context.Context, window time.Duration, namespaces []conntra
 }
 
 // ProfileWhile loads the BPF program that samples, then calls f, and samples all CPUs until f returns.
-func ProfileWhile(ctx context.Context, namespaces []conntrack.Namespace, f func() error) (*Profile, error) {
+func ProfileWhile(ctx context.Context, namespaces []netdev.Namespace, f func() error) (*Profile, error) {
 	if _, err := recentSymbols(); err != nil {
 		return nil, fmt.Errorf("profile: %w", err)
 	}
@@ -94,9 +94,9 @@ func ProfileWhile(ctx context.Context, namespaces []conntrack.Namespace, f func(
 	}
 	defer objects.Close()
 	p := &Profile{Rate: SamplesPerSecond}
-	var everywhere []conntrack.Namespace
+	var everywhere []netdev.Namespace
 	if len(namespaces) > 0 {
-		everywhere, _ = conntrack.Namespaces()
+		everywhere, _ = netdev.Namespaces()
 	}
 	before, elsewhere := readForwarded(ctx, namespaces), readForwarded(ctx, everywhere)
 	stop, cpus, err := sampleCPUs(objects.ProfileCpu)
@@ -181,7 +181,7 @@ func onlineCPUs() []int {
 }
 
 // readForwarded sums the counters of forwarded packets.
-func readForwarded(ctx context.Context, namespaces []conntrack.Namespace) Counters {
+func readForwarded(ctx context.Context, namespaces []netdev.Namespace) Counters {
 	sum := Counters{}
 	for _, ns := range namespaces {
 		c, _, err := ReadCounters(ctx, ns)

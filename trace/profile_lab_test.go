@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -23,7 +23,7 @@ func TestProfile(t *testing.T) {
 	if err := faults.ManyRules(t.Context(), l); err != nil {
 		t.Fatal(err)
 	}
-	ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+	ns, err := netdev.NamespaceAt(l.Node("gateway").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func TestProfile(t *testing.T) {
 			}
 		})
 	}()
-	p, err := trace.TakeProfile(t.Context(), 3*time.Second, []conntrack.Namespace{ns})
+	p, err := trace.TakeProfile(t.Context(), 3*time.Second, []netdev.Namespace{ns})
 	close(end)
 	if err := errors.Join(err, <-ended); err != nil {
 		t.Fatal(err)

@@ -7,11 +7,12 @@ import (
 	"errors"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // raced corrects the cause of packets that found their tuple taken although ports were not
 // short: two packets at once had chosen the same one.
-func (w *Watcher) raced(ctx context.Context, ns conntrack.Namespace, groups map[string]*DropGroup) {
+func (w *Watcher) raced(ctx context.Context, ns netdev.Namespace, groups map[string]*DropGroup) {
 	g := groups[CausePortsExhausted.ID]
 	if !w.PortsInUse || g == nil || !portsLeft(ctx, ns, g.Samples) {
 		return
@@ -27,7 +28,7 @@ func (w *Watcher) raced(ctx context.Context, ns conntrack.Namespace, groups map[
 
 // portsLeft reports whether the ports in use towards the destination of a dropped packet have free
 // ports between them: a pool without a free port is dense.
-func portsLeft(ctx context.Context, ns conntrack.Namespace, samples []*DropSample) bool {
+func portsLeft(ctx context.Context, ns netdev.Namespace, samples []*DropSample) bool {
 	for _, s := range samples {
 		if !s.Reply.IsValid() {
 			continue

@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // samplesKept is how many packets a report shows for each cause.
@@ -107,7 +107,7 @@ type snapshot struct {
 // Watcher runs one observation of drops over a window.
 type Watcher struct {
 	Options    DropOptions
-	Namespaces []conntrack.Namespace // namespaces with compared counters
+	Namespaces []netdev.Namespace // namespaces with compared counters
 	// Probe, when set, is a paused probe to use, made with the same options; Stop
 	// pauses it again.
 	Probe *Drops
@@ -194,7 +194,7 @@ func (w *Watcher) problem(err error) {
 func (w *Watcher) Started() time.Time { return w.started }
 
 // snapshot reads counts and counters of a namespace as close together as can be.
-func (w *Watcher) snapshot(ctx context.Context, ns conntrack.Namespace) snapshot {
+func (w *Watcher) snapshot(ctx context.Context, ns netdev.Namespace) snapshot {
 	var s snapshot
 	counters, _, err := ReadCounters(ctx, ns)
 	if err != nil {
@@ -272,7 +272,7 @@ func (r *DropReport) HiddenText() string {
 }
 
 // report adds the groups and reconciliations of one namespace.
-func (w *Watcher) report(ctx context.Context, r *DropReport, ns conntrack.Namespace, after snapshot) {
+func (w *Watcher) report(ctx context.Context, r *DropReport, ns netdev.Namespace, after snapshot) {
 	before := w.before[ns.Inode]
 	delta := after.counters.Sub(before.counters)
 	groups := map[string]*DropGroup{}
@@ -388,7 +388,7 @@ func (g *DropGroup) finish(window time.Duration) {
 }
 
 // list reads the dropping rules of a namespace at the end of the watch.
-func (w *Watcher) list(ctx context.Context, ns conntrack.Namespace) []firewall.Rule {
+func (w *Watcher) list(ctx context.Context, ns netdev.Namespace) []firewall.Rule {
 	rules, err := dropRules(ctx, ns)
 	if err != nil {
 		w.problem(err)
@@ -400,7 +400,7 @@ func (w *Watcher) list(ctx context.Context, ns conntrack.Namespace) []firewall.R
 }
 
 // blame finds the rules of the group between two listings.
-func (w *Watcher) blame(ctx context.Context, ns conntrack.Namespace, g *DropGroup, before, after []firewall.Rule) {
+func (w *Watcher) blame(ctx context.Context, ns netdev.Namespace, g *DropGroup, before, after []firewall.Rule) {
 	hooks := map[Hook]bool{}
 	for _, p := range g.Places {
 		hooks[p.Hook] = true
@@ -483,7 +483,7 @@ func (w *Watcher) hostCounters(r *DropReport, after map[uint64]snapshot) {
 }
 
 // interfaceNames maps the indices of a namespace.
-func interfaceNames(ns conntrack.Namespace) map[uint32]string {
+func interfaceNames(ns netdev.Namespace) map[uint32]string {
 	names := map[uint32]string{}
 	_ = ns.Do(func() error {
 		list, err := net.Interfaces()

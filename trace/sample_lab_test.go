@@ -13,18 +13,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
 
 // unheard is a host without programs: what it sends to itself is dropped.
-func unheard(t *testing.T) (*lab.Node, conntrack.Namespace) {
+func unheard(t *testing.T) (*lab.Node, netdev.Namespace) {
 	t.Helper()
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	node := labtest.New(t, lab.Topology{Name: "unheard", Nodes: []lab.NodeSpec{{Name: "host"}}}).Node("host")
-	ns, err := conntrack.NamespaceAt(node.Path())
+	ns, err := netdev.NamespaceAt(node.Path())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestCapturedLength(t *testing.T) {
 	}
 	seen := make(chan error, 100)
 	w := trace.Watcher{
-		Namespaces: []conntrack.Namespace{ns}, Options: trace.DropOptions{Netns: ns.Inode, SamplesPerSecond: 1000},
+		Namespaces: []netdev.Namespace{ns}, Options: trace.DropOptions{Netns: ns.Inode, SamplesPerSecond: 1000},
 		OnSample: func(s *trace.DropSample, c trace.Cause) { seen <- capture.Write(s, c, ns.Name) },
 	}
 	if err := w.Start(t.Context()); err != nil {

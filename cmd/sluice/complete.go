@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 var (
@@ -39,7 +39,7 @@ func offerFrom(cmd *cobra.Command, flag string, words func(context.Context) []st
 // namespaces lists the network namespaces that have a name.
 func namespaces(context.Context) []string {
 	names := []string{"all"}
-	list, _ := conntrack.Namespaces() // no completions after an error
+	list, _ := netdev.Namespaces() // no completions after an error
 	for _, n := range list {
 		if !strings.Contains(n.Name, " ") {
 			names = append(names, n.Name)

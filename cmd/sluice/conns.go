@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-lb/sluice/capacity"
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/table"
 )
 
@@ -190,13 +191,13 @@ func parseMark(s string, mark, mask *uint32) error {
 }
 
 // chosenNamespaces resolves names or paths to namespaces, without duplicates.
-func chosenNamespaces(names []string) (list []conntrack.Namespace, err error) {
+func chosenNamespaces(names []string) (list []netdev.Namespace, err error) {
 	for _, name := range names {
-		ns, err := conntrack.NamespaceAt(name)
+		ns, err := netdev.NamespaceAt(name)
 		if err != nil {
 			return nil, err
 		}
-		if !slices.ContainsFunc(list, func(other conntrack.Namespace) bool { return other.Inode == ns.Inode }) {
+		if !slices.ContainsFunc(list, func(other netdev.Namespace) bool { return other.Inode == ns.Inode }) {
 			list = append(list, ns)
 		}
 	}
@@ -204,7 +205,7 @@ func chosenNamespaces(names []string) (list []conntrack.Namespace, err error) {
 }
 
 // namespaces resolves --netns; nil means all.
-func (f *connsFlags) namespaces() ([]conntrack.Namespace, error) {
+func (f *connsFlags) namespaces() ([]netdev.Namespace, error) {
 	if slices.Contains(f.netns, "all") {
 		return nil, nil
 	}
@@ -213,14 +214,14 @@ func (f *connsFlags) namespaces() ([]conntrack.Namespace, error) {
 
 // each runs fn in the selected namespaces. If all are selected, inaccessible namespaces are
 // reported, and namespaces that ended are skipped.
-func (f *connsFlags) each(a *app, fn func(conntrack.Namespace) error) error {
+func (f *connsFlags) each(a *app, fn func(netdev.Namespace) error) error {
 	list, err := f.namespaces()
 	if err != nil {
 		return err
 	}
 	all, hidden := list == nil, 0
 	if all {
-		list, hidden = conntrack.Namespaces()
+		list, hidden = netdev.Namespaces()
 	}
 	var failed []error
 	for _, ns := range list {
@@ -343,7 +344,7 @@ func listConns(ctx context.Context, a *app, f *connsFlags, filter *conntrack.Fil
 			return writeConn(out, where, e)
 		}
 	}
-	err := f.each(a, func(ns conntrack.Namespace) error {
+	err := f.each(a, func(ns netdev.Namespace) error {
 		c, err := conntrack.OpenIn(ns)
 		if err != nil {
 			return err
@@ -413,7 +414,7 @@ func deleteConns(ctx context.Context, a *app, f *connsFlags, filter *conntrack.F
 		Deleted   bool   `json:"deleted"`
 	}
 	results := []result{}
-	err := f.each(a, func(ns conntrack.Namespace) (err error) {
+	err := f.each(a, func(ns netdev.Namespace) (err error) {
 		r := result{Namespace: ns.Name, Deleted: yes}
 		if r.Entries, err = deleteIn(ctx, ns, filter, yes); err != nil {
 			return fmt.Errorf("namespace %s: %w", ns.Name, err)
@@ -443,7 +444,7 @@ func deleteConns(ctx context.Context, a *app, f *connsFlags, filter *conntrack.F
 	})
 }
 
-func deleteIn(ctx context.Context, ns conntrack.Namespace, f *conntrack.Filter, yes bool) (n int, err error) {
+func deleteIn(ctx context.Context, ns netdev.Namespace, f *conntrack.Filter, yes bool) (n int, err error) {
 	c, err := conntrack.OpenIn(ns)
 	if err != nil {
 		return 0, err

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // trackedNamespace is a namespace whose connection table holds 300 masqueraded
@@ -28,7 +29,7 @@ func trackedNamespace(t *testing.T) string {
 	t.Helper()
 	labtest.Require(t, labtest.Root, labtest.Conntrack)
 	l := labtest.New(t, lab.Topology{Name: "conns", Nodes: []lab.NodeSpec{{Name: "gw"}}})
-	ns, err := conntrack.NamespaceAt(l.Node("gw").Path())
+	ns, err := netdev.NamespaceAt(l.Node("gw").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,8 +147,8 @@ func TestConnsEach(t *testing.T) {
 	name := trackedNamespace(t)
 	var stderr strings.Builder
 	a := &app{stderr: &stderr}
-	fail := func(err error) func(conntrack.Namespace) error {
-		return func(ns conntrack.Namespace) error {
+	fail := func(err error) func(netdev.Namespace) error {
+		return func(ns netdev.Namespace) error {
 			if ns.Name == name {
 				return fmt.Errorf("namespace %s: %w", name, err)
 			}

@@ -11,9 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor"
 	"github.com/sluice-lb/sluice/doctor/observe"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/table"
 )
 
@@ -93,13 +93,13 @@ func examined(err error) error {
 }
 
 func (f *doctorFlags) run(ctx context.Context, a *app) error {
-	var only []conntrack.Namespace
+	var only []netdev.Namespace
 	if f.netns != "all" {
-		ns, err := conntrack.NamespaceAt(f.netns)
+		ns, err := netdev.NamespaceAt(f.netns)
 		if err != nil {
 			return err
 		}
-		only = []conntrack.Namespace{ns}
+		only = []netdev.Namespace{ns}
 	}
 	options := observe.Options{Window: time.Duration(f.seconds * float64(time.Second)), Progress: a.progress}
 	if f.watch {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/table"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -68,16 +68,16 @@ func newDrops(a *app) *cobra.Command {
 }
 
 // chooseNamespaces turns the flag into a list; note describes missing namespaces.
-func chooseNamespaces(flag string) (list []conntrack.Namespace, note string, err error) {
+func chooseNamespaces(flag string) (list []netdev.Namespace, note string, err error) {
 	if flag == "all" {
-		list, hidden := conntrack.Namespaces()
+		list, hidden := netdev.Namespaces()
 		if hidden > 0 {
-			note = conntrack.HiddenText(hidden)
+			note = netdev.HiddenText(hidden)
 		}
 		return list, note, nil
 	}
-	ns, err := conntrack.NamespaceAt(flag)
-	return []conntrack.Namespace{ns}, "", err
+	ns, err := netdev.NamespaceAt(flag)
+	return []netdev.Namespace{ns}, "", err
 }
 
 func (f *dropFlags) run(ctx context.Context, a *app, filter trace.Filter) error {
@@ -256,7 +256,7 @@ func replayCommand(g *trace.DropGroup) string {
 		if s.Hook != trace.HookPostrouting && s.Hook != trace.HookHairpin && s.Interface != "" {
 			command += " --in " + s.Interface
 		}
-		if g.Netns == conntrack.HostNamespace().Inode {
+		if g.Netns == netdev.HostNamespace().Inode {
 			return command
 		}
 		if _, err := os.Stat("/run/netns/" + g.Namespace); err == nil {

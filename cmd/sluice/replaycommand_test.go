@@ -6,8 +6,8 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -18,7 +18,7 @@ func TestReplayCommand(t *testing.T) {
 	}
 	tcp, before := tuple(flow.TCP, "192.0.2.2:1024", "198.51.100.2:80"), tuple(flow.TCP, "192.0.2.2:1024", "192.0.2.1:8080")
 	ping := tuple(flow.ICMP, "192.0.2.2:7", "198.51.100.2:7")
-	host := conntrack.HostNamespace().Inode
+	host := netdev.HostNamespace().Inode
 	for _, tc := range []struct {
 		netns uint64
 		s     trace.DropSample

@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-lb/sluice/capacity"
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/daemon"
 	"github.com/sluice-lb/sluice/doctor/tune"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/table"
 )
 
@@ -83,10 +83,10 @@ func (f *tuneFlags) system(a *app) (*tune.System, error) {
 		s.Dir = filepath.Join(a.paths.State, "tune")
 	}
 	if f.netns == "" {
-		s.Namespace = conntrack.CurrentNamespace()
+		s.Namespace = netdev.CurrentNamespace()
 		return s, nil
 	}
-	ns, err := conntrack.NamespaceAt(f.netns)
+	ns, err := netdev.NamespaceAt(f.netns)
 	s.Namespace = ns
 	return s, err
 }
@@ -114,9 +114,9 @@ func (f *tuneFlags) run(cmd *cobra.Command, a *app, args []string) error {
 			return err
 		}
 	}
-	watched := []conntrack.Namespace{s.Namespace}
+	watched := []netdev.Namespace{s.Namespace}
 	if f.netns == "" {
-		watched, _ = conntrack.Namespaces()
+		watched, _ = netdev.Namespaces()
 	}
 	r, err := tune.Apply(cmd.Context(), s, p, tune.Watch{Window: f.trial, Drops: tune.Drops(watched),
 		Tell: func(line string) { a.progress("%s", line) }})

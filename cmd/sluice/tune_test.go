@@ -9,17 +9,17 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/tune"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // TestTune applies, shows and takes back the values of a namespace.
 func TestTune(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Conntrack)
 	l := labtest.New(t, lab.Topology{Name: "tunecmd", Nodes: []lab.NodeSpec{{Name: "gw", Forward: true}}})
-	ns, err := conntrack.NamespaceAt(l.Node("gw").Path())
+	ns, err := netdev.NamespaceAt(l.Node("gw").Path())
 	if err != nil {
 		t.Fatal(err)
 	}

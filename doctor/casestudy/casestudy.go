@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/daemon"
 	"github.com/sluice-lb/sluice/load"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -105,7 +106,7 @@ func (i Identity) Exact() bool {
 type study struct {
 	Options
 	lab     *lab.Lab
-	gateway conntrack.Namespace
+	gateway netdev.Namespace
 	server  string // path of the namespace where the server runs
 	report  *Report
 }
@@ -148,7 +149,7 @@ func topology() lab.Topology {
 }
 
 func (s *study) play(ctx context.Context) (err error) {
-	if s.gateway, err = conntrack.NamespaceAt(s.lab.Node("gateway").Path()); err != nil {
+	if s.gateway, err = netdev.NamespaceAt(s.lab.Node("gateway").Path()); err != nil {
 		return err
 	}
 	s.server = s.lab.Node("server").Path()
@@ -227,7 +228,7 @@ func borrow(ctx context.Context) (restore func() error, err error) {
 }
 
 // host is where the limit of the table is written.
-var host = &tune.System{Namespace: conntrack.HostNamespace()}
+var host = &tune.System{Namespace: netdev.HostNamespace()}
 
 // collapse makes the table too small, watches the server go down, asks the
 // doctor, applies the remedy and measures again.
@@ -251,7 +252,7 @@ func (s *study) collapse(ctx context.Context) error {
 // watchCollapse runs the load against the full table, with the doctor and the drop
 // events watching.
 func (s *study) watchCollapse(ctx context.Context) error {
-	watcher := trace.Watcher{Namespaces: []conntrack.Namespace{s.gateway},
+	watcher := trace.Watcher{Namespaces: []netdev.Namespace{s.gateway},
 		Options: trace.DropOptions{Netns: s.gateway.Inode, SamplesPerSecond: 10, Stacks: true}}
 	if err := watcher.Start(ctx); err != nil {
 		return err
@@ -260,7 +261,7 @@ func (s *study) watchCollapse(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r, err := doctor.Examine(ctx, observe.NewLive([]conntrack.Namespace{s.gateway}), observe.Options{
+	r, err := doctor.Examine(ctx, observe.NewLive([]netdev.Namespace{s.gateway}), observe.Options{
 		Window: time.Millisecond, // the load decides
 		During: func(ctx context.Context) error {
 			_, err := s.measure(ctx, "collapse", fmt.Sprintf("DNAT, table of %d", smallTable), url, s.CollapseFor)
@@ -300,7 +301,7 @@ func (s *study) watchCollapse(ctx context.Context) error {
 // tcpCounters reads both ends.
 func (s *study) tcpCounters(ctx context.Context) (client, server trace.Counters, err error) {
 	for path, at := range map[string]*trace.Counters{s.lab.Node("client").Path(): &client, s.server: &server} {
-		ns, err := conntrack.NamespaceAt(path)
+		ns, err := netdev.NamespaceAt(path)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -319,7 +320,7 @@ func (s *study) tuneTable(ctx context.Context) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	system := &tune.System{Namespace: conntrack.HostNamespace(), Dir: dir, Etc: dir}
+	system := &tune.System{Namespace: netdev.HostNamespace(), Dir: dir, Etc: dir}
 	profile, err := tune.ProfileNamed("router")
 	if err != nil {
 		return err

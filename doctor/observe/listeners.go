@@ -11,9 +11,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -117,7 +117,7 @@ type askedReading struct {
 
 // readAsked fills in which of the exposed ports programs asked for; the same sockets
 // asked for the same ones.
-func (l *Live) readAsked(ns conntrack.Namespace, r *NamespaceReading) {
+func (l *Live) readAsked(ns netdev.Namespace, r *NamespaceReading) {
 	exposed := r.ExposedListeners()
 	if len(exposed) == 0 {
 		return

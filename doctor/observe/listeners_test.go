@@ -15,10 +15,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -93,7 +93,7 @@ func TestAsked(t *testing.T) {
 		}
 	}
 	live := NewLive(nil)
-	ns, err := conntrack.NamespaceAt(l.Node("host").Path())
+	ns, err := netdev.NamespaceAt(l.Node("host").Path())
 	if err != nil {
 		t.Fatal(err)
 	}

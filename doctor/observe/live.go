@@ -28,7 +28,7 @@ import (
 // Live reads the running host.
 type Live struct {
 	root fs.FS
-	only []conntrack.Namespace
+	only []netdev.Namespace
 
 	once          sync.Once // the kernel's symbols take some 50 ms of CPU time to read
 	symbols       map[string]bool
@@ -40,18 +40,18 @@ type Live struct {
 }
 
 // NewLive examines the given namespaces; none means all of the host.
-func NewLive(only []conntrack.Namespace) *Live { return &Live{root: os.DirFS("/"), only: only} }
+func NewLive(only []netdev.Namespace) *Live { return &Live{root: os.DirFS("/"), only: only} }
 
 // Namespaces implements Reader.
-func (l *Live) Namespaces() ([]conntrack.Namespace, int) {
+func (l *Live) Namespaces() ([]netdev.Namespace, int) {
 	if len(l.only) > 0 {
 		return l.only, 0
 	}
-	list, unseen := conntrack.Namespaces()
+	list, unseen := netdev.Namespaces()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	maps.DeleteFunc(l.asked, func(inode uint64, _ askedReading) bool {
-		return !slices.ContainsFunc(list, func(ns conntrack.Namespace) bool { return ns.Inode == inode })
+		return !slices.ContainsFunc(list, func(ns netdev.Namespace) bool { return ns.Inode == inode })
 	})
 	return list, unseen
 }
@@ -83,7 +83,7 @@ func (l *Live) Counters(context.Context) (c HostCounters) {
 // inFirst reads in the first namespace of the host, where that can be entered: neighbour
 // statistics and thresholds are shown there only.
 func inFirst(read func()) {
-	if err := conntrack.HostNamespace().Do(func() error { read(); return nil }); err != nil {
+	if err := netdev.HostNamespace().Do(func() error { read(); return nil }); err != nil {
 		read()
 	}
 }
@@ -170,7 +170,7 @@ func readKmsg() ([]string, error) {
 }
 
 // Namespace implements Reader.
-func (l *Live) Namespace(ctx context.Context, ns conntrack.Namespace, known *Sockets) (r NamespaceReading, err error) {
+func (l *Live) Namespace(ctx context.Context, ns netdev.Namespace, known *Sockets) (r NamespaceReading, err error) {
 	err = ns.Do(func() (err error) {
 		if r, err = ReadNamespaceFiles(l.root); err != nil {
 			return err
@@ -289,7 +289,7 @@ func uplinks() int {
 }
 
 // Table implements Reader.
-func (l *Live) Table(ctx context.Context, ns conntrack.Namespace, links []Link) (*conntrack.Summary, *Entries, error) {
+func (l *Live) Table(ctx context.Context, ns netdev.Namespace, links []Link) (*conntrack.Summary, *Entries, error) {
 	if limits, err := conntrack.ReadLimits(ns); err == nil && limits.Count == 0 {
 		return nil, nil, nil // even an empty namespace's dump walks the whole host's table
 	}
@@ -316,7 +316,7 @@ func (l *Live) Table(ctx context.Context, ns conntrack.Namespace, links []Link) 
 }
 
 // NewRate implements Reader.
-func (l *Live) NewRate(ctx context.Context, ns conntrack.Namespace) (float64, error) {
+func (l *Live) NewRate(ctx context.Context, ns netdev.Namespace) (float64, error) {
 	return conntrack.NewRate(ctx, ns, newWindow, newEnough)
 }
 
@@ -328,7 +328,7 @@ const (
 )
 
 // Rules implements Reader.
-func (l *Live) Rules(ctx context.Context, ns conntrack.Namespace) (r *firewall.Ruleset, err error) {
+func (l *Live) Rules(ctx context.Context, ns netdev.Namespace) (r *firewall.Ruleset, err error) {
 	err = ns.Do(func() (err error) {
 		r, err = firewall.Read(ctx)
 		return err
@@ -337,7 +337,7 @@ func (l *Live) Rules(ctx context.Context, ns conntrack.Namespace) (r *firewall.R
 }
 
 // Silent implements Reader.
-func (l *Live) Silent(_ context.Context, ns conntrack.Namespace, addresses []netip.Addr) (list []hold.Silent) {
+func (l *Live) Silent(_ context.Context, ns netdev.Namespace, addresses []netip.Addr) (list []hold.Silent) {
 	if len(addresses) == 0 {
 		return nil
 	}

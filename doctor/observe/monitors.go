@@ -8,7 +8,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // exporters are the names, cut to 15 bytes as the kernel does, of programs that export
@@ -31,7 +31,7 @@ func monitors(root fs.FS) (list []Monitor) {
 			continue
 		}
 		if file, ok := st.Sys().(*syscall.Stat_t); ok {
-			list = append(list, Monitor{name, file.Ino, file.Ino == conntrack.HostNamespace().Inode})
+			list = append(list, Monitor{name, file.Ino, file.Ino == netdev.HostNamespace().Inode})
 		}
 	}
 	return list

@@ -10,16 +10,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // TestMonitors finds a program by its name, and the namespace that it sees.
 func TestMonitors(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	l := labtest.New(t, lab.Topology{Name: "monitors", Nodes: []lab.NodeSpec{{Name: "gateway"}}})
-	ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+	ns, err := netdev.NamespaceAt(l.Node("gateway").Path())
 	if err != nil {
 		t.Fatal(err)
 	}

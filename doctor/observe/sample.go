@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/hold"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -93,7 +94,7 @@ type LogLine struct {
 
 // Namespace is what was read of one network namespace.
 type Namespace struct {
-	conntrack.Namespace
+	netdev.Namespace
 	IsHost bool // that of process 1
 
 	Before, After NamespaceReading
@@ -194,7 +195,7 @@ type Link struct {
 type Reader interface {
 	// Namespaces lists what to examine; hidden counts processes that cannot be
 	// looked into.
-	Namespaces() (list []conntrack.Namespace, hidden int)
+	Namespaces() (list []netdev.Namespace, hidden int)
 	// Partial tells that the list leaves out namespaces on purpose.
 	Partial() bool
 	Host(ctx context.Context) HostReading
@@ -202,15 +203,15 @@ type Reader interface {
 	Counters(ctx context.Context) HostCounters
 	// Namespace takes one reading of a namespace. Its sockets, whose lists are long, are not
 	// read again where they are known.
-	Namespace(ctx context.Context, ns conntrack.Namespace, known *Sockets) (NamespaceReading, error)
+	Namespace(ctx context.Context, ns netdev.Namespace, known *Sockets) (NamespaceReading, error)
 	// Table sums up the connection table of a namespace, nil when it is empty. links are
 	// those of the namespace.
-	Table(ctx context.Context, ns conntrack.Namespace, links []Link) (*conntrack.Summary, *Entries, error)
-	Rules(ctx context.Context, ns conntrack.Namespace) (*firewall.Ruleset, error)
+	Table(ctx context.Context, ns netdev.Namespace, links []Link) (*conntrack.Summary, *Entries, error)
+	Rules(ctx context.Context, ns netdev.Namespace) (*firewall.Ruleset, error)
 	// Silent asks for addresses that rules name.
-	Silent(ctx context.Context, ns conntrack.Namespace, addresses []netip.Addr) []hold.Silent
+	Silent(ctx context.Context, ns netdev.Namespace, addresses []netip.Addr) []hold.Silent
 	// NewRate samples the new connections a second.
-	NewRate(ctx context.Context, ns conntrack.Namespace) (float64, error)
+	NewRate(ctx context.Context, ns netdev.Namespace) (float64, error)
 }
 
 // netSysctl are the settings that checks read, as patterns below /proc/sys.

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/hold"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -85,7 +86,7 @@ func (s *Session) share(w *trace.Watcher) (err error) {
 }
 
 // sockets are those that the last examination ended with. nil: to be read.
-func (s *Session) sockets(ns conntrack.Namespace) *Sockets {
+func (s *Session) sockets(ns netdev.Namespace) *Sockets {
 	if s == nil {
 		return nil
 	}

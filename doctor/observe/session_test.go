@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/hold"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // counting is a reader whose tables cost CPU time.
@@ -23,19 +24,19 @@ type counting struct {
 	used          time.Duration
 }
 
-func (c *counting) Table(_ context.Context, ns conntrack.Namespace, _ []Link) (*conntrack.Summary, *Entries, error) {
+func (c *counting) Table(_ context.Context, ns netdev.Namespace, _ []Link) (*conntrack.Summary, *Entries, error) {
 	c.tables[ns.Inode]++
 	c.used += firstCredit
 	return conntrack.NewSummary(0), nil, nil
 }
 
-func (c *counting) Rules(_ context.Context, ns conntrack.Namespace) (*firewall.Ruleset, error) {
+func (c *counting) Rules(_ context.Context, ns netdev.Namespace) (*firewall.Ruleset, error) {
 	c.rules[ns.Inode]++
 	return &firewall.Ruleset{}, nil
 }
 
 func full(inode uint64, generation uint32) *Namespace {
-	n := &Namespace{Namespace: conntrack.Namespace{Inode: inode}}
+	n := &Namespace{Namespace: netdev.Namespace{Inode: inode}}
 	n.Before.Limits = conntrack.Limits{Count: 500, Max: 1000}
 	n.Before.Generation = generation
 	return n
@@ -110,7 +111,7 @@ type simultaneousReader struct {
 	begun sync.WaitGroup
 }
 
-func (r *simultaneousReader) NewRate(ctx context.Context, _ conntrack.Namespace) (float64, error) {
+func (r *simultaneousReader) NewRate(ctx context.Context, _ netdev.Namespace) (float64, error) {
 	r.begun.Done()
 	all := make(chan struct{})
 	go func() { r.begun.Wait(); close(all) }()
@@ -149,17 +150,17 @@ type lists struct {
 	read int
 }
 
-func (r *lists) Namespaces() ([]conntrack.Namespace, int) {
-	return []conntrack.Namespace{{Name: "one", Inode: 1}}, 0
+func (r *lists) Namespaces() ([]netdev.Namespace, int) {
+	return []netdev.Namespace{{Name: "one", Inode: 1}}, 0
 }
 func (r *lists) Partial() bool                             { return true }
 func (r *lists) Host(context.Context) (h HostReading)      { return h }
 func (r *lists) Counters(context.Context) (c HostCounters) { return c }
-func (r *lists) Rules(context.Context, conntrack.Namespace) (*firewall.Ruleset, error) {
+func (r *lists) Rules(context.Context, netdev.Namespace) (*firewall.Ruleset, error) {
 	return nil, nil
 }
 
-func (r *lists) Namespace(_ context.Context, _ conntrack.Namespace, known *Sockets) (n NamespaceReading, err error) {
+func (r *lists) Namespace(_ context.Context, _ netdev.Namespace, known *Sockets) (n NamespaceReading, err error) {
 	if n.At = time.Now(); known == nil {
 		r.read++
 		known = &Sockets{Listeners: make([]Listener, r.read), Cut: true}
@@ -187,10 +188,10 @@ func TestSocketsOnce(t *testing.T) {
 	}
 }
 
-func (*counting) Silent(context.Context, conntrack.Namespace, []netip.Addr) []hold.Silent {
+func (*counting) Silent(context.Context, netdev.Namespace, []netip.Addr) []hold.Silent {
 	return nil
 }
 
-func (*lists) Silent(context.Context, conntrack.Namespace, []netip.Addr) []hold.Silent {
+func (*lists) Silent(context.Context, netdev.Namespace, []netip.Addr) []hold.Silent {
 	return nil
 }

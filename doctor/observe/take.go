@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -55,7 +55,7 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 	list, hidden := reader.Namespaces()
 	s := &Sample{Partial: reader.Partial()}
 	if hidden > 0 {
-		s.Limits = append(s.Limits, conntrack.HiddenText(hidden))
+		s.Limits = append(s.Limits, netdev.HiddenText(hidden))
 	}
 	o.Progress("reading network namespaces: %d", len(list))
 	watcher := s.watchDrops(ctx, list, o)
@@ -67,7 +67,7 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 	s.Before = reader.Counters(ctx)
 	gone, failed := 0, error(nil)
 	for _, ns := range list {
-		n := &Namespace{Namespace: ns, IsHost: ns.Inode == conntrack.HostNamespace().Inode}
+		n := &Namespace{Namespace: ns, IsHost: ns.Inode == netdev.HostNamespace().Inode}
 		var err error
 		if n.Before, err = reader.Namespace(ctx, n.Namespace, o.Session.sockets(ns)); goneAway(err) {
 			gone, failed = gone+1, err
@@ -183,7 +183,7 @@ func (s *Sample) inspect(ctx context.Context, reader Reader, session *Session) {
 }
 
 // watchDrops starts to count drop events; without the right to, it notes why.
-func (s *Sample) watchDrops(ctx context.Context, list []conntrack.Namespace, o Options) *trace.Watcher {
+func (s *Sample) watchDrops(ctx context.Context, list []netdev.Namespace, o Options) *trace.Watcher {
 	if o.NoDrops {
 		return nil
 	}

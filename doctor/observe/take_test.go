@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/hold"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // closed is a host with one namespace, of which some readings are let through.
@@ -22,18 +23,18 @@ type closed struct {
 	err      error
 }
 
-func (c *closed) Namespaces() ([]conntrack.Namespace, int) {
-	return []conntrack.Namespace{{Name: "blue", Inode: 7}}, 0
+func (c *closed) Namespaces() ([]netdev.Namespace, int) {
+	return []netdev.Namespace{{Name: "blue", Inode: 7}}, 0
 }
 func (c *closed) Partial() bool                         { return true }
 func (c *closed) Counters(context.Context) HostCounters { return HostCounters{} }
-func (c *closed) Rules(context.Context, conntrack.Namespace) (*firewall.Ruleset, error) {
+func (c *closed) Rules(context.Context, netdev.Namespace) (*firewall.Ruleset, error) {
 	return nil, c.err
 }
-func (c *closed) Table(context.Context, conntrack.Namespace, []Link) (*conntrack.Summary, *Entries, error) {
+func (c *closed) Table(context.Context, netdev.Namespace, []Link) (*conntrack.Summary, *Entries, error) {
 	return nil, nil, c.err
 }
-func (c *closed) Namespace(context.Context, conntrack.Namespace, *Sockets) (NamespaceReading, error) {
+func (c *closed) Namespace(context.Context, netdev.Namespace, *Sockets) (NamespaceReading, error) {
 	if c.readings--; c.readings < 0 {
 		return NamespaceReading{}, c.err
 	}
@@ -54,6 +55,6 @@ func TestTakeNothing(t *testing.T) {
 	}
 }
 
-func (*closed) Silent(context.Context, conntrack.Namespace, []netip.Addr) []hold.Silent {
+func (*closed) Silent(context.Context, netdev.Namespace, []netip.Addr) []hold.Silent {
 	return nil
 }

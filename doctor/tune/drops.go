@@ -6,13 +6,14 @@ import (
 	"context"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
 
 // Drops returns a counter of drops caused by settings of this package: drops of conntrack in the
 // given namespaces, and of full CPU backlogs. The list of namespaces is fixed when the counter is
 // created.
-func Drops(namespaces []conntrack.Namespace) func(context.Context) (uint64, error) {
+func Drops(namespaces []netdev.Namespace) func(context.Context) (uint64, error) {
 	last := map[uint64]conntrack.Counters{} // by inode: a name may be given to another one
 	var backlog growth
 	sum := uint64(0)

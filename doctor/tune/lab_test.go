@@ -15,10 +15,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // TestNamespace tunes a real network namespace: its own settings change and come
@@ -26,7 +26,7 @@ import (
 func TestNamespace(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Conntrack)
 	l := labtest.New(t, lab.Topology{Name: "tune", Nodes: []lab.NodeSpec{{Name: "gw", Forward: true}}})
-	ns, err := conntrack.NamespaceAt(l.Node("gw").Path())
+	ns, err := netdev.NamespaceAt(l.Node("gw").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestNamespace(t *testing.T) {
 func TestReservesServices(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	l := labtest.New(t, lab.Topology{Name: "reserve", Nodes: []lab.NodeSpec{{Name: "host"}}})
-	ns, err := conntrack.NamespaceAt(l.Node("host").Path())
+	ns, err := netdev.NamespaceAt(l.Node("host").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestRealDropsTakeBack(t *testing.T) {
 	if err := c.Setup(t.Context(), l); err != nil {
 		t.Fatal(err)
 	}
-	ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+	ns, err := netdev.NamespaceAt(l.Node("gateway").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +147,7 @@ func TestRealDropsTakeBack(t *testing.T) {
 	defer traffic.Wait()
 	changed := ""
 	r, err := Apply(t.Context(), s, router(t, s, Options{}), Watch{Window: time.Minute, Every: 100 * time.Millisecond,
-		Drops: Drops([]conntrack.Namespace{ns}),
+		Drops: Drops([]netdev.Namespace{ns}),
 		Tell: func(string) {
 			trial.Do(func() {
 				changed, _ = s.Get(key)

@@ -23,7 +23,7 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/capacity"
-	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // System is where settings are read and written. The zero value is the running
@@ -37,7 +37,7 @@ type System struct {
 	// Dir holds the journal; default /var/lib/sluice/tune.
 	Dir string
 	// Namespace in which settings are read and written.
-	Namespace conntrack.Namespace
+	Namespace netdev.Namespace
 	// Memory and Cores of the host; 0 reads them from the system.
 	Memory capacity.Bytes
 	Cores  int
@@ -72,7 +72,7 @@ func (s *System) dir() string {
 
 // persistent reports whether settings of the namespace survive a reboot.
 func (s *System) persistent() bool {
-	return s.host() || s.Namespace == conntrack.Namespace{}
+	return s.host() || s.Namespace == netdev.Namespace{}
 }
 
 func (s *System) host() bool { return s.Namespace.Name == "host" }

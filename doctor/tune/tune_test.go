@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/capacity"
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/disk"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // stock is what a small router holds before anyone tuned it.
@@ -419,8 +419,8 @@ func TestRollbackAfterReboot(t *testing.T) {
 // TestWhoseEntry: the number of the host's first namespace is another one after a new
 // kernel, and that of any other namespace may be somebody else's after a reboot.
 func TestWhoseEntry(t *testing.T) {
-	host := &System{Namespace: conntrack.Namespace{Name: "host", Inode: 1}}
-	other := &System{Namespace: conntrack.Namespace{Name: "other", Inode: 2}}
+	host := &System{Namespace: netdev.Namespace{Name: "host", Inode: 1}}
+	other := &System{Namespace: netdev.Namespace{Name: "other", Inode: 2}}
 	for _, c := range []struct {
 		s    *System
 		e    Entry

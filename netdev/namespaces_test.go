@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package conntrack_test
+package netdev_test
 
 import (
 	"os"
@@ -9,18 +9,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // TestHostNamespaceWhileMainThreadIsAway: /proc/self shows the namespace of the main thread, which
 // is another one while a goroutine on it works there.
 func TestHostNamespaceWhileMainThreadIsAway(t *testing.T) {
 	labtest.Require(t, labtest.Root)
-	before := conntrack.HostNamespace()
+	before := netdev.HostNamespace()
 	l := labtest.New(t, lab.Topology{Name: "away", Nodes: []lab.NodeSpec{{Name: "node"}}})
-	ns, err := conntrack.NamespaceAt(l.Node("node").Path())
+	ns, err := netdev.NamespaceAt(l.Node("node").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,14 +43,14 @@ func TestHostNamespaceWhileMainThreadIsAway(t *testing.T) {
 			break
 		}
 	}
-	if after := conntrack.HostNamespace(); after != before {
+	if after := netdev.HostNamespace(); after != before {
 		t.Errorf("the host's namespace is %v, and was %v", after, before)
 	}
-	if all, _ := conntrack.Namespaces(); all[0] != before {
+	if all, _ := netdev.Namespaces(); all[0] != before {
 		t.Errorf("the first namespace is %v, want %v", all[0], before)
 	}
 	if err := before.Do(func() error {
-		if now := conntrack.CurrentNamespace(); now.Inode != before.Inode {
+		if now := netdev.CurrentNamespace(); now.Inode != before.Inode {
 			t.Errorf("in %v, want %v", now, before)
 		}
 		return nil

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package conntrack_test
+package netdev_test
 
 import (
 	"testing"
@@ -8,9 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // filesClock reads the clock of file times, which advances only at ticks. On a machine with late ticks it may be far
@@ -30,14 +30,14 @@ func TestCreated(t *testing.T) {
 	before := filesClock(t)
 	l := labtest.New(t, lab.Topology{Name: "created", Nodes: []lab.NodeSpec{{Name: "node"}}})
 	after := time.Now()
-	ns, err := conntrack.NamespaceAt(l.Node("node").Path())
+	ns, err := netdev.NamespaceAt(l.Node("node").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if created, known := ns.Created(); !known || created.Before(before) || created.After(after) {
 		t.Errorf("created %v (%v), want between %v and %v", created, known, before, after)
 	}
-	if created, known := conntrack.HostNamespace().Created(); known {
+	if created, known := netdev.HostNamespace().Created(); known {
 		t.Errorf("the host's own was created %v", created)
 	}
 }
