@@ -12,18 +12,18 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
 
 // observed runs an action while the packets of the gateway are observed.
 func observed(t *testing.T, l *lab.Lab, action func(ctx context.Context)) (packets []trace.Packet) {
 	t.Helper()
-	ns, err := conntrack.NamespaceAt(l.Node("gateway").Path())
+	ns, err := netdev.NamespaceAt(l.Node("gateway").Path())
 	if err != nil {
 		t.Fatal(err)
 	}
