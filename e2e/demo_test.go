@@ -45,8 +45,8 @@ func TestDemoKeepsItsPromises(t *testing.T) {
 		}
 		shown[r.Example] = true
 	}
-	if len(shown) != 6 {
-		t.Errorf("the demo showed %v, want all six examples", shown)
+	if len(shown) != 7 {
+		t.Errorf("the demo showed %v, want all seven examples", shown)
 	}
 }
 

@@ -78,7 +78,14 @@ func mountSys() error {
 		}
 		carry = append(carry, carried{p, fd})
 	}
-	if err := unix.Mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+	err = unix.Mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+	if errors.Is(err, unix.EBUSY) { // the parent process has entered this namespace, so /sys is the same file system
+		for _, c := range carry {
+			unix.Close(c.fd)
+		}
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("mount /sys: %w", err)
 	}
 	for _, c := range carry {

@@ -127,21 +127,23 @@ func balancerServer(name string) NodeSpec {
 	}
 }
 
-// Office is an office behind one public address; it fits the example router.
+// Office is an office behind one public address; it fits the examples office and router.
 //
-//	pc web ftp ---- lan (switch) ---- lan0 gateway wan0 ---- outside
+//	pc laptop web ftp ---- lan (switch) ---- lan0 gateway wan0 ---- outside
 //
 // Inside are 10.1.10.20 (pc), 10.1.10.2 (web) and 10.1.10.3 (ftp), and 2001:db8:10::/64 without translation. The
-// gateway is 211.155.226.121 at wan0. The node outside is the provider's router (211.155.226.1) and every host behind
+// laptop has no address until a DHCP server gives it one. The servers of the gateway are dnsmasq, OpenVPN and Sluice
+// itself. The gateway is 211.155.226.121 at wan0. The node outside is the provider's router (211.155.226.1) and every host behind
 // it. 203.0.113.0/24 and 2001:db8:f::/64 are friendly; 198.51.100.0/24 and 2001:db8:bad::/48 are on the example's
 // deny list.
 func Office() Topology {
 	t := Topology{
 		Name:  "office",
-		About: "an office with a web and an FTP server behind one public address",
+		About: "an office with published servers, DHCP, DNS and a VPN on its router",
 		Nodes: []NodeSpec{
 			{
 				Name: "gateway", Forward: true,
+				Servers: []ServerSpec{{"dnsmasq", 67}, {"openvpn", 1194}, {Kind: "sluice"}},
 				Routes: []Route{
 					{To: "default", Via: "211.155.226.1"},
 					{To: "default6", Via: "2001:db8:e::1"},
@@ -153,7 +155,7 @@ func Office() Topology {
 				Addresses: []string{"203.0.113.10/32", "198.51.100.10/32", "2001:db8:f::10/128", "2001:db8:bad::10/128"},
 				Owns:      []string{"203.0.113.0/24", "198.51.100.0/24", "2001:db8:f::/64", "2001:db8:bad::/48"},
 				Routes:    []Route{{To: "2001:db8:10::/64", Via: "2001:db8:e::2"}},
-				Servers:   standardServers(),
+				Servers:   append(standardServers(), ServerSpec{Kind: "openvpn-client"}),
 			},
 		},
 		Links: []LinkSpec{
@@ -175,8 +177,11 @@ func Office() Topology {
 			{To: "default", Via: "10.1.10.1"},
 			{To: "default6", Via: "2001:db8:10::1"},
 		}}
-		if h.name == "web" {
+		switch h.name {
+		case "web":
 			node.Servers = standardServers()
+		case "ftp":
+			node.Servers = []ServerSpec{{"ftp", 21}}
 		}
 		t.Nodes = append(t.Nodes, node)
 		t.Links = append(t.Links, LinkSpec{
@@ -186,6 +191,8 @@ func Office() Topology {
 			B: End{Node: "lan", Iface: h.name},
 		})
 	}
+	t.Nodes = append(t.Nodes, NodeSpec{Name: "laptop", Servers: []ServerSpec{{Kind: "dhcp-client"}}})
+	t.Links = append(t.Links, LinkSpec{A: End{Node: "laptop", Iface: "eth0"}, B: End{Node: "lan", Iface: "laptop"}})
 	return t
 }
 

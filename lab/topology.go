@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"strings"
 )
 
 // Topology describes a network. It is plain data that can be printed, compared and changed before [Up] builds it.
@@ -45,13 +46,26 @@ type NodeSpec struct {
 // ServerSpec describes a small server. It listens on every address of its node. Its answers contain the node's name
 // and the client's address as received.
 type ServerSpec struct {
-	// Kind is "web" (HTTP), "echo" (an answer to each TCP line and UDP datagram) or "dns" (a TXT record for every
-	// question, over UDP).
+	// Kind is "web" (HTTP), "ftp", "echo" (an answer to each TCP line and UDP datagram) or "dns" (a TXT record for
+	// every question, over UDP). "dnsmasq" and "openvpn" are these programs. The kinds in [kindsWithoutPort] serve no
+	// port of their own.
 	Kind string `json:"kind"`
-	Port uint16 `json:"port"`
+	Port uint16 `json:"port,omitempty"`
 }
 
-func (s ServerSpec) String() string { return fmt.Sprintf("%s:%d", s.Kind, s.Port) }
+// Kinds of servers. kindsWithoutPort are "sluice" (the daemon with examples/TOPOLOGY.yaml), "openvpn-client" and
+// "dhcp-client" (it configures eth0).
+var (
+	kindsWithPort    = []string{"web", "ftp", "echo", "dns", "dnsmasq", "openvpn"}
+	kindsWithoutPort = []string{"sluice", "openvpn-client", "dhcp-client"}
+)
+
+func (s ServerSpec) String() string {
+	if s.Port == 0 {
+		return s.Kind
+	}
+	return fmt.Sprintf("%s:%d", s.Kind, s.Port)
+}
 
 // LinkSpec describes a veth pair between two nodes.
 type LinkSpec struct {
@@ -159,8 +173,12 @@ func (n NodeSpec) validate() error {
 		return fmt.Errorf("a switch has no addresses, no routes and does not forward packets")
 	}
 	for _, s := range n.Servers {
-		if !slices.Contains([]string{"web", "echo", "dns"}, s.Kind) || s.Port == 0 {
-			return fmt.Errorf("server %s: must be web, echo or dns on a port", s)
+		kinds, words := kindsWithPort, "with a port"
+		if s.Port == 0 {
+			kinds, words = kindsWithoutPort, "without a port"
+		}
+		if !slices.Contains(kinds, s.Kind) {
+			return fmt.Errorf("server %s: must be one of %s %s", s, strings.Join(kinds, ", "), words)
 		}
 	}
 	for _, a := range append(append([]string(nil), n.Addresses...), n.Owns...) {

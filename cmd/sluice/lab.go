@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -52,6 +53,8 @@ type labNodeView struct {
 	Name      string           `json:"name"`
 	Namespace string           `json:"namespace"`
 	Servers   []lab.ServerSpec `json:"servers"`
+	// Absent are the servers that "lab up" did not start, with the reason.
+	Absent []string `json:"absent,omitempty"`
 	// Interfaces holds the addresses by interface; "lo" only where it has more than its own.
 	Interfaces []labIfaceView `json:"interfaces"`
 }
@@ -100,7 +103,10 @@ func newLabUp(a *app) *cobra.Command {
 	var names []string
 	var bare bool
 	long := "Up builds a network, starts its servers, and leaves it up until \"sluice lab down\". A server\n" +
-		"answers with the name of its node and the client's address as it sees it. The topologies:\n\n"
+		"answers with the name of its node and the client's address as it sees it. In the office, the\n" +
+		"gateway also runs dnsmasq, OpenVPN and \"sluice run\" with examples/office.yaml; the node outside\n" +
+		"is a client of the VPN, and the laptop gets its address by DHCP. The output names the programs\n" +
+		"that are not installed. The topologies:\n\n"
 	for _, t := range lab.All() {
 		names = append(names, t.Name)
 		long += fmt.Sprintf("  %-12s  %s\n", t.Name, t.About)
@@ -124,8 +130,9 @@ func newLabUp(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			var absent map[string][]string
 			if !bare {
-				err = startServers(cmd.Context(), l)
+				absent, err = startServers(cmd.Context(), l)
 			}
 			if err == nil {
 				err = l.Detach()
@@ -134,6 +141,9 @@ func newLabUp(a *app) *cobra.Command {
 				return errors.Join(err, l.Down())
 			}
 			v := viewLab(l)
+			for i := range v.Nodes {
+				v.Nodes[i].Absent = absent[v.Nodes[i].Name]
+			}
 			return a.print(v, func(w io.Writer) error { return printLabUp(w, v, bare) })
 		},
 	}
@@ -146,7 +156,11 @@ func printLabUp(w io.Writer, v labView, bare bool) error {
 	t := table.New("NODE", "INTERFACE", "ADDRESSES")
 	for _, n := range v.Nodes {
 		name := n.Name
-		if len(n.Interfaces) == 0 {
+		switch {
+		case len(n.Interfaces) > 0:
+		case slices.Contains(n.Servers, lab.ServerSpec{Kind: "dhcp-client"}):
+			t.Row(name, "eth0", "(by DHCP)")
+		default:
 			t.Row(name, "", "(a switch)")
 		}
 		for _, i := range n.Interfaces {
@@ -161,7 +175,10 @@ func printLabUp(w io.Writer, v labView, bare bool) error {
 		fmt.Fprintln(w)
 		for _, n := range v.Nodes {
 			if len(n.Servers) > 0 {
-				fmt.Fprintf(w, "%s serves %s\n", n.Name, joinServers(n.Servers))
+				running := slices.DeleteFunc(slices.Clone(n.Servers), func(s lab.ServerSpec) bool {
+					return slices.ContainsFunc(n.Absent, func(why string) bool { return strings.HasPrefix(why, s.String()+": ") })
+				})
+				fmt.Fprintln(w, servesLine(n.Name, running, n.Absent))
 			}
 		}
 	}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,11 +45,11 @@ func newLabServe(a *app) *cobra.Command {
 				child := n.Command(cmd.Context(), self, "lab", "serve", l.ID(), n.Short())
 				return fmt.Errorf("node %s: %w", n.Short(), syscall.Exec(child.Path, child.Args, os.Environ()))
 			}
-			servers, err := host.Serve(l, n)
+			servers, err := host.Serve(cmd.Context(), l, n)
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(a.stdout, "%s serves %s\n", n.Short(), joinServers(n.Spec().Servers))
+			fmt.Fprintln(a.stdout, servesLine(n.Short(), servers.Running, servers.Absent))
 			<-cmd.Context().Done()
 			return servers.Stop()
 		},
@@ -91,13 +92,26 @@ func nodeOf(cmd *cobra.Command, args []string) (*lab.Lab, *lab.Node, error) {
 	return lookupNode(args[0], args[1])
 }
 
-// startServers starts the servers of every node as processes that outlive this one, and returns
-// when they listen.
-func startServers(ctx context.Context, l *lab.Lab) error {
+// notStarted separates the absent servers in the line of "lab serve".
+const notStarted = "; not started: "
+
+// servesLine reports the servers of a node in one line.
+func servesLine(node string, running []lab.ServerSpec, absent []string) string {
+	line := node + " serves " + cmp.Or(joinServers(running), "nothing")
+	if len(absent) > 0 {
+		line += notStarted + strings.Join(absent, ", ")
+	}
+	return line
+}
+
+// startServers starts the servers of every node as processes that outlive this one, and returns when they listen. The
+// result contains the servers that were not started, with the reason, by node.
+func startServers(ctx context.Context, l *lab.Lab) (absent map[string][]string, err error) {
 	self, err := os.Executable()
 	if err != nil {
-		return err
+		return nil, err
 	}
+	absent = map[string][]string{}
 	for _, n := range l.Nodes() {
 		if len(n.Spec().Servers) == 0 {
 			continue
@@ -107,22 +121,25 @@ func startServers(ctx context.Context, l *lab.Lab) error {
 		var stderr strings.Builder
 		read, write, err := os.Pipe()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		cmd.Stdout, cmd.Stderr = write, write
 		err = cmd.Start()
 		write.Close()
 		if err != nil {
 			read.Close()
-			return err
+			return nil, err
 		}
 		line, err := bufio.NewReader(io.TeeReader(read, &stderr)).ReadString('\n')
 		read.Close()
 		if err != nil || !strings.HasPrefix(line, n.Short()+" serves ") {
-			return errors.Join(fmt.Errorf("node %s: its servers did not start: %s", n.Short(), strings.TrimSpace(stderr.String())), cmd.Wait())
+			return nil, errors.Join(fmt.Errorf("node %s: its servers did not start: %s", n.Short(), strings.TrimSpace(stderr.String())), cmd.Wait())
+		}
+		if _, missing, ok := strings.Cut(strings.TrimSpace(line), notStarted); ok {
+			absent[n.Short()] = strings.Split(missing, ", ")
 		}
 	}
-	return nil
+	return absent, nil
 }
 
 func joinServers(servers []lab.ServerSpec) string {

@@ -71,6 +71,9 @@ func Run(ctx context.Context, opt Options) (*Report, error) {
 		err = onStage(ctx, opt, report, lab.Office(), playRouter)
 	}
 	if err == nil {
+		err = onStage(ctx, opt, report, officeWithClients(), playOffice)
+	}
+	if err == nil {
 		err = onStage(ctx, opt, report, lab.IPv6Only(), playIPv6Only)
 	}
 	report.Took = time.Since(start)

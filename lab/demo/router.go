@@ -21,20 +21,11 @@ var (
 
 // playRouter shows the office router: outgoing, incoming and hairpin connections, FTP, the deny list, the log.
 func playRouter(ctx context.Context, s *stage) error {
-	var all servers
+	all, err := s.serveOffice()
 	defer func() { all.stop() }()
-	for _, b := range []struct{ node, name, addr string }{{"web", "web", "10.1.10.2:80"}, {"outside", "internet", outsideServer.String()}} {
-		server, err := host.ServeWeb(s.lab.Node(b.node), b.name, b.addr)
-		if err != nil {
-			return err
-		}
-		all = append(all, server)
-	}
-	ftp, err := host.ServeFTP(s.lab.Node("ftp"), "ftp", "10.1.10.3:21")
 	if err != nil {
 		return err
 	}
-	all = append(all, ftp)
 	kernelLog := s.openKernelLog(ctx)
 	defer kernelLog.Close()
 	gw, err := s.start(ctx, "gateway", "router.yaml", nil)
@@ -50,6 +41,22 @@ func playRouter(ctx context.Context, s *stage) error {
 		return err
 	}
 	return gw.Stop()
+}
+
+// serveOffice starts the servers of the office and the one outside.
+func (s *stage) serveOffice() (all servers, err error) {
+	for _, b := range []struct{ node, name, addr string }{{"web", "web", "10.1.10.2:80"}, {"outside", "internet", outsideServer.String()}} {
+		server, err := host.ServeWeb(s.lab.Node(b.node), b.name, b.addr)
+		if err != nil {
+			return all, err
+		}
+		all = append(all, server)
+	}
+	ftp, err := host.ServeFTP(s.lab.Node("ftp"), "ftp", "10.1.10.3:21")
+	if err != nil {
+		return all, err
+	}
+	return append(all, ftp), nil
 }
 
 // passRouter sends requests out, in, and from inside to the public address.
