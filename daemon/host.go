@@ -79,7 +79,7 @@ func newMonitor(d *daemon) *health.Monitor {
 	return health.New(health.Options{OnChange: func(e health.Event) {
 		d.Log.Info("backend changed", "service", e.Service, "backend", e.Backend, "up", e.Up, "reason", e.Reason)
 		if d.engine != nil {
-			d.engine.Kick()
+			d.engine.BackendChanged()
 		}
 	}, OnLack: func(lack string) {
 		d.Log.Warn("health checks cannot run; keeping the last known states", "cause", lack)

@@ -35,11 +35,11 @@ type file struct {
 	err      error
 }
 
-// changed implements source. It only waits, because look is cheap if nothing changed.
-func (d *directory) changed(ctx context.Context) { <-ctx.Done() }
+// awaitChange implements source. It only waits, because look is cheap if nothing changed.
+func (d *directory) awaitChange(ctx context.Context) { <-ctx.Done() }
 
-func (d *directory) look(context.Context) (found []config.Backend, again time.Duration, err error) {
-	names, err := filepath.Glob(filepath.Join(escaped(d.path), "*.yaml"))
+func (d *directory) find(context.Context) (found []config.Backend, again time.Duration, err error) {
+	names, err := filepath.Glob(filepath.Join(escapePattern(d.path), "*.yaml"))
 	if err == nil {
 		_, err = os.ReadDir(d.path) // Glob returns nothing for an unreadable directory
 	}
@@ -73,8 +73,8 @@ func (d *directory) look(context.Context) (found []config.Backend, again time.Du
 	return found, pollEvery, nil
 }
 
-// escaped escapes the pattern characters of a path.
-func escaped(path string) string {
+// escapePattern escapes the pattern characters of a path.
+func escapePattern(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
 

@@ -45,10 +45,10 @@ type Finder struct {
 	opt    Options
 	wanted chan *config.Config // the latest unprocessed configuration
 
-	waiting queue
+	waiting pendingResults
 
 	mu      sync.Mutex // protects the following fields
-	last    map[string]saved
+	last    map[string]savedResult
 	watches map[string]*watch // by service
 	unsaved string            // why the file does not have the results; "" if it has
 }
@@ -56,12 +56,12 @@ type Finder struct {
 // New returns a finder with the results that an earlier process saved.
 func New(opt Options) *Finder {
 	f := &Finder{opt: opt, wanted: make(chan *config.Config, 1), watches: map[string]*watch{}}
-	last, err := load(opt.Path)
+	last, err := loadResults(opt.Path)
 	if f.last = last; err != nil {
 		f.unsaved = err.Error() + "; the sources are asked again"
 		f.opt.Log.Warn("backends-from", "trouble", f.unsaved)
 	}
-	maps.DeleteFunc(f.last, func(_ string, s saved) bool { return s.Namespace != opt.Namespace })
+	maps.DeleteFunc(f.last, func(_ string, s savedResult) bool { return s.Namespace != opt.Namespace })
 	return f
 }
 
@@ -101,15 +101,15 @@ func (f *Finder) Run(ctx context.Context) {
 	}
 }
 
-// spec is the input of a watch.
-type spec struct {
+// sourceSpec is the input of a watch.
+type sourceSpec struct {
 	service string
 	from    config.BackendsFrom
 	v4, v6  bool // families usable by the service
 }
 
-func specOf(s *config.Service) spec {
-	w := spec{service: s.Name, from: *s.BackendsFrom, v4: true, v6: true}
+func sourceSpecOf(s *config.Service) sourceSpec {
+	w := sourceSpec{service: s.Name, from: *s.BackendsFrom, v4: true, v6: true}
 	if s.Mode == config.ModeDNAT || s.Mode == config.ModeDSR || s.Mode == config.ModeStateless { // these keep the family
 		w.v4, w.v6 = false, false
 		for _, l := range s.Listen {
@@ -126,10 +126,10 @@ func specOf(s *config.Service) spec {
 func (f *Finder) configure(ctx context.Context, running *sync.WaitGroup, cfg *config.Config) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	wanted := map[string]spec{}
+	wanted := map[string]sourceSpec{}
 	for i := range cfg.Services {
 		if s := &cfg.Services[i]; s.BackendsFrom != nil {
-			wanted[s.Name] = specOf(s)
+			wanted[s.Name] = sourceSpecOf(s)
 		}
 	}
 	ended := map[string][]config.Backend{}
@@ -164,16 +164,16 @@ func (f *Finder) configure(ctx context.Context, running *sync.WaitGroup, cfg *co
 
 // source is a source of backends.
 type source interface {
-	// look returns all backends, and the maximum time until the next look.
-	look(ctx context.Context) (found []config.Backend, again time.Duration, err error)
-	// changed returns when there may be new results. It may return early, and returns at the end of the context.
-	changed(ctx context.Context)
+	// find returns all backends, and the maximum time until the next look.
+	find(ctx context.Context) (found []config.Backend, again time.Duration, err error)
+	// awaitChange returns when there may be new results. It may return early, and returns at the end of the context.
+	awaitChange(ctx context.Context)
 }
 
 // partlyError accompanies an incomplete result.
 type partlyError struct{ error }
 
-func sourceOf(s spec) source {
+func sourceOf(s sourceSpec) source {
 	switch {
 	case s.from.DNS != "":
 		return newDNS(s)
@@ -185,7 +185,7 @@ func sourceOf(s spec) source {
 
 // watch follows the source of one service.
 type watch struct {
-	spec   spec
+	spec   sourceSpec
 	finder *Finder
 	source source
 	before []config.Backend // results of an earlier run
@@ -197,14 +197,14 @@ type watch struct {
 }
 
 func (w *watch) run(ctx context.Context) {
-	k := newKeeper(w.spec.from.Hold.D(), w.spec.from.Least)
+	k := newRetention(w.spec.from.Hold.D(), w.spec.from.Least)
 	list, _, next := k.update(w.before, time.Now())
 	inForce, failures := list, 0
 	first := true
 	news := make(chan struct{}, 1)
 	go func() {
 		for ctx.Err() == nil {
-			w.source.changed(ctx)
+			w.source.awaitChange(ctx)
 			select {
 			case news <- struct{}{}:
 			default:
@@ -212,7 +212,7 @@ func (w *watch) run(ctx context.Context) {
 		}
 	}()
 	for {
-		found, again, err := w.source.look(ctx)
+		found, again, err := w.source.find(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -236,7 +236,7 @@ func (w *watch) run(ctx context.Context) {
 			w.setTrouble(trouble)
 		}
 		if !slices.Equal(list, inForce) || first && err == nil {
-			if w.put(ctx, list) {
+			if w.apply(ctx, list) {
 				inForce, first = list, false
 			} else {
 				again = min(again, firstTry)
@@ -282,7 +282,7 @@ func (w *watch) usable(found []config.Backend) (list []config.Backend, refused s
 		if b.Address = b.Address.Unmap(); b.Address.Is4() && !w.spec.v4 || b.Address.Is6() && !w.spec.v6 {
 			continue
 		}
-		if !serves(b.Address) {
+		if !usableAddress(b.Address) {
 			refused = cmp.Or(refused, fmt.Sprintf("%s is not the address of a server, and is left out", b.Address))
 			continue
 		}
@@ -304,19 +304,19 @@ func (w *watch) usable(found []config.Backend) (list []config.Backend, refused s
 	return list, refused
 }
 
-// serves reports whether a server on the network can have an address. Resolvers that filter answer 0.0.0.0 or ::, and
+// usableAddress reports whether a server on the network can have an address. Resolvers that filter answer 0.0.0.0 or ::, and
 // some zones hold 127.0.0.1.
-func serves(a netip.Addr) bool {
+func usableAddress(a netip.Addr) bool {
 	return !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255}) && !(a.Is6() && a.IsLinkLocalUnicast())
 }
 
-// put reports whether the backends are in force.
-func (w *watch) put(ctx context.Context, list []config.Backend) bool {
+// apply reports whether the backends are in force.
+func (w *watch) apply(ctx context.Context, list []config.Backend) bool {
 	f, name := w.finder, w.spec.service
 	if list == nil {
 		list = []config.Backend{}
 	}
-	if err := f.put(ctx, name, list); err != nil {
+	if err := f.applyWaiting(ctx, name, list); err != nil {
 		if ctx.Err() == nil {
 			w.setTrouble(fmt.Sprintf("%v: the last result remains in force", err))
 		}
@@ -328,7 +328,7 @@ func (w *watch) put(ctx context.Context, list []config.Backend) bool {
 	w.mu.Unlock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.last[name] = saved{Origin: w.spec.from.Origin(), Namespace: f.opt.Namespace, Backends: list}
+	f.last[name] = savedResult{Origin: w.spec.from.Origin(), Namespace: f.opt.Namespace, Backends: list}
 	f.save()
 	return true
 }
@@ -386,7 +386,7 @@ func (f *Finder) Warnings() []string {
 func (f *Finder) save() {
 	before := f.unsaved
 	f.unsaved = ""
-	if err := store(f.opt.Path, f.last); err != nil {
+	if err := saveResults(f.opt.Path, f.last); err != nil {
 		f.unsaved = fmt.Sprintf("the backends found will not be known after a restart: %v", err)
 	}
 	if f.unsaved != "" && f.unsaved != before {

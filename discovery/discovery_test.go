@@ -108,7 +108,7 @@ func warned(f *Finder, text string) func() error {
 func TestKeeper(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	k := newKeeper(30*time.Second, 2)
+	k := newRetention(30*time.Second, 2)
 	list := func(text string) (l []config.Backend) {
 		for _, last := range strings.Fields(text) {
 			l = append(l, config.Backend{Name: last, Address: netip.MustParseAddr("10.0.0." + last)})
@@ -217,7 +217,7 @@ func TestDirectory(t *testing.T) {
 func TestNoServer(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"0.0.0.0", "127.0.0.1", "127.9.9.9", "224.0.0.1", "255.255.255.255", "::", "::1", "::ffff:127.0.0.1", "::ffff:0.0.0.0", "ff02::1", "fe80::1"} {
-		w := &watch{spec: spec{v4: true, v6: true}}
+		w := &watch{spec: sourceSpec{v4: true, v6: true}}
 		found := []config.Backend{{Address: netip.MustParseAddr(text)}, {Address: netip.MustParseAddr("10.0.0.1")}}
 		got, refused := w.usable(found)
 		if len(got) != 1 || got[0].Name != "10.0.0.1" || !strings.Contains(refused, found[0].Address.Unmap().String()+" is not the address of a server") {
@@ -237,7 +237,7 @@ func TestNoServer(t *testing.T) {
 func TestFoundInAnotherNamespace(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "found.json")
-	if err := store(path, map[string]saved{"web": {Namespace: "1", Backends: []config.Backend{{Name: "a", Address: netip.MustParseAddr("10.0.0.1"), Port: 80, Weight: 1, Priority: 1}}}}); err != nil {
+	if err := saveResults(path, map[string]savedResult{"web": {Namespace: "1", Backends: []config.Backend{{Name: "a", Address: netip.MustParseAddr("10.0.0.1"), Port: 80, Weight: 1, Priority: 1}}}}); err != nil {
 		t.Fatal(err)
 	}
 	for namespace, want := range map[string]int{"1": 1, "2": 0, "": 0} {
@@ -294,7 +294,7 @@ func TestTogether(t *testing.T) {
 		return nil
 	}})
 	results := make(chan error)
-	put := func(name string) { results <- f.put(context.Background(), name, nil) }
+	put := func(name string) { results <- f.applyWaiting(context.Background(), name, nil) }
 	go put("first")
 	<-begun
 	for i := range 20 {
@@ -325,11 +325,11 @@ func TestTogether(t *testing.T) {
 func TestDamagedMemory(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "discovered.json")
-	was := map[string]saved{}
+	was := map[string]savedResult{}
 	for i, name := range []string{"web", "shop"} {
-		was[name] = saved{Origin: "directory /x", Backends: []config.Backend{{Name: "a", Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), Port: 80, Weight: 1, Priority: 1}}}
+		was[name] = savedResult{Origin: "directory /x", Backends: []config.Backend{{Name: "a", Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), Port: 80, Weight: 1, Priority: 1}}}
 	}
-	if err := store(path, was); err != nil {
+	if err := saveResults(path, was); err != nil {
 		t.Fatal(err)
 	}
 	intact, err := os.ReadFile(path)

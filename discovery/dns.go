@@ -35,7 +35,7 @@ type resolver struct {
 	v4, v6  bool
 }
 
-func newDNS(s spec) *resolver {
+func newDNS(s sourceSpec) *resolver {
 	r := &resolver{name: dns.Fqdn(s.from.DNS), v4: s.v4, v6: s.v6}
 	for _, server := range s.from.Servers {
 		if at, ok := config.ServerAddress(server); ok {
@@ -45,10 +45,10 @@ func newDNS(s spec) *resolver {
 	return r
 }
 
-// changed implements source. The DNS sends no notifications.
-func (r *resolver) changed(ctx context.Context) { <-ctx.Done() }
+// awaitChange implements source. The DNS sends no notifications.
+func (r *resolver) awaitChange(ctx context.Context) { <-ctx.Done() }
 
-func (r *resolver) look(ctx context.Context) (found []config.Backend, again time.Duration, err error) {
+func (r *resolver) find(ctx context.Context) (found []config.Backend, again time.Duration, err error) {
 	if strings.HasPrefix(r.name, "_") {
 		return r.services(ctx)
 	}
@@ -132,7 +132,7 @@ func (r *resolver) services(ctx context.Context) (found []config.Backend, ttl ti
 		}
 		for i, a := range list {
 			b.Address = a
-			if b.Name = named(srv.Target); i > 0 {
+			if b.Name = backendName(srv.Target); i > 0 {
 				b.Name = fmt.Sprintf("%s-%d", b.Name, i+1)
 			}
 			found = append(found, b)
@@ -141,8 +141,8 @@ func (r *resolver) services(ctx context.Context) (found []config.Backend, ttl ti
 	return found, ttl, nil
 }
 
-// named converts a DNS name to a backend name.
-func named(target string) string {
+// backendName converts a DNS name to a backend name.
+func backendName(target string) string {
 	name := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.:", r) {
 			return r

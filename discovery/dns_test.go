@@ -194,7 +194,7 @@ func TestDnsmasq(t *testing.T) {
 	write("10.0.0.4")
 	start()
 	s.eventually(t, "10.0.0.4")
-	list, _, err := newDNS(specOf(&services(t, `{dns: _http._tcp.app.test, servers: ["`+server+`"]}`).Services[0])).look(context.Background())
+	list, _, err := newDNS(sourceSpecOf(&services(t, `{dns: _http._tcp.app.test, servers: ["`+server+`"]}`).Services[0])).find(context.Background())
 	if err != nil || len(list) != 1 || list[0].Port != 8080 || list[0].Address.String() != "10.0.0.4" {
 		t.Errorf("SRV: %+v, %v", list, err)
 	}

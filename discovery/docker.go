@@ -37,7 +37,7 @@ type docker struct {
 	since   string // start time of the next request for events; only changed uses it
 }
 
-func newDocker(s spec) *docker {
+func newDocker(s sourceSpec) *docker {
 	return &docker{label: s.from.Docker, network: s.from.Network, v4: s.v4, v6: s.v6, client: &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -61,7 +61,7 @@ type container struct {
 	} `json:"NetworkSettings"`
 }
 
-func (d *docker) look(ctx context.Context) (found []config.Backend, again time.Duration, err error) {
+func (d *docker) find(ctx context.Context) (found []config.Backend, again time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, dockerTimeout)
 	defer cancel()
 	answer, err := d.get(ctx, "/containers/json", map[string][]string{"label": {d.label}, "status": {"running"}}, "")
@@ -75,7 +75,7 @@ func (d *docker) look(ctx context.Context) (found []config.Backend, again time.D
 	}
 	slices.SortFunc(list, func(a, b container) int { return cmp.Compare(a.ID, b.ID) })
 	for _, c := range list {
-		if !c.good() {
+		if !c.isHealthy() {
 			continue
 		}
 		b := config.Backend{Name: c.name(), Address: d.address(c)}
@@ -93,16 +93,16 @@ func (d *docker) look(ctx context.Context) (found []config.Backend, again time.D
 	return found, dockerEvery, nil
 }
 
-// good reports whether the container runs and its check, if any, is good.
-func (c container) good() bool {
+// isHealthy reports whether the container runs and its check, if any, is good.
+func (c container) isHealthy() bool {
 	return c.State == "running" && !strings.Contains(c.Status, "(unhealthy)") && !strings.Contains(c.Status, "(health: starting)")
 }
 
 func (c container) name() string {
 	if len(c.Names) == 0 {
-		return named(c.ID)
+		return backendName(c.ID)
 	}
-	return named(strings.TrimPrefix(c.Names[0], "/"))
+	return backendName(strings.TrimPrefix(c.Names[0], "/"))
 }
 
 // address returns the container's address in the requested network, or in the first network by name.
@@ -123,8 +123,8 @@ func (d *docker) address(c container) netip.Addr {
 	return netip.Addr{}
 }
 
-// changed waits for an event of a container with the label.
-func (d *docker) changed(ctx context.Context) {
+// awaitChange waits for an event of a container with the label.
+func (d *docker) awaitChange(ctx context.Context) {
 	answer, err := d.get(ctx, "/events", map[string][]string{"type": {"container"}, "label": {d.label}}, d.since)
 	if err != nil {
 		sleep(ctx, firstTry)

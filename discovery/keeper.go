@@ -11,33 +11,33 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// keeper decides how long missing backends remain in force.
-type keeper struct {
+// retention decides how long missing backends remain in force.
+type retention struct {
 	hold  time.Duration
 	least int
-	known map[netip.AddrPort]*held
+	known map[netip.AddrPort]*retainedBackend
 	order int // of the next backend
 }
 
-// held is a backend with the time of its last discovery.
-type held struct {
+// retainedBackend is a backend with the time of its last discovery.
+type retainedBackend struct {
 	backend config.Backend
 	seen    time.Time
 	order   int
 }
 
-func newKeeper(hold time.Duration, least int) *keeper {
-	return &keeper{hold: hold, least: least, known: map[netip.AddrPort]*held{}}
+func newRetention(hold time.Duration, least int) *retention {
+	return &retention{hold: hold, least: least, known: map[netip.AddrPort]*retainedBackend{}}
 }
 
 // update takes the current result and returns the backends to apply, in the order of their first discovery. kept is
 // the number of backends that remain only because of the minimum number. next is the time when the next missing
 // backend expires, or zero.
-func (k *keeper) update(found []config.Backend, now time.Time) (list []config.Backend, kept int, next time.Time) {
+func (k *retention) update(found []config.Backend, now time.Time) (list []config.Backend, kept int, next time.Time) {
 	for _, b := range found {
 		at := netip.AddrPortFrom(b.Address, b.Port)
 		if k.known[at] == nil {
-			k.known[at] = &held{order: k.order}
+			k.known[at] = &retainedBackend{order: k.order}
 			k.order++
 		}
 		k.known[at].backend, k.known[at].seen = b, now
@@ -59,11 +59,11 @@ func (k *keeper) update(found []config.Backend, now time.Time) (list []config.Ba
 	for _, at := range gone[:removable] {
 		delete(k.known, at)
 	}
-	all := make([]*held, 0, len(k.known))
+	all := make([]*retainedBackend, 0, len(k.known))
 	for _, h := range k.known {
 		all = append(all, h)
 	}
-	slices.SortFunc(all, func(a, b *held) int { return cmp.Compare(a.order, b.order) })
+	slices.SortFunc(all, func(a, b *retainedBackend) int { return cmp.Compare(a.order, b.order) })
 	for _, h := range all {
 		list = append(list, h.backend)
 	}

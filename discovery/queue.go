@@ -9,30 +9,30 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// request is a result for a service that waits for its application.
-type request struct {
+// pendingResult is a result for a service that waits for its application.
+type pendingResult struct {
 	service string
 	list    []config.Backend
 	done    bool // err is valid
 	err     error
 }
 
-// queue holds the waiting requests during an application. So the results of many services, as at the start, need few
+// pendingResults holds the waiting requests during an application. So the results of many services, as at the start, need few
 // changes.
-type queue struct {
+type pendingResults struct {
 	working sync.Mutex // locked by the applying goroutine
 
 	mu   sync.Mutex // protects list
-	list []*request
+	list []*pendingResult
 }
 
-func (q *queue) add(r *request) {
+func (q *pendingResults) add(r *pendingResult) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.list = append(q.list, r)
 }
 
-func (q *queue) take() []*request {
+func (q *pendingResults) take() []*pendingResult {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	list := q.list
@@ -40,9 +40,9 @@ func (q *queue) take() []*request {
 	return list
 }
 
-// put applies the result for a service, together with all waiting requests.
-func (f *Finder) put(ctx context.Context, service string, list []config.Backend) error {
-	r := &request{service: service, list: list}
+// applyWaiting applies the result for a service, together with all waiting requests.
+func (f *Finder) applyWaiting(ctx context.Context, service string, list []config.Backend) error {
+	r := &pendingResult{service: service, list: list}
 	f.waiting.add(r)
 	f.waiting.working.Lock()
 	defer f.waiting.working.Unlock()

@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-lb/sluice/disk"
 )
 
-// saved is the last result of a service's source.
-type saved struct {
+// savedResult is the last result of a service's source.
+type savedResult struct {
 	Origin    string           `json:"origin"`
 	Namespace string           `json:"namespace,omitempty"` // Options.Namespace
 	Backends  []config.Backend `json:"backends"`
@@ -27,7 +27,7 @@ type saved struct {
 }
 
 // sum returns the checksum of a result. Without it, a damaged digit would be another backend.
-func (s saved) sum() string {
+func (s savedResult) sum() string {
 	s.Checksum = ""
 	raw, err := json.Marshal(s)
 	if err != nil {
@@ -40,10 +40,10 @@ func (s saved) sum() string {
 // maxSaved is the largest file of results that is read, in bytes.
 const maxSaved = 256 << 20
 
-// load returns the results of earlier processes. A service with a damaged result has none until its
+// loadResults returns the results of earlier processes. A service with a damaged result has none until its
 // source replies. The error lists the missing results.
-func load(path string) (map[string]saved, error) {
-	last := map[string]saved{}
+func loadResults(path string) (map[string]savedResult, error) {
+	last := map[string]savedResult{}
 	if path == "" {
 		return last, nil
 	}
@@ -55,10 +55,10 @@ func load(path string) (map[string]saved, error) {
 		err = json.Unmarshal(raw, &last)
 	}
 	if err != nil {
-		return map[string]saved{}, fmt.Errorf("the backends found before the start are not known: %s: %w", path, err)
+		return map[string]savedResult{}, fmt.Errorf("the backends found before the start are not known: %s: %w", path, err)
 	}
 	if last == nil {
-		return map[string]saved{}, fmt.Errorf("the backends found before the start are not known: %s: the file is damaged", path)
+		return map[string]savedResult{}, fmt.Errorf("the backends found before the start are not known: %s: the file is damaged", path)
 	}
 	var damaged []string
 	for service, s := range last {
@@ -79,8 +79,8 @@ func usableAll(list []config.Backend) bool {
 	return !slices.ContainsFunc(list, func(b config.Backend) bool { return b.Name == "" || !b.Address.IsValid() })
 }
 
-// store replaces the file as a whole.
-func store(path string, last map[string]saved) error {
+// saveResults replaces the file as a whole.
+func saveResults(path string, last map[string]savedResult) error {
 	if path == "" {
 		return nil
 	}

@@ -21,7 +21,7 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 	e.revision++
 	applied := Applied{Revision: e.revision, At: time.Now()}
 	next := e.snapshots(cfg, plan, applied.At)
-	moved, order := e.moved(cfg, plan)
+	moved, order := e.movesTo(cfg, plan)
 	noteMoves(next, moved)
 	if e.config == nil {
 		left, err := e.planAll(ctx, next)
@@ -53,7 +53,7 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 			return applied, applied.Err
 		}
 	}
-	settle(next)
+	clearMoves(next)
 	if change := e.holdAddresses(cfg, plan); change != nil && !change.Empty() {
 		applied.Changes = append(applied.Changes, change)
 	}
@@ -65,8 +65,8 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 	return applied, nil
 }
 
-// report logs the changes of a requested apply, and each new warning once.
-func (e *Engine) report(a Applied) {
+// logApplied logs the changes of a requested apply, and each new warning once.
+func (e *Engine) logApplied(a Applied) {
 	for _, c := range a.Changes {
 		if c.Empty() {
 			continue

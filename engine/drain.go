@@ -30,8 +30,8 @@ func (e *Engine) Draining() (list []Backend) {
 	return list
 }
 
-// ended are the states of TCP connections that carry no more data.
-var ended = []string{"TIME_WAIT", "CLOSE", "LAST_ACK"}
+// closedStates are the states of TCP connections that carry no more data.
+var closedStates = []string{"TIME_WAIT", "CLOSE", "LAST_ACK"}
 
 // CountConnections counts the live connections of backends. The count is -1, unknown, for a backend
 // without flows if its service may keep none in its mode.
@@ -42,7 +42,7 @@ func (e *Engine) CountConnections(ctx context.Context, of []Backend) (map[Backen
 	}
 	err := e.Flows(ctx, "", func(f flow.Flow) bool {
 		b := Backend{f.Owner, f.Backend}
-		if n, ok := counts[b]; ok && !slices.Contains(ended, f.State) {
+		if n, ok := counts[b]; ok && !slices.Contains(closedStates, f.State) {
 			counts[b] = n + 1
 		}
 		return true

@@ -70,8 +70,8 @@ type Engine struct {
 	override  map[backendKey]Override       // set by the operator until cleared; an entry without a backend covers the whole gateway
 	prior     map[backendKey]priorState     // backends of inForce; nil until needed
 	since     map[backendKey]time.Time      // start of each backend in slow start
-	earlier   []starting                    // backends in slow start under the previous daemon; nil after the first apply
-	kept      []starting                    // current content of the slow-start file
+	earlier   []savedSlowStart              // backends in slow start under the previous daemon; nil after the first apply
+	kept      []savedSlowStart              // current content of the slow-start file
 	foreign   map[string][]time.Time        // times at which rules changed by another program were put back, by datapath
 	unkept    string                        // why the slow-start file does not have that content; "" if it has
 	left      map[string]bool               // datapaths with rules of an earlier daemon before the first apply
@@ -120,8 +120,8 @@ func New(opt Options) *Engine {
 	return e
 }
 
-// Kick notifies the engine of a change in a backend's health. It never blocks.
-func (e *Engine) Kick() { signal(e.backendChanged) }
+// BackendChanged notifies the engine of a change in a backend's health. It never blocks.
+func (e *Engine) BackendChanged() { signal(e.backendChanged) }
 
 // NetworkChanged notifies the engine of a change of an interface, address or route. It never
 // blocks.
@@ -195,11 +195,11 @@ func (e *Engine) ApplyStates(ctx context.Context, cfg *config.Config, states []O
 		e.override = before
 		return applied, err
 	}
-	return e.view(applied), nil
+	return e.publishView(applied), nil
 }
 
-// view stores the configuration in force and the last warnings in the outcome of an Apply.
-func (e *Engine) view(a Applied) Applied {
+// publishView stores the configuration in force and the last warnings in the outcome of an Apply.
+func (e *Engine) publishView(a Applied) Applied {
 	if a.Given, a.config, a.plan = e.given, e.config, e.plan; a.warnings == nil {
 		a.warnings = e.warned
 	}
@@ -208,7 +208,7 @@ func (e *Engine) view(a Applied) Applied {
 
 // applyStates updates the datapaths after a change of the operator's states.
 func (e *Engine) applyStates(ctx context.Context) (Applied, error) {
-	if !e.stale() {
+	if !e.statesChanged() {
 		return Applied{Revision: e.lastApply.Revision, At: e.lastApply.At, warnings: e.warnings()}, nil
 	}
 	return e.commit(ctx, e.config, e.plan)
@@ -222,8 +222,8 @@ func (e *Engine) applyIf(ctx context.Context, cfg *config.Config, expected func(
 	if e.refused = err; err != nil {
 		return applied, err
 	}
-	e.report(applied)
-	return e.view(applied), nil
+	e.logApplied(applied)
+	return e.publishView(applied), nil
 }
 
 func (e *Engine) apply(ctx context.Context, given *config.Config) (Applied, error) {
@@ -236,21 +236,21 @@ func (e *Engine) apply(ctx context.Context, given *config.Config) (Applied, erro
 		return Applied{}, err
 	}
 	first := e.config == nil
-	e.check(cfg)
+	e.configureHealth(cfg)
 	if first {
-		e.settle(ctx, cfg)
+		e.awaitFirstProbes(ctx, cfg)
 	}
 	applied, err := e.commit(ctx, cfg, plan)
 	if err != nil {
-		e.check(e.config)
+		e.configureHealth(e.config)
 		return applied, err
 	}
 	e.given = given
 	return applied, nil
 }
 
-// check passes the configuration to the health monitor; nil stops all probes.
-func (e *Engine) check(cfg *config.Config) {
+// configureHealth passes the configuration to the health monitor; nil stops all probes.
+func (e *Engine) configureHealth(cfg *config.Config) {
 	if e.opt.Health == nil {
 		return
 	}
@@ -260,8 +260,8 @@ func (e *Engine) check(cfg *config.Config) {
 	e.opt.Health.Configure(cfg)
 }
 
-// settle waits until every backend with a check has been probed once.
-func (e *Engine) settle(ctx context.Context, cfg *config.Config) {
+// awaitFirstProbes waits until every backend with a check has been probed once.
+func (e *Engine) awaitFirstProbes(ctx context.Context, cfg *config.Config) {
 	if e.opt.Health == nil {
 		return
 	}
@@ -373,10 +373,10 @@ func (e *Engine) Run(ctx context.Context) {
 // state returns the state of one backend. The operator's override has precedence, then the health
 // check, then "drain" of the configuration. While the whole gateway drains, no backend is up.
 func (e *Engine) state(s *config.Service, i int) datapath.State {
-	return max(e.ownState(s, i), e.override[backendKey{}].State)
+	return max(e.stateWithoutOverride(s, i), e.override[backendKey{}].State)
 }
 
-func (e *Engine) ownState(s *config.Service, i int) datapath.State {
+func (e *Engine) stateWithoutOverride(s *config.Service, i int) datapath.State {
 	b := &s.Backends[i]
 	if o, ok := e.override[backendKey{s.Name, b.Name}]; ok {
 		return o.State
@@ -386,7 +386,7 @@ func (e *Engine) ownState(s *config.Service, i int) datapath.State {
 		case known && !healthy:
 			return datapath.Down
 		case !known:
-			if state := e.unprobed(s, b); state > datapath.Drain {
+			if state := e.stateBeforeProbe(s, b); state > datapath.Drain {
 				return state
 			}
 		}
@@ -404,11 +404,11 @@ type priorState struct {
 	state   datapath.State
 }
 
-// unprobed returns the state of a backend that has not been probed. A backend in force keeps its
+// stateBeforeProbe returns the state of a backend that has not been probed. A backend in force keeps its
 // state, because a new or changed check must not end the connections of every backend. A new
 // backend gets the "initial" state of its check. It may have connections from before a recent
 // removal, which do not end because of that.
-func (e *Engine) unprobed(s *config.Service, b *config.Backend) datapath.State {
+func (e *Engine) stateBeforeProbe(s *config.Service, b *config.Backend) datapath.State {
 	if e.prior == nil {
 		e.prior = map[backendKey]priorState{}
 		for _, snapshot := range e.inForce {
@@ -448,7 +448,7 @@ func (e *Engine) changeOverride(ctx context.Context, service, backend, to string
 	}
 	before := maps.Clone(e.override)
 	change(backendKey{service, backend})
-	if e.stale() {
+	if e.statesChanged() {
 		if _, err := e.commit(ctx, e.config, e.plan); err != nil {
 			e.override = before
 			return err

@@ -56,7 +56,7 @@ func (e *Engine) tellStatesOf(old, now datapath.Service) {
 		if at < 0 || old.State[at] == now.State[i] {
 			continue
 		}
-		object, state, why := now.Name+"/"+b.Name, now.State[i].String(), e.why(now.Service, i)
+		object, state, why := now.Name+"/"+b.Name, now.State[i].String(), e.stateReason(now.Service, i)
 		text := fmt.Sprintf("backend %s is %s", object, state)
 		if why != "" {
 			text += ": " + why
@@ -83,7 +83,7 @@ func (e *Engine) Reading(ctx context.Context) (r event.Reading) {
 			}
 			r.Gauges = append(r.Gauges, event.Gauge{Kind: kind, Object: d.Name() + "/" + t.Name, Used: t.Used, Size: t.Size})
 		}
-		r.Drops = append(r.Drops, drops(d.Name(), c.Reasons)...)
+		r.Drops = append(r.Drops, dropsByReason(d.Name(), c.Reasons)...)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -91,8 +91,8 @@ func (e *Engine) Reading(ctx context.Context) (r event.Reading) {
 	return r
 }
 
-// drops sums the dropped packets of all families by their reason.
-func drops(name string, reasons []datapath.ReasonCounter) (out []event.Dropped) {
+// dropsByReason sums the dropped packets of all families by their reason.
+func dropsByReason(name string, reasons []datapath.ReasonCounter) (out []event.Dropped) {
 	for _, c := range reasons {
 		if c.Action != "drop" {
 			continue

@@ -28,7 +28,7 @@ func (e *Engine) reapply(ctx context.Context) error {
 	if errors.Is(err, ErrStopped) {
 		return err
 	}
-	return errors.Join(err, e.again(ctx, slog.LevelInfo, "the network changed", func(datapath.Datapath) (bool, error) { return true, nil }))
+	return errors.Join(err, e.reapplyWhere(ctx, slog.LevelInfo, "the network changed", func(datapath.Datapath) (bool, error) { return true, nil }))
 }
 
 // move repeats the placement if a datapath no longer supports one of its services or rules. Without
@@ -36,7 +36,7 @@ func (e *Engine) reapply(ctx context.Context) error {
 func (e *Engine) move(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.stopped || e.config == nil || !e.misplaced() {
+	if e.stopped || e.config == nil || !e.placementOutdated() {
 		return nil
 	}
 	plan, err := e.place(e.config)
@@ -46,26 +46,26 @@ func (e *Engine) move(ctx context.Context) error {
 	applied, err := e.commit(ctx, e.config, plan)
 	if err == nil {
 		e.opt.Log.Info("the network changed: something is on another datapath now", "revision", applied.Revision)
-		e.report(applied)
+		e.logApplied(applied)
 	}
 	return err
 }
 
-// misplaced reports whether a datapath no longer supports, or should no longer carry, a service or
+// placementOutdated reports whether a datapath no longer supports, or should no longer carry, a service or
 // rule.
-func (e *Engine) misplaced() bool {
+func (e *Engine) placementOutdated() bool {
 	for _, d := range e.opt.Datapaths {
 		s := e.inForce[d.Name()]
 		if s == nil {
 			continue
 		}
 		for i := range s.Services {
-			if forService(s.Services[i].Service).declines(d) {
+			if supportOfService(s.Services[i].Service).declines(d) {
 				return true
 			}
 		}
 		for _, n := range s.NAT {
-			if forNAT(n).declines(d) {
+			if supportOfNAT(n).declines(d) {
 				return true
 			}
 		}
@@ -75,7 +75,7 @@ func (e *Engine) misplaced() bool {
 
 // repair restores objects that other programs removed or changed.
 func (e *Engine) repair(ctx context.Context) error {
-	return e.again(ctx, slog.LevelWarn, "another program changed the rules: they are put back", func(d datapath.Datapath) (bool, error) {
+	return e.reapplyWhere(ctx, slog.LevelWarn, "another program changed the rules: they are put back", func(d datapath.Datapath) (bool, error) {
 		t, ok := d.(datapath.ChangeDetector)
 		if !ok {
 			return false, nil
@@ -110,9 +110,9 @@ func (e *Engine) foreignWarnings(now time.Time) (list []string) {
 	return list
 }
 
-// again applies the snapshots in force to the datapaths that need it, and logs the reason if that
+// reapplyWhere applies the snapshots in force to the datapaths that need it, and logs the reason if that
 // changed something.
-func (e *Engine) again(ctx context.Context, level slog.Level, why string, needs func(datapath.Datapath) (bool, error)) error {
+func (e *Engine) reapplyWhere(ctx context.Context, level slog.Level, why string, needs func(datapath.Datapath) (bool, error)) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.stopped {
@@ -151,7 +151,7 @@ func (e *Engine) again(ctx context.Context, level slog.Level, why string, needs 
 func (e *Engine) refresh(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.config == nil || !e.stale() {
+	if e.config == nil || !e.statesChanged() {
 		return nil
 	}
 	applied, err := e.commit(ctx, e.config, e.plan)
@@ -161,7 +161,7 @@ func (e *Engine) refresh(ctx context.Context) error {
 	return err
 }
 
-func (e *Engine) stale() bool {
+func (e *Engine) statesChanged() bool {
 	now := time.Now()
 	for _, snapshot := range e.inForce {
 		for k := range snapshot.Services {
@@ -171,7 +171,7 @@ func (e *Engine) stale() bool {
 					return true
 				}
 			}
-			if s.SlowStart > 0 && !slices.Equal(e.weights(s.Service, s.State, s, now), s.Weights) {
+			if s.SlowStart > 0 && !slices.Equal(e.slowStartWeights(s.Service, s.State, s, now), s.Weights) {
 				return true
 			}
 		}

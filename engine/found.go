@@ -31,7 +31,7 @@ func (e *Engine) SetFound(ctx context.Context, by map[string][]config.Backend) (
 	}
 	for i := range e.given.Services {
 		if s := &e.given.Services[i]; by[s.Name] != nil {
-			if err := valid(e.given, e.joined(s)); err != nil {
+			if err := validateService(e.given, e.withDiscovered(s)); err != nil {
 				e.found = before
 				return Applied{}, err
 			}
@@ -42,7 +42,7 @@ func (e *Engine) SetFound(ctx context.Context, by map[string][]config.Backend) (
 		e.found = before
 		return applied, err
 	}
-	e.report(applied)
+	e.logApplied(applied)
 	return applied, nil
 }
 
@@ -54,15 +54,15 @@ func (e *Engine) dropUnfit(given *config.Config) {
 		if len(e.found[s.Name]) == 0 {
 			continue
 		}
-		if err := valid(given, e.joined(s)); err != nil {
+		if err := validateService(given, e.withDiscovered(s)); err != nil {
 			e.opt.Log.Warn("the backends found before the start are not used", "service", s.Name, "error", err)
 			delete(e.found, s.Name)
 		}
 	}
 }
 
-// valid validates one service.
-func valid(cfg *config.Config, s config.Service) error {
+// validateService validates one service.
+func validateService(cfg *config.Config, s config.Service) error {
 	alone := &config.Config{Services: []config.Service{s}, Firewall: config.Firewall{Sets: cfg.Firewall.Sets}}
 	alone.SetDefaults()
 	return alone.Validate()
@@ -78,7 +78,7 @@ func (e *Engine) Found() map[string][]config.Backend {
 	}
 	for i := range e.given.Services {
 		if s := &e.given.Services[i]; s.BackendsFrom != nil {
-			in[s.Name] = e.joined(s).Backends[len(s.Backends):]
+			in[s.Name] = e.withDiscovered(s).Backends[len(s.Backends):]
 		}
 	}
 	return in
@@ -98,13 +98,13 @@ func (e *Engine) withFound(given *config.Config) *config.Config {
 			c.Services = slices.Clone(given.Services)
 			whole = &c
 		}
-		whole.Services[i] = e.joined(s)
+		whole.Services[i] = e.withDiscovered(s)
 	}
 	return whole
 }
 
-// joined returns the service with its discovered backends, except duplicates of configured ones.
-func (e *Engine) joined(s *config.Service) config.Service {
+// withDiscovered returns the service with its discovered backends, except duplicates of configured ones.
+func (e *Engine) withDiscovered(s *config.Service) config.Service {
 	names, places := map[string]bool{}, map[netip.AddrPort]bool{}
 	for _, b := range s.Backends {
 		names[b.Name], places[netip.AddrPortFrom(b.Address, b.Port)] = true, true

@@ -16,19 +16,19 @@ import (
 // named as in datapath.Listener.
 type moves map[string]map[string]bool
 
-// moved returns the moves to each datapath if a configuration replaces the one in force, and the
+// movesTo returns the moves to each datapath if a configuration replaces the one in force, and the
 // order of applying the datapaths. The receiver of a service is applied before its present owner,
 // because in between no datapath would carry it. If two datapaths exchange services, the moves to
 // the first one are omitted.
-func (e *Engine) moved(cfg *config.Config, plan placement) (map[string]moves, []datapath.Datapath) {
+func (e *Engine) movesTo(cfg *config.Config, plan placement) (map[string]moves, []datapath.Datapath) {
 	if e.config == nil || samePlaces(e.config, e.plan, cfg, plan) {
 		return nil, e.opt.Datapaths
 	}
 	was := map[string]string{}
-	places(e.config, e.plan, func(name, at string) { was[name] = at })
+	eachPlace(e.config, e.plan, func(name, at string) { was[name] = at })
 	all := map[string]moves{}
 	order := e.opt.Datapaths
-	places(cfg, plan, func(name, to string) {
+	eachPlace(cfg, plan, func(name, to string) {
 		from := was[name]
 		if from == "" || from == to {
 			return
@@ -73,8 +73,8 @@ func samePlaces(a *config.Config, at placement, b *config.Config, bt placement) 
 	return true
 }
 
-// places calls yield for each service and NAT rule with its datapath.
-func places(cfg *config.Config, plan placement, yield func(name, at string)) {
+// eachPlace calls yield for each service and NAT rule with its datapath.
+func eachPlace(cfg *config.Config, plan placement, yield func(name, at string)) {
 	for i, p := range plan.services {
 		if len(p.Datapaths) > 0 {
 			yield("service "+cfg.Services[i].Name, p.Datapaths[0])
@@ -105,8 +105,8 @@ func noteMoves(next map[string]*datapath.Snapshot, moved map[string]moves) {
 	}
 }
 
-// settle removes the moves from snapshots that are in force.
-func settle(next map[string]*datapath.Snapshot) {
+// clearMoves removes the moves from snapshots that are in force.
+func clearMoves(next map[string]*datapath.Snapshot) {
 	for name, s := range next {
 		if s.Arriving != nil || s.Gone != nil {
 			settled := *s

@@ -33,7 +33,7 @@ type Place struct {
 	Why map[string]string
 }
 
-func (p Place) on(name string) bool {
+func (p Place) carriedBy(name string) bool {
 	for _, d := range p.Datapaths {
 		if d == name {
 			return true
@@ -53,7 +53,7 @@ func (e *Engine) place(cfg *config.Config) (placement, error) {
 	excluded := e.excluded(cfg)
 	for i := range cfg.Services {
 		s := &cfg.Services[i]
-		place, err := e.choose(choice(s.Datapath, cfg.Datapath), excluded, forService(s))
+		place, err := e.choose(effectiveDatapath(s.Datapath, cfg.Datapath), excluded, supportOfService(s))
 		if err != nil {
 			errs = append(errs, fmt.Errorf("service %s: %w", s.Name, err))
 		}
@@ -78,7 +78,7 @@ func (e *Engine) place(cfg *config.Config) (placement, error) {
 	return p, errors.Join(errs...)
 }
 
-func choice(own, global config.DatapathChoice) config.DatapathChoice {
+func effectiveDatapath(own, global config.DatapathChoice) config.DatapathChoice {
 	if own != "" && own != config.DatapathAuto {
 		return own
 	}
@@ -112,26 +112,26 @@ func (e *Engine) excluded(cfg *config.Config) map[string]string {
 	return excluded
 }
 
-// asked are the questions to a datapath about an object: whether it supports the object, and which
+// objectSupport are the questions to a datapath about an object: whether it supports the object, and which
 // rules the packets would bypass there.
-type asked struct{ carries, bypasses func(datapath.Datapath) error }
+type objectSupport struct{ carries, bypasses func(datapath.Datapath) error }
 
-func forService(s *config.Service) asked {
-	return asked{
+func supportOfService(s *config.Service) objectSupport {
+	return objectSupport{
 		carries:  func(d datapath.Datapath) error { return d.CarriesService(s) },
-		bypasses: bypasser(func(b datapath.Bypasser) error { return b.BypassesService(s) }),
+		bypasses: askBypasser(func(b datapath.Bypasser) error { return b.BypassesService(s) }),
 	}
 }
 
-func forNAT(n *config.NATRule) asked {
-	return asked{
+func supportOfNAT(n *config.NATRule) objectSupport {
+	return objectSupport{
 		carries:  func(d datapath.Datapath) error { return d.CarriesNAT(n) },
-		bypasses: bypasser(func(b datapath.Bypasser) error { return b.BypassesNAT(n) }),
+		bypasses: askBypasser(func(b datapath.Bypasser) error { return b.BypassesNAT(n) }),
 	}
 }
 
-// bypasser applies ask to datapaths that implement Bypasser. Other datapaths bypass nothing.
-func bypasser(ask func(datapath.Bypasser) error) func(datapath.Datapath) error {
+// askBypasser applies ask to datapaths that implement Bypasser. Other datapaths bypass nothing.
+func askBypasser(ask func(datapath.Bypasser) error) func(datapath.Datapath) error {
 	return func(d datapath.Datapath) error {
 		if b, ok := d.(datapath.Bypasser); ok {
 			return ask(b)
@@ -141,11 +141,13 @@ func bypasser(ask func(datapath.Bypasser) error) func(datapath.Datapath) error {
 }
 
 // declines reports whether another datapath is preferable for the object.
-func (a asked) declines(d datapath.Datapath) bool { return a.carries(d) != nil || a.bypasses(d) != nil }
+func (a objectSupport) declines(d datapath.Datapath) bool {
+	return a.carries(d) != nil || a.bypasses(d) != nil
+}
 
 // choose returns the first datapath that supports an object. If the choice is free, a datapath on
 // which its packets bypass something is the last resort.
-func (e *Engine) choose(want config.DatapathChoice, excluded map[string]string, of asked) (Place, error) {
+func (e *Engine) choose(want config.DatapathChoice, excluded map[string]string, of objectSupport) (Place, error) {
 	var place Place
 	decline := func(d datapath.Datapath, why string) {
 		if place.Why == nil {
@@ -197,7 +199,7 @@ func (e *Engine) placeNAT(cfg *config.Config, excluded map[string]string, servic
 	for i := range cfg.NAT {
 		n := &cfg.NAT[i]
 		var err error
-		alone[i], err = e.choose(choice(n.Datapath, cfg.Datapath), excluded, forNAT(n))
+		alone[i], err = e.choose(effectiveDatapath(n.Datapath, cfg.Datapath), excluded, supportOfNAT(n))
 		if err != nil {
 			errs = append(errs, fmt.Errorf("nat rule %s: %w", n.Name, err))
 		}
@@ -212,7 +214,7 @@ func (e *Engine) placeNAT(cfg *config.Config, excluded map[string]string, servic
 		}
 		n, others := &cfg.NAT[i], maps.Clone(excluded)
 		others[alone[i].Datapaths[0]] = why
-		if place, err := e.choose(choice(n.Datapath, cfg.Datapath), others, forNAT(n)); err == nil {
+		if place, err := e.choose(effectiveDatapath(n.Datapath, cfg.Datapath), others, supportOfNAT(n)); err == nil {
 			alone[i] = place
 		}
 	}
@@ -230,28 +232,28 @@ func (e *Engine) interference(cfg *config.Config, rule int, services, nat []Plac
 	n := &cfg.NAT[rule]
 	for i := range cfg.Services {
 		s := &cfg.Services[i]
-		if !e.before(nat[rule], services[i]) {
+		if !e.processesBefore(nat[rule], services[i]) {
 			continue
 		}
 		for _, l := range s.Listen {
-			if holds(n, l.Address) {
-				return interferes("service "+s.Name, services[i], "packets to %s", l.Address)
+			if hasOutsideAddress(n, l.Address) {
+				return interferenceText("service "+s.Name, services[i], "packets to %s", l.Address)
 			}
 		}
 		for _, b := range s.Backends {
 			if (s.Mode == config.ModeDNAT || s.Mode == config.ModeStateless) && translatesSource(n, b.Address) {
-				return interferes("service "+s.Name, services[i], "answers of %s", b.Address)
+				return interferenceText("service "+s.Name, services[i], "answers of %s", b.Address)
 			}
 		}
 	}
 	for i := range cfg.NAT {
 		o := &cfg.NAT[i]
 		switch {
-		case o.Type != config.NATPortForward || !e.before(nat[rule], nat[i]):
-		case holds(n, o.Listen.Address):
-			return interferes("nat rule "+o.Name, nat[i], "packets to %s", o.Listen.Address)
+		case o.Type != config.NATPortForward || !e.processesBefore(nat[rule], nat[i]):
+		case hasOutsideAddress(n, o.Listen.Address):
+			return interferenceText("nat rule "+o.Name, nat[i], "packets to %s", o.Listen.Address)
 		case translatesSource(n, o.To.Address):
-			return interferes("nat rule "+o.Name, nat[i], "answers of %s", o.To.Address)
+			return interferenceText("nat rule "+o.Name, nat[i], "answers of %s", o.To.Address)
 		}
 	}
 	return ""
@@ -267,12 +269,12 @@ func (e *Engine) answersTaken(cfg *config.Config, services, nat []Place) (out []
 		}
 		tell := func(who string, on Place, protocol flow.Protocol, a netip.Addr, ports []flow.Ports) {
 			same := protocol == s.Protocol || protocol == flow.Any || s.Protocol == flow.Any
-			if !same || !e.before(services[i], on) {
+			if !same || !e.processesBefore(services[i], on) {
 				return
 			}
 			for _, b := range s.Backends {
 				if b.Address == a && overlap(answerPorts(b.Port, s.Listen), ports) {
-					out = append(out, fmt.Sprintf("service %s is on %s, but %s; put both on one datapath", s.Name, services[i].Datapaths[0], interferes(who, on, "answers of %s", a)))
+					out = append(out, fmt.Sprintf("service %s is on %s, but %s; put both on one datapath", s.Name, services[i].Datapaths[0], interferenceText(who, on, "answers of %s", a)))
 					return
 				}
 			}
@@ -311,21 +313,21 @@ func overlap(a, b []flow.Ports) bool {
 	return len(a) == 0 || len(b) == 0 || slices.ContainsFunc(a, func(p flow.Ports) bool { return slices.ContainsFunc(b, p.Overlaps) })
 }
 
-func interferes(who string, on Place, packets string, a netip.Addr) string {
+func interferenceText(who string, on Place, packets string, a netip.Addr) string {
 	return fmt.Sprintf("%s is on %s: "+packets+" may be taken before they get there", who, on.Datapaths[0], a)
 }
 
-// holds reports whether an address is one of the outside addresses of a rule.
-func holds(n *config.NATRule, a netip.Addr) bool {
+// hasOutsideAddress reports whether an address is one of the outside addresses of a rule.
+func hasOutsideAddress(n *config.NATRule, a netip.Addr) bool {
 	within := func(r config.AddressRange) bool { return r.Contains(a) }
 	return n.External.Contains(a) || slices.ContainsFunc(n.To.Addresses, within) || slices.ContainsFunc(n.Pool, within)
 }
 
-// before reports whether the first object's datapath processes packets before the second's.
-func (e *Engine) before(one, other Place) bool {
+// processesBefore reports whether the first object's datapath processes packets before the second's.
+func (e *Engine) processesBefore(one, other Place) bool {
 	for _, d := range e.opt.Datapaths {
-		if one.on(d.Name()) || other.on(d.Name()) {
-			return !other.on(d.Name()) && len(other.Datapaths) > 0
+		if one.carriedBy(d.Name()) || other.carriedBy(d.Name()) {
+			return !other.carriedBy(d.Name()) && len(other.Datapaths) > 0
 		}
 	}
 	return false
@@ -351,13 +353,13 @@ func (e *Engine) allNATOn(cfg *config.Config, d datapath.Datapath, excluded map[
 	places := make([]Place, len(cfg.NAT))
 	for i := range cfg.NAT {
 		n := &cfg.NAT[i]
-		want := choice(n.Datapath, cfg.Datapath)
+		want := effectiveDatapath(n.Datapath, cfg.Datapath)
 		if want != "" && want != config.DatapathAuto && string(want) != d.Name() || d.CarriesNAT(n) != nil ||
-			e.before(Place{Datapaths: []string{d.Name()}}, alone[i]) { // it was moved away from d
+			e.processesBefore(Place{Datapaths: []string{d.Name()}}, alone[i]) { // it was moved away from d
 			return nil, false
 		}
 		places[i] = Place{Datapaths: []string{d.Name()}, Why: alone[i].Why}
-		if !alone[i].on(d.Name()) {
+		if !alone[i].carriedBy(d.Name()) {
 			places[i].Why = map[string]string{alone[i].Datapaths[0]: "the other NAT rules need " + d.Name()}
 		}
 	}
@@ -377,7 +379,7 @@ func (e *Engine) placeRules(cfg *config.Config, p placement) ([]Place, error) {
 	places := make([]Place, len(cfg.Firewall.Rules))
 	for i := range cfg.Firewall.Rules {
 		r := &cfg.Firewall.Rules[i]
-		place, err := e.choose("", nil, asked{carries: func(d datapath.Datapath) error { return d.CarriesRule(r) }})
+		place, err := e.choose("", nil, objectSupport{carries: func(d datapath.Datapath) error { return d.CarriesRule(r) }})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("firewall rule %s: %w", ruleName(r, i), err))
 			continue
@@ -406,22 +408,22 @@ func ruleName(r *config.FirewallRule, i int) string {
 // snapshots builds the snapshot of each datapath.
 func (e *Engine) snapshots(cfg *config.Config, p placement, now time.Time) map[string]*datapath.Snapshot {
 	all := map[string]*datapath.Snapshot{}
-	inForce := e.finder()
+	inForce := e.serviceFinder()
 	for _, d := range e.opt.Datapaths {
 		name := d.Name()
 		s := &datapath.Snapshot{Revision: e.revision, Config: cfg}
 		for i := range cfg.Services {
-			if p.services[i].on(name) {
-				s.Services = append(s.Services, e.service(&cfg.Services[i], inForce, now))
+			if p.services[i].carriedBy(name) {
+				s.Services = append(s.Services, e.serviceSnapshot(&cfg.Services[i], inForce, now))
 			}
 		}
 		for i := range cfg.NAT {
-			if p.nat[i].on(name) {
+			if p.nat[i].carriedBy(name) {
 				s.NAT = append(s.NAT, &cfg.NAT[i])
 			}
 		}
 		for i := range cfg.Firewall.Rules {
-			if p.rules[i].on(name) {
+			if p.rules[i].carriedBy(name) {
 				s.Rules = append(s.Rules, &cfg.Firewall.Rules[i])
 			}
 		}
@@ -430,13 +432,13 @@ func (e *Engine) snapshots(cfg *config.Config, p placement, now time.Time) map[s
 	return all
 }
 
-func (e *Engine) service(s *config.Service, inForce func(string) *datapath.Service, now time.Time) datapath.Service {
+func (e *Engine) serviceSnapshot(s *config.Service, inForce func(string) *datapath.Service, now time.Time) datapath.Service {
 	out := datapath.Service{Service: s, State: make([]datapath.State, len(s.Backends))}
 	for i := range out.State {
 		out.State[i] = e.state(s, i)
 	}
 	if s.SlowStart > 0 {
-		out.Weights = e.weights(s, out.State, inForce(s.Name), now)
+		out.Weights = e.slowStartWeights(s, out.State, inForce(s.Name), now)
 	}
 	return out
 }

@@ -399,7 +399,7 @@ func TestFlowsGoWithTheirService(t *testing.T) {
 	if err := apply("ebpf"); err == nil || !strings.Contains(err.Error(), "table full") {
 		t.Errorf("error %v, want the one of taking", err)
 	}
-	if !e.plan.services[0].on("nftables") {
+	if !e.plan.services[0].carriedBy("nftables") {
 		t.Error("a move that failed is in force")
 	}
 	if got, want := strings.Join(order, ", "), "nftables gives, nat in service web, ebpf takes, nftables, ebpf"; !strings.HasSuffix(got, want) {

@@ -16,17 +16,17 @@ import (
 // slowTick is the interval of weight updates, whatever the number of backends in slow start.
 const slowTick = time.Second
 
-// weights returns the weights of a service's backends while any is in slow start, else nil. was is
+// slowStartWeights returns the weights of a service's backends while any is in slow start, else nil. was is
 // the service in force, or nil. All backends of a new service start together, except those that a
 // previous daemon recorded.
-func (e *Engine) weights(s *config.Service, state []datapath.State, was *datapath.Service, now time.Time) []int {
+func (e *Engine) slowStartWeights(s *config.Service, state []datapath.State, was *datapath.Service, now time.Time) []int {
 	if s.SlowStart == 0 || was == nil && e.earlier == nil {
 		return nil
 	}
 	starting := false
 	steps := make([]int, len(s.Backends))
 	for i := range s.Backends {
-		since, ok := e.startOf(s, i, state[i], was, now)
+		since, ok := e.slowStartBegin(s, i, state[i], was, now)
 		if steps[i] = datapath.SlowSteps; ok {
 			steps[i] = datapath.SlowStep(now.Sub(since), s)
 		}
@@ -43,8 +43,8 @@ func (e *Engine) weights(s *config.Service, state []datapath.State, was *datapat
 	return weights
 }
 
-// finder returns a function that finds services in force by name. It builds its index on first use.
-func (e *Engine) finder() func(name string) *datapath.Service {
+// serviceFinder returns a function that finds services in force by name. It builds its index on first use.
+func (e *Engine) serviceFinder() func(name string) *datapath.Service {
 	var index map[string]datapath.Service
 	return func(name string) *datapath.Service {
 		if index == nil {
@@ -57,8 +57,8 @@ func (e *Engine) finder() func(name string) *datapath.Service {
 	}
 }
 
-// startOf returns when a backend began to accept new flows, if its service was in force then.
-func (e *Engine) startOf(s *config.Service, i int, state datapath.State, was *datapath.Service, now time.Time) (time.Time, bool) {
+// slowStartBegin returns when a backend began to accept new flows, if its service was in force then.
+func (e *Engine) slowStartBegin(s *config.Service, i int, state datapath.State, was *datapath.Service, now time.Time) (time.Time, bool) {
 	b := &s.Backends[i]
 	if state != datapath.Up {
 		return time.Time{}, false
@@ -78,8 +78,8 @@ func (e *Engine) startOf(s *config.Service, i int, state datapath.State, was *da
 // noteStarting records when the backends of new snapshots began to accept new flows.
 func (e *Engine) noteStarting(next map[string]*datapath.Snapshot, now time.Time) {
 	since := map[backendKey]time.Time{}
-	var keep []starting
-	before := e.finder()
+	var keep []savedSlowStart
+	before := e.serviceFinder()
 	for _, snapshot := range next {
 		for k := range snapshot.Services {
 			s := &snapshot.Services[k]
@@ -88,10 +88,10 @@ func (e *Engine) noteStarting(next map[string]*datapath.Snapshot, now time.Time)
 			}
 			was := before(s.Name)
 			for i := range s.Backends {
-				if at, ok := e.startOf(s.Service, i, s.State[i], was, now); ok && datapath.SlowStep(now.Sub(at), s.Service) < datapath.SlowSteps {
+				if at, ok := e.slowStartBegin(s.Service, i, s.State[i], was, now); ok && datapath.SlowStep(now.Sub(at), s.Service) < datapath.SlowSteps {
 					b := &s.Backends[i]
 					since[backendKey{s.Name, b.Name}] = at
-					keep = append(keep, starting{s.Name, b.Name, netip.AddrPortFrom(b.Address, b.Port), at.UTC().Truncate(time.Millisecond)})
+					keep = append(keep, savedSlowStart{s.Name, b.Name, netip.AddrPortFrom(b.Address, b.Port), at.UTC().Truncate(time.Millisecond)})
 				}
 			}
 		}
@@ -111,7 +111,7 @@ func (e *Engine) slowStarts(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		err, text := e.step(ctx), ""
+		err, text := e.updateSlowStart(ctx), ""
 		if err != nil {
 			if text = err.Error(); text != told && !errors.Is(err, ErrStopped) {
 				e.opt.Log.Error("weights of backends that come could not be changed; trying again", "every", slowTick, "error", err)
@@ -121,19 +121,19 @@ func (e *Engine) slowStarts(ctx context.Context) {
 	}
 }
 
-// step applies the present weights if they differ from those in force.
-func (e *Engine) step(ctx context.Context) error {
+// updateSlowStart applies the present weights if they differ from those in force.
+func (e *Engine) updateSlowStart(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if len(e.since) == 0 || e.config == nil || !e.stale() {
+	if len(e.since) == 0 || e.config == nil || !e.statesChanged() {
 		return nil
 	}
 	_, err := e.commit(ctx, e.config, e.plan)
 	return err
 }
 
-// slowWhy describes the share of its weight that a backend has; "" for all.
-func slowWhy(s *datapath.Service, i int) string {
+// slowStartText describes the share of its weight that a backend has; "" for all.
+func slowStartText(s *datapath.Service, i int) string {
 	full := max(s.Backends[i].Weight, 1) * datapath.SlowScale(s.Service)
 	if s.Weights == nil || s.State[i] != datapath.Up || s.Weights[i] == full {
 		return ""

@@ -54,10 +54,10 @@ func TestSlowStart(t *testing.T) {
 			t.Errorf("%d applies while nothing comes", n)
 		}
 		h.set("b", false)
-		e.Kick()
+		e.BackendChanged()
 		time.Sleep(time.Second)
 		h.set("b", true)
-		e.Kick()
+		e.BackendChanged()
 		time.Sleep(31 * time.Second)
 		synctest.Wait()
 		var steps []string
@@ -190,7 +190,7 @@ func TestSlowStartOfMany(t *testing.T) {
 		go e.Run(ctx)
 		for i := range s.Backends {
 			h.set(s.Backends[i].Name, true)
-			e.Kick()
+			e.BackendChanged()
 			time.Sleep(100 * time.Millisecond)
 		}
 		time.Sleep(time.Minute)

@@ -18,9 +18,9 @@ import (
 	"github.com/sluice-lb/sluice/disk"
 )
 
-// starting is a backend in slow start, in the form of the file that survives restarts of the
+// savedSlowStart is a backend in slow start, in the form of the file that survives restarts of the
 // daemon.
-type starting struct {
+type savedSlowStart struct {
 	Service string         `json:"service"`
 	Backend string         `json:"backend"`
 	To      netip.AddrPort `json:"to"`
@@ -40,11 +40,11 @@ func (e *Engine) readStarting() {
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
-	var list []starting
+	var list []savedSlowStart
 	if err == nil {
 		err = json.Unmarshal(raw, &list)
 	}
-	if err == nil && slices.ContainsFunc(list, func(c starting) bool { return c.Service == "" || c.Backend == "" }) {
+	if err == nil && slices.ContainsFunc(list, func(c savedSlowStart) bool { return c.Service == "" || c.Backend == "" }) {
 		err = errors.New("an entry names no backend")
 	}
 	if err != nil {
@@ -53,13 +53,13 @@ func (e *Engine) readStarting() {
 		return
 	}
 	now := time.Now() // a time in the future would keep a backend from ever having its full weight
-	e.kept = slices.DeleteFunc(list, func(c starting) bool { return c.Since.After(now) })
+	e.kept = slices.DeleteFunc(list, func(c savedSlowStart) bool { return c.Since.After(now) })
 	e.earlier = e.kept
 }
 
 // earlierStart returns when a backend began its slow start under a previous daemon.
 func (e *Engine) earlierStart(service string, b *config.Backend) (time.Time, bool) {
-	i := slices.IndexFunc(e.earlier, func(c starting) bool {
+	i := slices.IndexFunc(e.earlier, func(c savedSlowStart) bool {
 		return c.Service == service && c.Backend == b.Name && c.To == netip.AddrPortFrom(b.Address, b.Port)
 	})
 	if i < 0 {
@@ -69,8 +69,8 @@ func (e *Engine) earlierStart(service string, b *config.Backend) (time.Time, boo
 }
 
 // saveStarting writes the backends in slow start, unless the file is current.
-func (e *Engine) saveStarting(list []starting) {
-	slices.SortFunc(list, func(a, b starting) int {
+func (e *Engine) saveStarting(list []savedSlowStart) {
+	slices.SortFunc(list, func(a, b savedSlowStart) int {
 		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Backend, b.Backend))
 	})
 	if e.opt.Coming == "" || slices.Equal(list, e.kept) && e.unkept == "" {

@@ -65,11 +65,11 @@ func (e *Engine) View() View {
 	for i := range e.config.Services {
 		s, ok := inForce[e.config.Services[i].Name]
 		if !ok {
-			s = e.service(&e.config.Services[i], e.finder(), time.Now())
+			s = e.serviceSnapshot(&e.config.Services[i], e.serviceFinder(), time.Now())
 		}
 		view := ServiceView{Service: s, Place: e.plan.services[i], Why: make([]string, len(s.Backends))}
 		for b := range s.Backends {
-			view.Why[b] = joined(e.why(s.Service, b), slowWhy(&s, b))
+			view.Why[b] = joinTexts(e.stateReason(s.Service, b), slowStartText(&s, b))
 		}
 		v.Services = append(v.Services, view)
 	}
@@ -109,17 +109,17 @@ func (e *Engine) warnings() []string {
 	return append(list, e.addressWarnings()...)
 }
 
-// joined joins two texts; each may be empty.
-func joined(a, b string) string {
+// joinTexts joins two texts; each may be empty.
+func joinTexts(a, b string) string {
 	if a == "" || b == "" {
 		return a + b
 	}
 	return a + "; " + b
 }
 
-func (e *Engine) why(s *config.Service, i int) string {
+func (e *Engine) stateReason(s *config.Service, i int) string {
 	b := &s.Backends[i]
-	if whole, ok := e.override[backendKey{}]; ok && whole.State > e.ownState(s, i) {
+	if whole, ok := e.override[backendKey{}]; ok && whole.State > e.stateWithoutOverride(s, i) {
 		return whole.Why
 	}
 	if o, ok := e.override[backendKey{s.Name, b.Name}]; ok {
@@ -248,7 +248,7 @@ func (e *Engine) Forecast(ctx context.Context, cfg *config.Config) (*Forecast, e
 		return nil, err
 	}
 	next := e.snapshots(cfg, plan, time.Now())
-	moved, _ := e.moved(cfg, plan)
+	moved, _ := e.movesTo(cfg, plan)
 	noteMoves(next, moved)
 	e.mu.Unlock()
 	f := &Forecast{Places: View{Config: cfg, NAT: plan.nat, Rules: plan.rules}}

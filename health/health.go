@@ -100,7 +100,7 @@ type Prober interface {
 	Probe(context.Context, *Target) error
 }
 
-type key struct{ service, backend string }
+type backendKey struct{ service, backend string }
 
 // Monitor probes the backends of a configuration.
 type Monitor struct {
@@ -108,13 +108,13 @@ type Monitor struct {
 	probers map[config.CheckType]Prober
 	wake    chan struct{} // has one element after a change of the schedule
 	paths   paths
-	losses  losses
+	losses  conntrackDrops
 	ctx     context.Context
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 
 	mu      sync.Mutex // protects the following fields
-	watches map[key]*watch
+	watches map[backendKey]*watch
 	// generation counts the calls of Configure.
 	generation uint64
 	queue      queue // watches that wait for their next probe
@@ -139,12 +139,12 @@ func New(opt Options) *Monitor {
 	if opt.TableDrops == nil {
 		opt.TableDrops = tableDrops
 	}
-	m := &Monitor{opt: opt, probers: probers(opt.Dial), wake: make(chan struct{}, 1), watches: map[key]*watch{}}
+	m := &Monitor{opt: opt, probers: probers(opt.Dial), wake: make(chan struct{}, 1), watches: map[backendKey]*watch{}}
 	for t, p := range opt.Probers {
 		m.probers[t] = p
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
-	m.running.Go(m.plan)
+	m.running.Go(m.runScheduler)
 	return m
 }
 
@@ -182,7 +182,7 @@ func (m *Monitor) Configure(cfg *config.Config) {
 	}
 	for k, w := range m.watches {
 		if w.generation != m.generation {
-			m.forget(w)
+			m.stopWatch(w)
 			delete(m.watches, k)
 		}
 	}
@@ -195,7 +195,7 @@ func (m *Monitor) Configure(cfg *config.Config) {
 	}
 	m.reschedule()
 	// If the removal of a route fails, the next use of its mark removes it.
-	_ = m.paths.retain(func(k key) bool { w := m.watches[k]; return w != nil && w.target.viaService() })
+	_ = m.paths.retain(func(k backendKey) bool { w := m.watches[k]; return w != nil && w.target.viaService() })
 }
 
 // configure updates the watches of one service and returns the new ones.
@@ -203,13 +203,13 @@ func (m *Monitor) configure(s *config.Service) (added []*watch) {
 	var known *config.Check // an existing Check equal to s.Check
 	for i := range s.Backends {
 		t := target(s, i)
-		w := m.watches[key{t.Service, t.Backend}]
+		w := m.watches[backendKey{t.Service, t.Backend}]
 		if w == nil || !t.sameServer(w.target) {
 			if w != nil {
-				m.forget(w)
+				m.stopWatch(w)
 			}
 			w = &watch{target: &t}
-			m.watches[key{t.Service, t.Backend}] = w
+			m.watches[backendKey{t.Service, t.Backend}] = w
 			added = append(added, w)
 		}
 		w.index, w.generation = i, m.generation
@@ -253,8 +253,8 @@ func (t *Target) sameServer(o *Target) bool {
 // viaService reports whether the probe is sent to the service's address.
 func (t *Target) viaService() bool { return t.Check.Via == "service" }
 
-// forget stops the probes of w.
-func (m *Monitor) forget(w *watch) {
+// stopWatch stops the probes of w.
+func (m *Monitor) stopWatch(w *watch) {
 	w.cancel()
 	if !w.probing {
 		m.queue.remove(w)
@@ -278,7 +278,7 @@ func (m *Monitor) Why(service, backend string) string {
 func (m *Monitor) State(service, backend string) (Status, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	w := m.watches[key{service, backend}]
+	w := m.watches[backendKey{service, backend}]
 	if w == nil {
 		return Status{Service: service, Backend: backend}, false
 	}

@@ -19,8 +19,8 @@ import (
 // table. Such a failure gives no information about the server and would take every backend down at once, so it does
 // not count.
 
-// wants maps kernel errors to resources that this host lacks.
-var wants = []struct {
+// resourceErrors maps kernel errors to resources that this host lacks.
+var resourceErrors = []struct {
 	errno syscall.Errno
 	lack  string
 }{
@@ -35,9 +35,9 @@ var wants = []struct {
 	{syscall.EPERM, "packets dropped on this host, by a full connection table or a rule"},
 }
 
-// lacking returns the resource that this host lacks according to err, or "" if err concerns the server.
-func lacking(err error) string {
-	for _, w := range wants {
+// missingResource returns the resource that this host lacks according to err, or "" if err concerns the server.
+func missingResource(err error) string {
+	for _, w := range resourceErrors {
 		if errors.Is(err, w.errno) {
 			return fmt.Sprintf("%s: %v", w.lack, err)
 		}
@@ -45,15 +45,15 @@ func lacking(err error) string {
 	return ""
 }
 
-// silence is the error of a probe without an answer before its timeout.
-type silence struct{ timeout config.Duration }
+// noAnswerError is the error of a probe without an answer before its timeout.
+type noAnswerError struct{ timeout config.Duration }
 
 // Error implements error.
-func (s silence) Error() string { return fmt.Sprintf("no answer within %s", s.timeout) }
+func (s noAnswerError) Error() string { return fmt.Sprintf("no answer within %s", s.timeout) }
 
-// losses counts the packets that connection tracking dropped in this network namespace because its table was full.
+// conntrackDrops counts the packets that connection tracking dropped in this network namespace because its table was full.
 // The sender of such a SYN gets no error.
-type losses struct {
+type conntrackDrops struct {
 	mu   sync.Mutex // protects the following fields
 	at   time.Time  // of the reading
 	seen uint32
@@ -64,7 +64,7 @@ type losses struct {
 const lossesAge = 200 * time.Millisecond
 
 // count returns a reading; a constant if the kernel does not provide the counter.
-func (l *losses) count(read func() (uint32, error)) uint32 {
+func (l *conntrackDrops) count(read func() (uint32, error)) uint32 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if now := time.Now(); l.at.IsZero() || now.Sub(l.at) >= lossesAge {
@@ -82,13 +82,13 @@ func tableDrops() (uint32, error) {
 	return conntrack.Total(list).Drop, err
 }
 
-// quiet is the time without a lack after which the next lack is reported.
-const quiet = time.Minute
+// shortagePause is the time without a lack after which the next lack is reported.
+const shortagePause = time.Minute
 
-// lacked records that a probe lacked a resource at the time end, and returns whether to report it. m.mu must be
+// recordShortage records that a probe lacked a resource at the time end, and returns whether to report it. m.mu must be
 // locked.
-func (m *Monitor) lacked(end time.Time) bool {
-	news := m.lastLack.IsZero() || end.Sub(m.lastLack) >= quiet
+func (m *Monitor) recordShortage(end time.Time) bool {
+	news := m.lastLack.IsZero() || end.Sub(m.lastLack) >= shortagePause
 	m.lastLack = end
 	return news
 }

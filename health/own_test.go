@@ -95,7 +95,7 @@ func TestAFullConnectionTable(t *testing.T) {
 	})
 }
 
-// TestNoFileFree: a process at its file limit fails with an error known to lacking.
+// TestNoFileFree: a process at its file limit fails with an error that missingResource knows.
 func TestNoFileFree(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -113,7 +113,7 @@ func TestNoFileFree(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &had); err != nil {
 		t.Fatal(err)
 	}
-	if lack := lacking(inWords(err, &Target{})); !strings.HasPrefix(lack, "no file free for this process") {
+	if lack := missingResource(inWords(err, &Target{})); !strings.HasPrefix(lack, "no file free for this process") {
 		t.Errorf("%v: %q", err, lack)
 	}
 }

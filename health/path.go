@@ -35,19 +35,19 @@ const (
 // path creates it in the kernel.
 type paths struct {
 	mu    sync.Mutex
-	marks map[key]uint32
+	marks map[backendKey]uint32
 	swept bool // paths of an earlier process were removed
 }
 
 // mark returns the mark of a backend and allocates it if necessary.
-func (p *paths) mark(k key) (uint32, error) {
+func (p *paths) mark(k backendKey) (uint32, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if m, ok := p.marks[k]; ok {
 		return m, nil
 	}
 	if p.marks == nil {
-		p.marks = map[key]uint32{}
+		p.marks = map[backendKey]uint32{}
 	}
 	taken := map[uint32]bool{}
 	for _, m := range p.marks {
@@ -73,14 +73,14 @@ func (p *paths) ensure(mark uint32, address, server netip.Addr) error {
 		}
 		p.swept = true
 	}
-	ok, err := leads(mark, address, server)
+	ok, err := isRoutedVia(mark, address, server)
 	if ok || err != nil {
 		return inPlainWords(err)
 	}
 	if err := makePath(mark, address, server); err != nil {
 		return inPlainWords(err)
 	}
-	ok, err = leads(mark, address, server)
+	ok, err = isRoutedVia(mark, address, server)
 	if err == nil && !ok {
 		err = fmt.Errorf("packets to %s with mark %#x do not go to %s", address, mark, server)
 	}
@@ -97,9 +97,9 @@ func inPlainWords(err error) error {
 	return nil
 }
 
-// leads reports whether packets with the mark are routed via server. An address of this host is an error, because no
+// isRoutedVia reports whether packets with the mark are routed via server. An address of this host is an error, because no
 // rule can precede the local table.
-func leads(mark uint32, address, server netip.Addr) (bool, error) {
+func isRoutedVia(mark uint32, address, server netip.Addr) (bool, error) {
 	routes, err := netlink.RouteGetWithOptions(address.AsSlice(), &netlink.RouteGetOptions{Mark: mark})
 	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || len(routes) == 0 {
 		return false, nil
@@ -159,7 +159,7 @@ func family(a netip.Addr) int {
 }
 
 // retain removes the paths of backends that are no longer checked.
-func (p *paths) retain(wanted func(key) bool) error {
+func (p *paths) retain(wanted func(backendKey) bool) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var gone []uint32

@@ -80,7 +80,7 @@ func TestProbeViaService(t *testing.T) {
 				target := target(&cfg.Services[0], i)
 				ctx, cancel := context.WithTimeout(t.Context(), target.Check.Timeout.D())
 				defer cancel()
-				if e := gateway.Do(func() error { err = m.ask(ctx, &target); return nil }); e != nil {
+				if e := gateway.Do(func() error { err = m.runProber(ctx, &target); return nil }); e != nil {
 					t.Fatal(e)
 				}
 				return err
@@ -137,19 +137,19 @@ func TestPathMarks(t *testing.T) {
 	var p paths
 	seen := map[uint32]bool{}
 	for i := range maxPaths {
-		m, err := p.mark(key{"video", string(rune('a' + i))})
+		m, err := p.mark(backendKey{"video", string(rune('a' + i))})
 		if err != nil || seen[m] || m < pathMark || m >= pathMark+maxPaths {
 			t.Fatal(m, err)
 		}
 		seen[m] = true
 	}
-	if _, err := p.mark(key{"video", "one more"}); err == nil {
+	if _, err := p.mark(backendKey{"video", "one more"}); err == nil {
 		t.Error("more marks than there are")
 	}
-	if err := p.retain(func(k key) bool { return k.backend != "a" }); err != nil && !errors.Is(err, context.Canceled) {
+	if err := p.retain(func(k backendKey) bool { return k.backend != "a" }); err != nil && !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	if m, err := p.mark(key{"video", "one more"}); err != nil || m != pathMark {
+	if m, err := p.mark(backendKey{"video", "one more"}); err != nil || m != pathMark {
 		t.Error("a freed mark is not used again", m, err)
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// plan starts every due probe until the monitor is closed.
-func (m *Monitor) plan() {
+// runScheduler starts every due probe until the monitor is closed.
+func (m *Monitor) runScheduler() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -54,15 +54,15 @@ func (m *Monitor) startDue() (wait time.Duration, waiting bool) {
 		}
 		heap.Pop(&m.queue)
 		w.probing = true
-		w.seen.Late = late(now.Sub(w.due))
+		w.seen.Late = ignoreSmallDelay(now.Sub(w.due))
 		m.inFlight++
 		m.running.Go(func() { m.probe(w, w.target, now, lost) })
 	}
 	return 0, false // the end of a probe reschedules
 }
 
-// late ignores delays of the machine's scheduler.
-func late(d time.Duration) time.Duration {
+// ignoreSmallDelay ignores delays of the machine's scheduler.
+func ignoreSmallDelay(d time.Duration) time.Duration {
 	if d < 50*time.Millisecond {
 		return 0
 	}
@@ -73,11 +73,11 @@ func late(d time.Duration) time.Duration {
 // tracking had dropped before.
 func (m *Monitor) probe(w *watch, t *Target, start time.Time, lost uint32) {
 	ctx, cancel := context.WithDeadline(w.ctx, start.Add(t.Check.Timeout.D()))
-	err := m.ask(ctx, t)
+	err := m.runProber(ctx, t)
 	cancel()
 	end := time.Now()
-	lack := lacking(err)
-	if errors.As(err, new(silence)) && m.losses.count(m.opt.TableDrops) != lost {
+	lack := missingResource(err)
+	if errors.As(err, new(noAnswerError)) && m.losses.count(m.opt.TableDrops) != lost {
 		lack = fmt.Sprintf("the connection table is full (nf_conntrack_max): %v", err)
 	}
 
@@ -95,7 +95,7 @@ func (m *Monitor) probe(w *watch, t *Target, start time.Time, lost uint32) {
 		switch w.lack = lack; {
 		case lack != "":
 			w.seen.Unknown++
-			news = m.lacked(end)
+			news = m.recordShortage(end)
 		case err != nil:
 			w.seen.Failures++
 		}
@@ -114,7 +114,7 @@ func (m *Monitor) probe(w *watch, t *Target, start time.Time, lost uint32) {
 	m.mu.Lock()
 	w.probing = false
 	if w.ctx.Err() == nil {
-		w.due = w.next(start)
+		w.due = w.nextDue(start)
 		if w.due.Before(end) { // a long timeout; the next probe begins at once and is not late
 			w.due = end
 		}
@@ -124,8 +124,8 @@ func (m *Monitor) probe(w *watch, t *Target, start time.Time, lost uint32) {
 	m.reschedule()
 }
 
-// ask calls the target's prober. A panic of the prober is a failed probe and does not end the gateway.
-func (m *Monitor) ask(ctx context.Context, t *Target) (err error) {
+// runProber calls the target's prober. A panic of the prober is a failed probe and does not end the gateway.
+func (m *Monitor) runProber(ctx context.Context, t *Target) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("the probe broke: %v\n%s", p, debug.Stack())
@@ -136,7 +136,7 @@ func (m *Monitor) ask(ctx context.Context, t *Target) (err error) {
 		return fmt.Errorf("no prober for checks of type %q", t.Check.Type)
 	}
 	if t.viaService() {
-		mark, err := m.paths.mark(key{t.Service, t.Backend})
+		mark, err := m.paths.mark(backendKey{t.Service, t.Backend})
 		if err == nil {
 			err = m.paths.ensure(mark, t.Address, t.Server)
 		}
@@ -162,7 +162,7 @@ func inWords(err error, t *Target) error {
 		return syscall.EAGAIN
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded),
 		errors.As(err, &timeout) && timeout.Timeout():
-		return silence{t.Check.Timeout}
+		return noAnswerError{t.Check.Timeout}
 	case errors.As(err, &op) && errors.As(op.Err, &errno):
 		return errno
 	}

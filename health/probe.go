@@ -59,8 +59,8 @@ func markSocket(mark uint32) func(network, address string, c syscall.RawConn) er
 	}
 }
 
-// deadline applies the context's deadline to conn.
-func deadline(ctx context.Context, conn net.Conn) (stop func() bool) {
+// applyDeadline applies the context's deadline to conn.
+func applyDeadline(ctx context.Context, conn net.Conn) (stop func() bool) {
 	if t, ok := ctx.Deadline(); ok {
 		conn.SetDeadline(t)
 	}
@@ -84,14 +84,14 @@ func (p tcpProber) Probe(ctx context.Context, t *Target) error {
 		}
 		return nil
 	}
-	defer deadline(ctx, conn)()
+	defer applyDeadline(ctx, conn)()
 	if _, err := io.WriteString(conn, t.Check.Send); err != nil {
 		return err
 	}
 	got := make([]byte, len(t.Check.Expect))
 	n, err := io.ReadFull(conn, got)
 	if !strings.HasPrefix(t.Check.Expect, string(got[:n])) {
-		return unexpected(got[:n], t.Check.Expect)
+		return unexpectedAnswer(got[:n], t.Check.Expect)
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("closed the connection after %q, expected %q", got[:n], t.Check.Expect)
@@ -99,7 +99,7 @@ func (p tcpProber) Probe(ctx context.Context, t *Target) error {
 	return err
 }
 
-func unexpected(got []byte, want string) error {
+func unexpectedAnswer(got []byte, want string) error {
 	const shown = 64
 	return fmt.Errorf("answered %q, expected %q", got[:min(len(got), shown)], want[:min(len(want), shown)])
 }
@@ -115,7 +115,7 @@ func (p udpProber) Probe(ctx context.Context, t *Target) error {
 		return err
 	}
 	defer conn.Close()
-	defer deadline(ctx, conn)()
+	defer applyDeadline(ctx, conn)()
 	if _, err := conn.Write([]byte(t.Check.Send)); err != nil {
 		return err
 	}
@@ -127,7 +127,7 @@ func (p udpProber) Probe(ctx context.Context, t *Target) error {
 	case err != nil:
 		return err
 	case !bytes.HasPrefix(buf[:n], []byte(t.Check.Expect)):
-		return unexpected(buf[:n], t.Check.Expect)
+		return unexpectedAnswer(buf[:n], t.Check.Expect)
 	}
 	return nil
 }

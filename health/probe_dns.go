@@ -29,7 +29,7 @@ func (p dnsProber) Probe(ctx context.Context, t *Target) error {
 		return err
 	}
 	defer conn.Close()
-	defer deadline(ctx, conn)()
+	defer applyDeadline(ctx, conn)()
 	c := &dns.Conn{Conn: conn}
 	if err := c.WriteMsg(question); err != nil {
 		return err

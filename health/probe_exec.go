@@ -38,7 +38,7 @@ func (execProber) Probe(ctx context.Context, t *Target) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return killGroup(cmd) }
 	cmd.WaitDelay = 100 * time.Millisecond // for children that keep the output open
-	var out tail
+	var out outputTail
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
 	switch {
@@ -63,11 +63,11 @@ func killGroup(cmd *exec.Cmd) error {
 	return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 }
 
-// tail keeps the last maxOutput bytes written to it.
-type tail struct{ kept []byte }
+// outputTail keeps the last maxOutput bytes written to it.
+type outputTail struct{ kept []byte }
 
 // Write implements io.Writer.
-func (t *tail) Write(p []byte) (int, error) {
+func (t *outputTail) Write(p []byte) (int, error) {
 	t.kept = append(t.kept, p[max(0, len(p)-maxOutput):]...)
 	if len(t.kept) > maxOutput {
 		t.kept = append(t.kept[:0], t.kept[len(t.kept)-maxOutput:]...)
@@ -76,7 +76,7 @@ func (t *tail) Write(p []byte) (int, error) {
 }
 
 // lastLine returns the last nonempty line, printable.
-func (t *tail) lastLine() string {
+func (t *outputTail) lastLine() string {
 	line := bytes.TrimSpace(t.kept)
 	if i := bytes.LastIndexByte(line, '\n'); i >= 0 {
 		line = line[i+1:]

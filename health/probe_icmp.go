@@ -30,7 +30,7 @@ func (icmpProber) Probe(ctx context.Context, t *Target) error {
 		return err
 	}
 	defer conn.Close()
-	defer deadline(ctx, conn)()
+	defer applyDeadline(ctx, conn)()
 	return echo(conn, t.Address.Is4())
 }
 

@@ -44,7 +44,7 @@ func probeOf(t *testing.T, protocol flow.Protocol, address string, check config.
 	ctx, cancel := context.WithTimeout(context.Background(), cfg.Services[0].Check.Timeout.D())
 	defer cancel()
 	one := target(&cfg.Services[0], 0)
-	return m.ask(ctx, &one)
+	return m.runProber(ctx, &one)
 }
 
 // expect compares an error with a part of its text; "" wants none.
@@ -355,7 +355,7 @@ func state(pid int) string {
 }
 
 func TestTail(t *testing.T) {
-	var out tail
+	var out outputTail
 	for range 1000 {
 		fmt.Fprint(&out, "0123456789\n")
 	}

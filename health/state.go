@@ -57,12 +57,12 @@ func (w *watch) observe(err error, now time.Time) (changed bool) {
 // reason returns the reason for w's state in words.
 func (w *watch) reason() string {
 	if w.lack != "" {
-		return fmt.Sprintf("unknown: %s; before: %s", w.lack, w.counted())
+		return fmt.Sprintf("unknown: %s; before: %s", w.lack, w.resultText())
 	}
-	return w.counted()
+	return w.resultText()
 }
 
-func (w *watch) counted() string {
+func (w *watch) resultText() string {
 	k := w.target.Check
 	switch {
 	case !w.known:
@@ -84,8 +84,8 @@ func count(n int) string {
 	return fmt.Sprintf("%d probes", n)
 }
 
-// slack is the permitted delay of a failure report beyond interval × fall, minus a tenth of a second for the machine.
-const slack = 400 * time.Millisecond
+// reportSlack is the permitted delay of a failure report beyond interval × fall, minus a tenth of a second for the machine.
+const reportSlack = 400 * time.Millisecond
 
 // period is the maximum time between the beginnings of two probes: the interval, or less for a long timeout. A silent
 // backend is reported within interval × fall + 0.5 s. In the worst case it dies directly after an answer. Then fall
@@ -93,16 +93,16 @@ const slack = 400 * time.Millisecond
 func (w *watch) period() time.Duration {
 	k := w.target.Check
 	interval, timeout, fall := k.Interval.D(), k.Timeout.D(), time.Duration(max(1, k.Fall))
-	p := interval - max(0, timeout-slack)/fall
+	p := interval - max(0, timeout-reportSlack)/fall
 	if p < timeout { // a failing probe would still run when the next is due
-		p = min(timeout, fall*(interval-timeout)+slack)
+		p = min(timeout, fall*(interval-timeout)+reportSlack)
 	}
 	return p
 }
 
-// next returns the due time of the probe after one that began at start. Jitter shortens the period, so that it does
+// nextDue returns the due time of the probe after one that began at start. Jitter shortens the period, so that it does
 // not delay the detection of a failure.
-func (w *watch) next(start time.Time) time.Time {
+func (w *watch) nextDue(start time.Time) time.Time {
 	p := w.period()
 	if j := w.target.Check.Jitter; j != nil {
 		p -= time.Duration(*j * rand.Float64() * float64(p))

@@ -24,14 +24,14 @@ func init() {
 		return
 	}
 	runtime.LockOSThread()
-	err := enter(os.Args[1], os.Args[2], os.Args[3], os.Args[4:])
+	err := enterNamespace(os.Args[1], os.Args[2], os.Args[3], os.Args[4:])
 	fmt.Fprintln(os.Stderr, "sluice lab:", err)
 	os.Exit(126)
 }
 
-// enter moves the calling thread to the network namespace, builds its view of /sys and executes the program. It
+// enterNamespace moves the calling thread to the network namespace, builds its view of /sys and executes the program. It
 // returns only on error.
-func enter(netns, bpffs, program string, argv []string) error {
+func enterNamespace(netns, bpffs, program string, argv []string) error {
 	ns, err := os.Open(netns)
 	if err != nil {
 		return err
@@ -113,12 +113,12 @@ func mountsBelow(dir string) ([]string, error) {
 			continue
 		}
 		p := fields[4] // field 5 is the mount point (proc_pid_mountinfo(5))
-		if !within(p, dir) {
+		if !isBelow(p, dir) {
 			continue
 		}
 		covered := false
 		for _, q := range points {
-			covered = covered || p == q || within(p, q)
+			covered = covered || p == q || isBelow(p, q)
 		}
 		if !covered {
 			points = append(points, p)
@@ -127,7 +127,7 @@ func mountsBelow(dir string) ([]string, error) {
 	return points, sc.Err()
 }
 
-func within(path, dir string) bool {
+func isBelow(path, dir string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && rel != "." && !strings.HasPrefix(rel, "..")
 }

@@ -246,9 +246,9 @@ func (l *Lab) build(ctx context.Context) error {
 		}
 	}
 	steps := []func(*Node) error{
-		func(n *Node) error { return n.raise(ends[n.spec.Name]) },
+		func(n *Node) error { return n.activateLinks(ends[n.spec.Name]) },
 		func(n *Node) error { return n.waitUp(ctx, ends[n.spec.Name]) },
-		func(n *Node) error { return n.address(ends[n.spec.Name]) },
+		func(n *Node) error { return n.configureAddresses(ends[n.spec.Name]) },
 		func(n *Node) error { return n.waitAddresses(ctx) },
 	}
 	for _, step := range steps {
@@ -268,7 +268,7 @@ func (l *Lab) makeNode(n *Node) error {
 	if err := createNamespace(n.full); err != nil {
 		return err
 	}
-	if err := n.prepare(); err != nil {
+	if err := n.writeEarlySettings(); err != nil {
 		return err
 	}
 	if n.spec.Switch {

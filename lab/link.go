@@ -56,8 +56,8 @@ func makeLink(spec LinkSpec, a, b *Node) error {
 	return nil
 }
 
-// prepare writes the settings that must precede the first interface.
-func (n *Node) prepare() error {
+// writeEarlySettings writes the settings that must precede the first interface.
+func (n *Node) writeEarlySettings() error {
 	settings := [][2]string{
 		// Disable autoconfiguration and delays: the topology is complete.
 		{"net.ipv6.conf.all.disable_ipv6", "0"},
@@ -135,8 +135,8 @@ func (n *Node) makeBridge() error {
 	return nil
 }
 
-// raise sets the offloads and activates every interface of the node.
-func (n *Node) raise(ends []End) error {
+// activateLinks sets the offloads and activates every interface of the node.
+func (n *Node) activateLinks(ends []End) error {
 	h, err := n.Handle()
 	if err != nil {
 		return err
@@ -209,7 +209,7 @@ func (n *Node) waitUp(ctx context.Context, ends []End) error {
 		names = append(names, bridgeName)
 	}
 	for _, name := range names {
-		err := until(ctx, func() (bool, error) {
+		err := pollUntil(ctx, func() (bool, error) {
 			link, err := h.LinkByName(name)
 			if err != nil {
 				return false, err
@@ -223,8 +223,8 @@ func (n *Node) waitUp(ctx context.Context, ends []End) error {
 	return nil
 }
 
-// address configures the node's addresses, own prefixes, routes and settings.
-func (n *Node) address(ends []End) error {
+// configureAddresses configures the node's addresses, own prefixes, routes and settings.
+func (n *Node) configureAddresses(ends []End) error {
 	h, err := n.Handle()
 	if err != nil {
 		return err
@@ -355,7 +355,7 @@ func (n *Node) waitAddresses(ctx context.Context) error {
 // the route some time after the address, even without duplicate address detection. Until then, the kernel does not
 // accept packets to the address.
 func AwaitAddresses(ctx context.Context, h *netlink.Handle) error {
-	return until(ctx, func() (bool, error) {
+	return pollUntil(ctx, func() (bool, error) {
 		addrs, err := h.AddrList(nil, netlink.FAMILY_V6)
 		if err != nil {
 			return false, notInterrupted(err)
@@ -388,8 +388,8 @@ func notInterrupted(err error) error {
 // settleTime bounds every wait for the kernel. A loaded machine needs far less.
 const settleTime = time.Minute
 
-// until polls the condition until it is true or fails, or until the time or ctx ends.
-func until(ctx context.Context, condition func() (bool, error)) error {
+// pollUntil polls the condition until it is true or fails, or until the time or ctx ends.
+func pollUntil(ctx context.Context, condition func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -416,7 +416,7 @@ func (n *Node) removeLinks() error {
 	}
 	defer h.Close()
 	var links []netlink.Link
-	err = until(context.Background(), func() (done bool, err error) {
+	err = pollUntil(context.Background(), func() (done bool, err error) {
 		links, err = h.LinkList()
 		return err == nil, notInterrupted(err)
 	})

@@ -4,8 +4,8 @@ package lab
 
 import "fmt"
 
-// Named returns a predefined topology by name, or false.
-func Named(name string) (Topology, bool) {
+// TopologyByName returns a predefined topology by name, or false.
+func TopologyByName(name string) (Topology, bool) {
 	for _, t := range All() {
 		if t.Name == name {
 			return t, true

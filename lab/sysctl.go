@@ -39,7 +39,7 @@ func (l *Lab) HostSysctl(ctx context.Context, key, value string) error {
 		l.sysctlLock = f
 	}
 	if _, known := l.record.HostSysctls[key]; !known {
-		if err := l.unborrowed(ctx, key); err != nil {
+		if err := l.checkUnclaimed(ctx, key); err != nil {
 			return fmt.Errorf("lab %s: sysctl %s: %w", l.ID(), key, err)
 		}
 		found, err := os.ReadFile(sysctlPath(key))
@@ -59,9 +59,9 @@ func (l *Lab) HostSysctl(ctx context.Context, key, value string) error {
 	return writeSysctl(key, value)
 }
 
-// unborrowed returns an error if another lab has changed the setting without restoring it. Such a lab is detached, or
+// checkUnclaimed returns an error if another lab has changed the setting without restoring it. Such a lab is detached, or
 // its owner was killed and it cannot be swept. The current value is then not the original one.
-func (l *Lab) unborrowed(ctx context.Context, key string) error {
+func (l *Lab) checkUnclaimed(ctx context.Context, key string) error {
 	for tries := 20; ; tries-- { // a sweep skips records that another process is reading
 		_, err := Sweep()
 		records, listed := List()

@@ -137,12 +137,12 @@ func TestInjectorTimer(t *testing.T) {
 // TestFlowCounts: an ended connection is neither open nor awaited.
 func TestFlowCounts(t *testing.T) {
 	c := FlowCounts{Started: 10, Established: 8, Requests: 7, Responses: 4, ResetSYN: 2, ResetReq: 2, Resets: 5, GaveUpReq: 1, WrongLength: 3}
-	if c.Open() != 4 || c.Errors() != 6 || !c.settled(true) || c.settled(false) {
-		t.Errorf("open %d, errors %d, settled %v, %v", c.Open(), c.Errors(), c.settled(true), c.settled(false))
+	if c.Open() != 4 || c.Errors() != 6 || !c.isIdle(true) || c.isIdle(false) {
+		t.Errorf("open %d, errors %d, settled %v, %v", c.Open(), c.Errors(), c.isIdle(true), c.isIdle(false))
 	}
 	c.Resets-- // one more while idle does not answer a SYN
 	c.ResetSYN--
-	if c.settled(true) {
+	if c.isIdle(true) {
 		t.Error("settled with a SYN under way")
 	}
 	if c = (FlowCounts{Started: 3, Completed: 4}); c.Open() != 0 {

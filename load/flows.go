@@ -91,9 +91,9 @@ func (c FlowCounts) Open() uint64 {
 	return c.Started - min(c.Started, ended)
 }
 
-// settled reports whether the client waits for nothing: no end of a connection and, if connections are held, no
+// isIdle reports whether the client waits for nothing: no end of a connection and, if connections are held, no
 // response.
-func (c FlowCounts) settled(hold bool) bool {
+func (c FlowCounts) isIdle(hold bool) bool {
 	if !hold {
 		return c.Open() == 0
 	}
@@ -373,7 +373,7 @@ func (c *Client) finished() bool {
 		return false
 	}
 	n, err := c.Read()
-	return err != nil || n.settled(c.spec.Hold)
+	return err != nil || n.isIdle(c.spec.Hold)
 }
 
 // ByCPU returns the number of connections completed on each CPU. The kernel may have moved the receive side of a link

@@ -54,8 +54,8 @@ func bucketOf(ns uint64) int {
 	return exp<<histSubBits + int(ns>>exp)
 }
 
-// edges returns the range of values of a bucket in nanoseconds.
-func edges(bucket int) (from, to uint64) {
+// bucketEdges returns the range of values of a bucket in nanoseconds.
+func bucketEdges(bucket int) (from, to uint64) {
 	if bucket < 2<<histSubBits {
 		return uint64(bucket), uint64(bucket) + 1
 	}
@@ -75,7 +75,7 @@ func (h *Histogram) Quantile(q float64) time.Duration {
 	var seen uint64
 	for b, n := range h.counts {
 		if seen += n; seen >= want {
-			_, to := edges(b)
+			_, to := bucketEdges(b)
 			return time.Duration(to)
 		}
 	}
@@ -92,7 +92,7 @@ func (h *Histogram) Mean() time.Duration {
 	}
 	var sum float64
 	for b, n := range h.counts {
-		from, to := edges(b)
+		from, to := bucketEdges(b)
 		sum += float64(n) * float64(from+to-1) / 2
 	}
 	return time.Duration(sum / float64(h.total))
@@ -103,7 +103,7 @@ func (h *Histogram) Buckets() []Bucket {
 	var out []Bucket
 	for b, n := range h.counts {
 		if n > 0 {
-			from, to := edges(b)
+			from, to := bucketEdges(b)
 			out = append(out, Bucket{from, to, n})
 		}
 	}

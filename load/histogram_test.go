@@ -16,7 +16,7 @@ import (
 func TestBucketsHoldTheirValues(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ns := rapid.Uint64Range(0, 1<<40-1).Draw(t, "ns")
-		from, to := edges(bucketOf(ns))
+		from, to := bucketEdges(bucketOf(ns))
 		if ns < from || ns >= to {
 			t.Fatalf("%d is outside its bucket [%d, %d)", ns, from, to)
 		}
@@ -29,7 +29,7 @@ func TestBucketsHoldTheirValues(t *testing.T) {
 func TestBucketsAreConsecutive(t *testing.T) {
 	var last uint64
 	for b := range histBuckets {
-		from, to := edges(b)
+		from, to := bucketEdges(b)
 		if from != last || to <= from {
 			t.Fatalf("bucket %d is [%d, %d), the one before ended at %d", b, from, to, last)
 		}

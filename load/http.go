@@ -116,7 +116,7 @@ func RunHTTP(ctx context.Context, spec HTTPSpec, progress func(complete, failed 
 	begin := time.Now()
 	var workers sync.WaitGroup
 	for range spec.Connections {
-		workers.Go(func() { r.work(ctx, begin) })
+		workers.Go(func() { r.sendRequests(ctx, begin) })
 	}
 	workers.Wait()
 	stop()
@@ -154,8 +154,8 @@ func allowFiles(n uint64) error {
 	return nil
 }
 
-// work sends one request after another.
-func (r *httpRun) work(ctx context.Context, begin time.Time) {
+// sendRequests sends one request after another.
+func (r *httpRun) sendRequests(ctx context.Context, begin time.Time) {
 	for ctx.Err() == nil {
 		n := r.taken.Add(1) - 1
 		if r.spec.Requests > 0 && n >= int64(r.spec.Requests) {
@@ -170,20 +170,20 @@ func (r *httpRun) work(ctx context.Context, begin time.Time) {
 			case <-time.After(time.Until(due)):
 			}
 		}
-		r.one(ctx, due)
+		r.sendRequest(ctx, due)
 	}
 }
 
-// steps are the times of one request. The transport reports them from its own goroutines. It may do so after the
+// requestTimes are the times of one request. The transport reports them from its own goroutines. It may do so after the
 // request has ended, because it continues to connect for later requests.
-type steps struct {
+type requestTimes struct {
 	mu                    sync.Mutex // protects everything below
 	connecting, connected time.Time
 	wrote, first          time.Time
 	got, reused           bool // a connection; an existing connection
 }
 
-func (s *steps) trace() *httptrace.ClientTrace {
+func (s *requestTimes) trace() *httptrace.ClientTrace {
 	note := func(f func(now time.Time)) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -211,14 +211,14 @@ func (s *steps) trace() *httptrace.ClientTrace {
 }
 
 // connect returns the duration of the connection setup; false if the request reused a connection.
-func (s *steps) connect() (time.Duration, bool) {
+func (s *requestTimes) connect() (time.Duration, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.connected.Sub(s.connecting), !s.reused && !s.connected.IsZero()
 }
 
 // hasConnection reports whether the request got a connection.
-func (s *steps) hasConnection() bool {
+func (s *requestTimes) hasConnection() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.got
@@ -226,7 +226,7 @@ func (s *steps) hasConnection() bool {
 
 // wait returns the time from the request to the first byte of the response; 0 if the server responded before the
 // request was complete.
-func (s *steps) wait() time.Duration {
+func (s *requestTimes) wait() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.wrote.IsZero() {
@@ -235,9 +235,9 @@ func (s *steps) wait() time.Duration {
 	return max(s.first.Sub(s.wrote), 0)
 }
 
-// one sends a request and records its result.
-func (r *httpRun) one(ctx context.Context, due time.Time) {
-	var s steps
+// sendRequest sends a request and records its result.
+func (r *httpRun) sendRequest(ctx context.Context, due time.Time) {
+	var s requestTimes
 	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, s.trace()), http.MethodGet, r.spec.URL, nil)
 	var status int
 	var bytes int64

@@ -149,7 +149,7 @@ func TestHTTPConnectTime(t *testing.T) {
 			h.GotConn(httptrace.GotConnInfo{})
 		}, true},
 	} {
-		var s steps
+		var s requestTimes
 		c.does(s.trace())
 		took, ok := s.connect()
 		if ok != c.want || name == "second address" && took < 10*time.Millisecond {

@@ -21,9 +21,9 @@ const (
 	maxFrame = 3408
 )
 
-// template is one frame with the lowest addresses and ports, and the offsets of the parts that the sender varies.
+// frameTemplate is one frame with the lowest addresses and ports, and the offsets of the parts that the sender varies.
 // Offsets count from the frame's start.
-type template struct {
+type frameTemplate struct {
 	frame   []byte
 	headLen int // headers and stamp
 	l4Off   int
@@ -61,9 +61,9 @@ func l4HeaderLen(p flow.Protocol) int {
 }
 
 // newTemplate builds the frame from a normalized spec.
-func newTemplate(s *PacketSpec) (*template, error) {
+func newTemplate(s *PacketSpec) (*frameTemplate, error) {
 	v6, fragmented := s.Source.First.Is6(), s.Fragments > 1
-	t := &template{l4Off: ethLen + ipv4Len}
+	t := &frameTemplate{l4Off: ethLen + ipv4Len}
 	if v6 {
 		t.l4Off = ethLen + ipv6Len
 		if fragmented {
@@ -108,7 +108,7 @@ func newTemplate(s *PacketSpec) (*template, error) {
 }
 
 // keepFixed clears the offsets of constant fields. The template's value then applies, and the program has less work.
-func (t *template) keepFixed(s *PacketSpec) {
+func (t *frameTemplate) keepFixed(s *PacketSpec) {
 	below := uint64(1) // number of tuples that the previous fields distinguish
 	for _, f := range []struct {
 		off   *uint16
@@ -125,7 +125,7 @@ func (t *template) keepFixed(s *PacketSpec) {
 }
 
 // fixChecksums writes the checksums that are equal in every packet.
-func (t *template) fixChecksums() {
+func (t *frameTemplate) fixChecksums() {
 	p := &t.plan
 	addresses := p.SourceOff != 0 || p.DestOff != 0
 	if p.IpCsumOff != 0 && !addresses && p.FragOff == 0 {
@@ -150,7 +150,7 @@ func fold(sum uint32) uint16 {
 	return uint16(sum)
 }
 
-func (t *template) writeIPv4(s *PacketSpec) {
+func (t *frameTemplate) writeIPv4(s *PacketSpec) {
 	be := binary.BigEndian
 	be.PutUint16(t.frame[12:], 0x0800)
 	ip := t.frame[ethLen:]
@@ -168,7 +168,7 @@ func (t *template) writeIPv4(s *PacketSpec) {
 	}
 }
 
-func (t *template) writeIPv6(s *PacketSpec) {
+func (t *frameTemplate) writeIPv6(s *PacketSpec) {
 	be := binary.BigEndian
 	be.PutUint16(t.frame[12:], 0x86dd)
 	ip := t.frame[ethLen:]
@@ -185,7 +185,7 @@ func (t *template) writeIPv6(s *PacketSpec) {
 	}
 }
 
-func (t *template) writeTransport(s *PacketSpec) error {
+func (t *frameTemplate) writeTransport(s *PacketSpec) error {
 	be, off := binary.BigEndian, t.l4Off
 	l4 := t.frame[off:]
 	length := len(l4) * max(s.Fragments, 1)
@@ -225,7 +225,7 @@ func (t *template) writeTransport(s *PacketSpec) error {
 
 // sums computes the checksums without the varying fields, in the program's byte order (little-endian words of wire
 // bytes).
-func (t *template) sums(s *PacketSpec, v6 bool) {
+func (t *frameTemplate) sums(s *PacketSpec, v6 bool) {
 	still := append([]byte(nil), t.frame...)
 	for _, f := range []struct {
 		off  uint16
@@ -275,7 +275,7 @@ func sumWords(b []byte) uint32 {
 }
 
 // fill completes the program's plan for sender nth of senders.
-func (t *template) fill(s *PacketSpec, nth, senders int, ifindex int) packetsPlan {
+func (t *frameTemplate) fill(s *PacketSpec, nth, senders int, ifindex int) packetsPlan {
 	p := t.plan
 	var head [len(p.Head) * 8]byte
 	copy(head[:], t.frame[:t.headLen])

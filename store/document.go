@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/disk"
 )
 
-// layout is the version of the document's form.
-const layout = 1
+// formatVersion is the version of the document's form.
+const formatVersion = 1
 
 const documentName = "changes.json"
 
@@ -67,11 +67,11 @@ func decodeDocument(raw []byte) (*document, error) {
 		return nil, errors.New("the file is damaged: more than one document")
 	}
 	switch doc.Layout {
-	case layout:
+	case formatVersion:
 	case 0:
 		return nil, errors.New("the file names no layout: it is not a document of changes")
 	default:
-		return nil, fmt.Errorf("layout %d, this version reads %d", doc.Layout, layout)
+		return nil, fmt.Errorf("layout %d, this version reads %d", doc.Layout, formatVersion)
 	}
 	for _, s := range doc.States {
 		if err := s.check(); err != nil {

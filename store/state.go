@@ -72,8 +72,8 @@ func stateEdits(from, to []State) []config.Edit {
 	return edits
 }
 
-// split separates edits of the configuration from edits of states.
-func split(edits []config.Edit) (ofConfig, ofStates []config.Edit) {
+// splitEdits separates edits of the configuration from edits of states.
+func splitEdits(edits []config.Edit) (ofConfig, ofStates []config.Edit) {
 	for _, e := range edits {
 		if e.Path == "@state" || strings.HasSuffix(e.Path, "/@state") {
 			ofStates = append(ofStates, e)
@@ -84,8 +84,8 @@ func split(edits []config.Edit) (ofConfig, ofStates []config.Edit) {
 	return ofConfig, ofStates
 }
 
-// undo applies edits to states.
-func undo(states []State, edits []config.Edit) []State {
+// applyStateEdits applies edits to states.
+func applyStateEdits(states []State, edits []config.Edit) []State {
 	for _, e := range edits {
 		s := parseState(e.After)
 		if steps := config.Split(e.Path); len(steps) == 5 {

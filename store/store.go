@@ -105,7 +105,7 @@ func Files(dir string) []string {
 // the directory. It writes nothing. A document that cannot be read is an error, because the next change
 // would replace it.
 func Open(dir, file string) (*Store, error) {
-	s := &Store{dir: directory(dir, file), now: time.Now, doc: document{Layout: layout, File: file}}
+	s := &Store{dir: directory(dir, file), now: time.Now, doc: document{Layout: formatVersion, File: file}}
 	raw, err := disk.Read(s.path(), maxDocument)
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil
@@ -220,12 +220,12 @@ func (s *Store) Merge(file *config.Config) (Content, error) {
 	if len(conflicts) > 0 {
 		return Content{}, &ConflictError{conflicts}
 	}
-	return Content{Config: merged, States: present(merged, s.doc.States)}, nil
+	return Content{Config: merged, States: knownStates(merged, s.doc.States)}, nil
 }
 
-// present removes the states of backends that the configuration does not have and that no discovery
+// knownStates removes the states of backends that the configuration does not have and that no discovery
 // can find.
-func present(c *config.Config, states []State) []State {
+func knownStates(c *config.Config, states []State) []State {
 	if len(states) == 0 {
 		return nil
 	}
@@ -260,7 +260,7 @@ func (s *Store) At(number uint64) (Content, error) {
 		if r.Number == number {
 			break
 		}
-		edits, states := split(r.Undo)
+		edits, states := splitEdits(r.Undo)
 		merged, _, conflicts, err := config.Merge(c.Config, edits)
 		if err == nil && len(conflicts) > 0 {
 			err = &ConflictError{conflicts}
@@ -268,7 +268,7 @@ func (s *Store) At(number uint64) (Content, error) {
 		if err != nil {
 			return Content{}, fmt.Errorf("revision %d: %w", r.Number, err)
 		}
-		c = Content{Config: merged, States: undo(c.States, states)}
+		c = Content{Config: merged, States: applyStateEdits(c.States, states)}
 	}
 	return c, nil
 }
@@ -285,7 +285,7 @@ type Pending struct {
 // Prepare writes a change to disk. file is the present content of the operator's file, wanted the
 // desired content. The change is in effect after Commit.
 func (s *Store) Prepare(file *config.Config, wanted Content, who, what string) (*Pending, error) {
-	p := &Pending{s: s, doc: s.doc, base: file, content: Content{Config: wanted.Config, States: present(wanted.Config, wanted.States)}}
+	p := &Pending{s: s, doc: s.doc, base: file, content: Content{Config: wanted.Config, States: knownStates(wanted.Config, wanted.States)}}
 	if file == s.base && s.content.Config != nil {
 		p.doc.Edits = config.DiffAgain(file, wanted.Config, s.content.Config, s.doc.Edits)
 	} else {
@@ -319,7 +319,7 @@ func (p *Pending) write() error {
 	if err := os.MkdirAll(p.s.dir, 0o700); err != nil {
 		return err
 	}
-	if p.base != p.s.base || !p.s.there(p.doc.Base) {
+	if p.base != p.s.base || !p.s.exists(p.doc.Base) {
 		if err := p.writeBase(); err != nil {
 			return err
 		}
@@ -332,8 +332,8 @@ func (p *Pending) write() error {
 	return err
 }
 
-// there reports whether the store has a file with that name.
-func (s *Store) there(name string) bool {
+// exists reports whether the store has a file with that name.
+func (s *Store) exists(name string) bool {
 	_, err := os.Stat(filepath.Join(s.dir, name))
 	return name != "" && err == nil
 }
@@ -361,7 +361,7 @@ func (p *Pending) Commit() error {
 		return fmt.Errorf("the change cannot be kept: %w", err)
 	}
 	p.s.doc, p.s.base, p.s.content, p.s.lost = p.doc, p.base, p.content, ""
-	p.s.sweep()
+	p.s.removeUnused()
 	return nil
 }
 
@@ -372,9 +372,9 @@ func (p *Pending) Discard() {
 	}
 }
 
-// sweep removes old bases and unfinished files of a crash. Other files belong to the operator, for
+// removeUnused removes old bases and unfinished files of a crash. Other files belong to the operator, for
 // example a document that was moved away.
-func (s *Store) sweep() {
+func (s *Store) removeUnused() {
 	entries, _ := os.ReadDir(s.dir)
 	for _, e := range entries {
 		name := e.Name()

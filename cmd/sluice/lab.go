@@ -122,7 +122,7 @@ func newLabUp(a *app) *cobra.Command {
 			if len(args) != 1 {
 				return usageError(cmd, "say which topology: %s", strings.Join(names, ", "))
 			}
-			topology, ok := lab.Named(args[0])
+			topology, ok := lab.TopologyByName(args[0])
 			if !ok {
 				return usageError(cmd, "topology %q: not one of %s", args[0], strings.Join(names, ", "))
 			}
