@@ -208,7 +208,7 @@ func TestFilesAndRoomsStaySmall(t *testing.T) {
 		if n := bytes.Count(text, []byte("\n")); n > fileLimit {
 			t.Errorf("%s has %d lines, more than %d: is a concept missing its own file?", path, n, fileLimit)
 		}
-		if vague.MatchString(path) && path != "bpf/types.h" {
+		if vague.MatchString(path) && path != "bpf/datapath/types.h" {
 			t.Errorf("%s: the name says nothing about what lives there", path)
 		}
 	}
@@ -312,7 +312,7 @@ func TestNoMirroredConstants(t *testing.T) {
 			for i, name := range s.Names {
 				_, literal := s.Values[i].(*ast.BasicLit)
 				if c := shared[plain(name.Name)]; literal && c != "" {
-					t.Errorf("%s: %s repeats %s: add it to an enumeration in bpf/export.h", path, name.Name, c)
+					t.Errorf("%s: %s repeats %s: add it to an enumeration in bpf/datapath/export.h", path, name.Name, c)
 				}
 			}
 			return true

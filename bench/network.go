@@ -197,7 +197,7 @@ func observePackets(t *Trial, s stream, sender *load.Sender, sink *load.Sink) (r
 	var out rates
 	err := func() error {
 		// Send ten packets per flow, as in long flows: a datapath may have cached the flow by then (see remember in
-		// bpf/table.h). With very many flows send two each, to bound the warm-up.
+		// bpf/datapath/flow/table.h). With very many flows send two each, to bound the warm-up.
 		warm := uint64(max(2*s.flows, min(10*s.flows, 1_000_000)))
 		if s.open {
 			warm = 0

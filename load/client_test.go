@@ -29,7 +29,7 @@ func idleClient(t *testing.T, v6 bool, spec FlowSpec) *Client {
 	return c
 }
 
-// Stages of load_slots.h.
+// Stages of bpf/load/slots.h.
 const (
 	stageClosed = iota
 	stageSYN

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// The histogram's layout equals hist_bucket in load_frame.h. Values below 2^(sub+1) have a bucket each; above, each
+// The histogram's layout equals hist_bucket in bpf/load/frame.h. Values below 2^(sub+1) have a bucket each; above, each
 // octave has 2^sub buckets.
 const (
 	histSubBits = 5

@@ -25,7 +25,7 @@ type Sender struct {
 	loop    bool           // run the barest loop instead, for comparison
 }
 
-// maxStampers is SENDERS of load_sink.bpf.c.
+// maxStampers is SENDERS of bpf/load/sink.bpf.c.
 const maxStampers = 64
 
 // breakPlan lets a test send wrong checksums.

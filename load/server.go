@@ -17,7 +17,7 @@ const DefaultResponse = 210
 // maxResponse fits one segment of an IPv6 packet of 1,500 bytes.
 const maxResponse = 1500 - ipv6Len - 20
 
-// maxRequest is REQUEST_MAX of load_tcp.h.
+// maxRequest is REQUEST_MAX of bpf/load/tcp.h.
 const maxRequest = 256
 
 // requestFor returns a client's request. Its length is a multiple of 8. It equals the length of the response if

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ebpf implements the datapath of XDP and TC programs (bpf/datapath.bpf.c). It writes the
+// Package ebpf implements the datapath of XDP and TC programs (bpf/datapath/datapath.bpf.c). It writes the
 // output of package compile to the maps of package table and attaches the programs. It follows
 // changes of the network, handles events of the programs, and reports flows and counters.
 //

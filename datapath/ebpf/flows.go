@@ -81,7 +81,7 @@ func (d *Datapath) describe(s, twin table.Entry, now uint32) flow.Flow {
 		Packets: [2]uint64{s.Packets, twin.Packets}, Bytes: [2]uint64{s.Bytes, twin.Bytes},
 		Replied: twin.Packets > 0, Assured: true,
 	}
-	idle := time.Duration(min(now+d.hz-s.Seen, now+d.hz-twin.Seen)) // plus one second: see elapsed of bpf/parse.h
+	idle := time.Duration(min(now+d.hz-s.Seen, now+d.hz-twin.Seen)) // plus one second: see elapsed of bpf/datapath/packet/parse.h
 	left := time.Duration(d.timeout(s, twin)) + time.Duration(d.hz) - idle
 	f.Timeout = max(0, left) * time.Second / time.Duration(d.hz)
 	if s.Key.Protocol == flow.TCP {

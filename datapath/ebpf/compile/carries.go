@@ -41,7 +41,7 @@ func CarriesService(s *config.Service) error {
 }
 
 // carriesListener returns an error for link-local addresses. The programs leave their packets to
-// the kernel (never_routed of bpf/before_flow.h).
+// the kernel (never_routed of bpf/datapath/before_flow.h).
 func carriesListener(l config.Listen) error {
 	if l.Address.Is6() && l.Address.IsLinkLocalUnicast() {
 		return fmt.Errorf("listener %s is link-local: the ebpf datapath leaves packets to such addresses to the kernel", l.Address)

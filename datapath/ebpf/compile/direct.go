@@ -33,7 +33,7 @@ func (c *compiler) sharesPool(d wire.Direct) bool {
 	return false
 }
 
-// directKey returns the key defined in bpf/direct.h.
+// directKey returns the key defined in bpf/datapath/direct.h.
 func directKey(l wire.ListenerKey) uint64 {
 	return uint64(l.Addr[0]) | uint64(l.Addr[1])<<8 | uint64(l.Addr[2])<<16 | uint64(l.Addr[3])<<24 | uint64(l.Port)<<32 | uint64(l.L4Proto)<<48
 }

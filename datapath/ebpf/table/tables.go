@@ -27,7 +27,7 @@ import (
 )
 
 // mostPool is the maximum number of pool addresses: each has three classes of ports, and 16 bits number them
-// (port_slot of bpf/binding.h).
+// (port_slot of bpf/datapath/nat/binding.h).
 const mostPool = 1 << 16 / 3
 
 // Sizes of the tables, fixed at their creation.
@@ -468,7 +468,7 @@ func (t *Tables) Reserve(number uint32, set config.PortSet) {
 	var open [len(wire.PortMap{}.Words)]uint64
 	for _, r := range set {
 		for port := int(r.First); port <= int(r.Last); port++ {
-			bit := port&1<<15 | port>>1 // bit_of of bpf/port.h
+			bit := port&1<<15 | port>>1 // bit_of of bpf/datapath/nat/port.h
 			open[bit/64] |= 1 << (bit % 64)
 		}
 	}

@@ -4,7 +4,7 @@
 
 // Completes the output of bpf2go. It gives the types in wire_bpfel.go plain exported names. It writes
 // wire_constants.go from the object's BTF: the values of every enumeration with an "export_" variable in
-// bpf/export.h. So each shared value has one definition.
+// bpf/datapath/export.h. So each shared value has one definition.
 package main
 
 import (

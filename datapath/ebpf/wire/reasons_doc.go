@@ -2,7 +2,7 @@
 
 //go:build ignore
 
-// Writes docs/reference/reasons.md from enum reason of bpf/types.h: every line of the
+// Writes docs/reference/reasons.md from enum reason of bpf/datapath/types.h: every line of the
 // enumeration and its comment.
 package main
 
@@ -18,12 +18,12 @@ import (
 var line = regexp.MustCompile(`^\tREASON_([A-Z0-9_]+),\s*// (.*)$`)
 
 func main() {
-	source, err := os.ReadFile("../../../bpf/types.h")
+	source, err := os.ReadFile("../../../bpf/datapath/types.h")
 	if err != nil {
 		log.Fatal(err)
 	}
 	var out bytes.Buffer
-	out.WriteString("# Reasons\n\n<!-- Made by \"go generate ./datapath/ebpf\" from bpf/types.h. Do not edit. -->\n\n" +
+	out.WriteString("# Reasons\n\n<!-- Made by \"go generate ./datapath/ebpf\" from bpf/datapath/types.h. Do not edit. -->\n\n" +
 		"Every packet leaves the eBPF datapath with one reason. The metric `sluice_datapath_packets_total` counts them by family, action and\n" +
 		"reason (`/metrics`, see [operations](../guide/operations.md)); `sluice explain` reports the reason for one packet.\n\n| reason | meaning |\n|---|---|\n")
 	for _, l := range strings.Split(string(source), "\n") {

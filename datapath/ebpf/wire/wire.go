@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// Conversions between the values of flow and the bytes of bpf/types.h and settings.h. A wireAddr contains bytes in
+// Conversions between the values of flow and the bytes of bpf/datapath/types.h and settings.h. A wireAddr contains bytes in
 // network order; an IPv4 address is in its first word.
 
 func AddrOf(a netip.Addr) Addr {

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Applies a plan to a packet: next hop, size check, rewrite, transmission.
+#ifndef SLUICE_APPLY_H
+#define SLUICE_APPLY_H
+
+#include "error/answer.h"
+#include "packet/source.h"
+
+// Marks the plan for the kernel if the route lookup was inconclusive. REASON_NONE: send.
+static __always_inline enum reason after_route(struct plan *plan, enum reason routed)
+{
+	if (routed != REASON_NONE && routed != REASON_NO_ROUTE)
+		plan->flags |= PLAN_KERNEL; // the kernel can route the packet
+	return routed;
+}
+
+// Returns the change of the packet's length in bytes.
+static __always_inline int growth(const struct packet *p, const struct plan *plan)
+{
+	int more = (int)header_then(p, plan) - (int)header_now(p);
+
+	if (plan->flags & PLAN_ERROR) // errors are truncated to the size that fits
+		return 0;
+	if (plan->family == FAMILY_6 && p->family == FAMILY_4 && p->l3_len - header_now(p) > 0xffff)
+		more -= JUMBO_SIZE; // the segments of a GSO packet have no jumbo option
+	if (have_edits)
+		more += (int)edit_growth(p, plan);
+	return more + (int)encap_size(plan);
+}
+
+// Sets the next hop of the plan to the stored next hop of the backend.
+static __always_inline void backend_route(struct plan *plan)
+{
+	__u32 at = plan->backend_hop;
+	struct backend_hop *b = bpf_map_lookup_elem(&backend_hops, &at);
+	__u64 way;
+
+	if (!b)
+		return;
+	way = *(volatile __u64 *)&b->way;
+	plan->hop = way >> 32;
+	plan->hop_gen = way;
+}
+
+// Sets the MTU of the route by which the kernel will send. Edits and errors depend on the MTU
+// before the next hop is known.
+static __always_inline void kernel_mtu(struct plan *plan)
+{
+	struct hop *h = hop_of(plan);
+	struct interface_addr *out;
+	__u32 ifindex;
+
+	if (!(plan->edits || plan->flags & PLAN_ERROR) || !h)
+		return;
+	ifindex = h->ifindex;
+	out = bpf_map_lookup_elem(&interfaces, &ifindex);
+	if (out && out->mtu)
+		plan->mtu = h->mtu && h->mtu < out->mtu ? h->mtu : out->mtu;
+}
+
+// Reports whether a packet may be fragmented: it has no DF bit, or it becomes an IPv4 packet
+// without DF (RFC 7915 §5.1, §5.1.1). "len" is the length after translation.
+static __always_inline bool fragmentable(const struct packet *p, const struct plan *plan, __u32 len)
+{
+	if (p->family == FAMILY_6 && plan->family == FAMILY_4)
+		return p->fragment_at || len <= SMALL_PACKET;
+	return !(p->flags & PACKET_DF);
+}
+
+// Reports whether the route of an inside host's flow has changed to an interface that its rule does
+// not cover. Replies to the translated source would not arrive on that interface. Linux masquerade
+// ends such flows too.
+static __always_inline bool rerouted(const struct packet *p, const struct plan *plan)
+{
+	struct entry_meta *m;
+	struct nat_rule *r;
+	struct hop *h;
+	__u32 id;
+
+	if (plan->entry == NO_ENTRY || plan->backend_hop != NO_ENTRY || plan->flags & PLAN_ERROR)
+		return false;
+	m = meta_at(plan->entry, p->family == FAMILY_6);
+	if (!m || (m->flags & (ENTRY_NAT | ENTRY_PRIMARY)) != (ENTRY_NAT | ENTRY_PRIMARY))
+		return false;
+	// A hairpin flow, or a flow opened from outside.
+	if (plan->family == p->family ? plan->to.daddr.d[0] != p->tuple.daddr.d[0] ||
+						plan->to.daddr.d[1] != p->tuple.daddr.d[1] :
+					p->family == FAMILY_4)
+		return false;
+	id = m->owner;
+	r = bpf_map_lookup_elem(&nat_rules, &id);
+	h = hop_of(plan);
+	return r && h && !includes(r->out, h->ifindex);
+}
+
+static __noinline enum reason end_rerouted(const struct packet *p, const struct plan *plan)
+{
+	if (!rerouted(p, plan))
+		return REASON_NONE;
+	if (!dry_run)
+		p->family == FAMILY_6 ? sweep_one6(plan->entry, p->now, SWEEP_END) :
+					sweep_one4(plan->entry, p->now, SWEEP_END);
+	return REASON_REROUTED;
+}
+
+// Checks the next hop and the packet size, for both hooks. A separate stack frame, which is
+// released before the packet is rewritten.
+static __noinline enum reason ready(const struct packet *p, struct plan *plan, enum reason routed)
+{
+	struct hop *h;
+	int more, most;
+
+	plan->mtu = 1500;
+	if (routed == REASON_NO_ROUTE)
+		return routed;
+	if (plan->flags & PLAN_KERNEL) {
+		kernel_mtu(plan);
+		return routed;
+	}
+	h = hop_of(plan);
+	if (!h)
+		return REASON_INTERNAL;
+	plan->mtu = h->mtu;
+	if (plan->flags & PLAN_ERROR && plan->family != p->family)
+		return REASON_NONE; // the error is truncated to the minimum MTU
+	more = growth(p, plan);
+	most = largest(p, plan->family, h->mtu);
+	if ((int)p->segment + more <= most)
+		return REASON_NONE;
+	plan->mtu = most - more;
+	if (p->family == FAMILY_6 && plan->mtu < LOWEST_IPV6_MTU)
+		plan->mtu = LOWEST_IPV6_MTU; // hosts discard less (RFC 8201 §4); such a packet becomes IPv4 without DF
+	if (!fragmentable(p, plan, p->l3_len + more) || (plan->encap && plan->gateway_family == FAMILY_6))
+		return REASON_TOO_BIG;
+	if (!hold_fragments && !dry_run) // user space fragments the output of its own program
+		return REASON_NONE;
+	if (plan->family == FAMILY_6 || p->family == FAMILY_6)
+		return REASON_TO_FRAGMENT6;
+	plan->flags |= PLAN_KERNEL;
+	return REASON_TO_FRAGMENT;
+}
+
+// Reports whether the kernel refuses the source of a packet that the miss path did not check. These
+// are:
+//   - packets of a flow without a current next hop for this interface
+//   - ICMP errors
+//   - new flows, if "ip rule" may select the return route by the translated destination
+static __always_inline bool refused_late(void *ctx, const struct packet *p, const struct plan *plan, bool current)
+{
+	if (p->flags & PACKET_ERROR) {
+		if (plan->family != p->family)
+			return false; // the kernel does not see its original source
+	} else if (plan->flags & PLAN_EXISTING ? current : !(checks_now() & CHECK_RULES)) {
+		return false;
+	}
+	return refuses_source(ctx, p->ifindex, p->tuple.saddr.w[0],
+			      plan->family == FAMILY_4 ? plan->to.daddr.w[0] : 0, true);
+}
+
+static __always_inline enum reason prepare(void *ctx, const struct packet *p, struct plan *plan, const bool xdp)
+{
+	enum reason reason = REASON_NONE;
+	bool current;
+
+	if (plan->backend_hop != NO_ENTRY)
+		backend_route(plan);
+	current = hop_current(p, plan);
+	if (p->family == FAMILY_4 && refused_late(ctx, p, plan, current)) {
+		plan->flags |= PLAN_HERE;
+		return REASON_NOT_ROUTED;
+	}
+	if (!current) {
+		reason = after_route(plan, xdp ? xdp_route(ctx, p, plan) : tc_route(ctx, p, plan));
+		if (have_nat && (reason == REASON_NONE || reason == REASON_NO_NEIGHBOUR) &&
+		    end_rerouted(p, plan) != REASON_NONE)
+			return REASON_REROUTED;
+	}
+	if (p->ttl <= 1 && reason != REASON_NO_ROUTE && reason != REASON_FORWARDING_OFF &&
+	    (plan->flags & PLAN_HERE) != PLAN_HERE)
+		return REASON_TTL_EXCEEDED;
+	// Linux drops packets with a source route unless accept_source_route is set.
+	if (p->family == FAMILY_4 && plan->family == FAMILY_4 && header_now(p) > sizeof(struct iphdr) &&
+	    (xdp ? xdp_source_routed(ctx, header_now(p)) : tc_source_routed(ctx, header_now(p))))
+		return REASON_UNTRANSLATABLE;
+	return ready(p, plan, reason);
+}
+
+__noinline int xdp_rewrite4(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+{
+	return p && plan ? xdp_rewrite(ctx, p, plan, false) : REASON_INTERNAL;
+}
+
+__noinline int xdp_rewrite6(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+{
+	return p && plan ? xdp_rewrite(ctx, p, plan, true) : REASON_INTERNAL;
+}
+
+__noinline int tc_rewrite4(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+{
+	return p && plan ? tc_rewrite(ctx, p, plan, false) : REASON_INTERNAL;
+}
+
+__noinline int tc_rewrite6(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+{
+	return p && plan ? tc_rewrite(ctx, p, plan, true) : REASON_INTERNAL;
+}
+
+static __always_inline int rewrite(void *ctx, const struct packet *p, const struct plan *plan, const bool v6,
+				   const bool xdp)
+{
+	if (xdp)
+		return v6 ? xdp_rewrite6(ctx, p, plan) : xdp_rewrite4(ctx, p, plan);
+	return v6 ? tc_rewrite6(ctx, p, plan) : tc_rewrite4(ctx, p, plan);
+}
+
+// Applies a plan to a packet. Returns REASON_NONE if the packet was sent as planned, otherwise the
+// reason why not.
+static __always_inline enum reason apply(void *ctx, struct packet *p, struct plan *plan, const bool v6, const bool xdp)
+{
+	enum reason reason = prepare(ctx, p, plan, xdp), done;
+	__u8 tos = p->tos;
+	struct hop *h;
+
+	if (reason == REASON_TO_FRAGMENT6 && !dry_run)
+		return xdp ? xdp_fragment6(ctx, p) : tc_fragment6(ctx, p);
+	if (reason == REASON_TO_FRAGMENT)
+		reason = xdp ? xdp_fragment4(ctx, p, plan) : tc_fragment4(ctx, p, plan);
+	if (dry_run || (plan->flags & PLAN_HERE) == PLAN_HERE ||
+	    (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
+		return reason;
+	if (plan->choices & CHOICE_CLASS && plan->family != p->family)
+		p->tos = plan->tos;
+	if (plan->flags & PLAN_ERROR)
+		done = xdp ? xdp_apply_error(ctx, p, plan) : tc_apply_error(ctx, p, plan);
+	else if (have_family_change && plan->family != p->family)
+		done = xdp ? xdp_translate(ctx, p, plan) : tc_translate(ctx, p, plan);
+	else
+		done = rewrite(ctx, p, plan, v6, xdp);
+	if (have_edits && done == REASON_NONE && plan->edits && !(plan->flags & PLAN_ERROR))
+		done = xdp ? xdp_edit(ctx, p, plan) : tc_edit(ctx, p, plan);
+	if (done == REASON_NONE && plan->encap)
+		done = xdp ? xdp_encapsulate(ctx, p, plan, leaves_by(p, plan)) :
+			     tc_encapsulate(ctx, p, plan, leaves_by(p, plan));
+	if (done != REASON_NONE) {
+		p->tos = tos; // an ICMP error repeats the class of the packet, not of the rule
+		return done;
+	}
+	if (reason == REASON_NO_NEIGHBOUR)
+		return xdp ? xdp_unresolved(ctx, p, plan) : tc_unresolved(ctx, p, plan);
+	if (plan->flags & PLAN_KERNEL)
+		return reason;
+	h = hop_of(plan);
+	if (!h)
+		return REASON_INTERNAL;
+	plan->verdict = xdp ? xdp_send(ctx, h) : tc_send(ctx, h);
+	return REASON_NONE;
+}
+
+#endif

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Lookups in the kernel before a packet may open a flow: sockets and routes.
+#ifndef SLUICE_MISS_H
+#define SLUICE_MISS_H
+
+#include "packet/rewrite.h"
+#include "packet/source.h"
+
+// Reports whether a local socket receives the packet: it has precedence over a binding of the same
+// port. A separate function, so that its tuple does not occupy the stack frame of miss.
+static __noinline bool socket_here(void *ctx, const struct packet *p)
+{
+	struct bpf_sock_tuple t = {};
+	struct bpf_sock *sk;
+	__u32 size;
+
+	if (p->family == FAMILY_6) {
+		__builtin_memcpy(t.ipv6.saddr, &p->tuple.saddr, 16);
+		__builtin_memcpy(t.ipv6.daddr, &p->tuple.daddr, 16);
+		t.ipv6.sport = p->tuple.sport;
+		t.ipv6.dport = p->tuple.dport;
+		size = sizeof(t.ipv6);
+	} else {
+		t.ipv4.saddr = p->tuple.saddr.w[0];
+		t.ipv4.daddr = p->tuple.daddr.w[0];
+		t.ipv4.sport = p->tuple.sport;
+		t.ipv4.dport = p->tuple.dport;
+		size = sizeof(t.ipv4);
+	}
+	if (p->tuple.l4_proto == IPPROTO_TCP)
+		sk = bpf_skc_lookup_tcp(ctx, &t, size, BPF_F_CURRENT_NETNS, 0);
+	else if (p->tuple.l4_proto == IPPROTO_UDP)
+		sk = bpf_sk_lookup_udp(ctx, &t, size, BPF_F_CURRENT_NETNS, 0);
+	else
+		return false;
+	if (!sk)
+		return false;
+	bpf_sk_release(sk);
+	return true;
+}
+
+static __always_inline bool to_local_pool(const struct packet *p)
+{
+	__u32 number;
+	struct pool_addr *address = pool_of(&p->tuple.daddr, &number);
+
+	return address && address->local;
+}
+
+// Looks up sockets and routes of the untranslated packet, once per flow. Returns REASON_NONE if the
+// decision may proceed.
+static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan, const bool xdp)
+{
+	if (never_routed(p) || (p->family == FAMILY_4 && refuses_source(ctx, p->ifindex, p->tuple.saddr.w[0],
+									p->tuple.daddr.w[0], false)))
+		return REASON_NOT_ROUTED;
+	if (have_pools && to_local_pool(p) && socket_here(ctx, p))
+		return REASON_LOCAL_SOCKET;
+	if (cross_by_egress)
+		xdp ? xdp_cross_egress(ctx, p) : tc_cross_egress(ctx, p);
+	if (!egress(ctx, p, plan, have_forwards && to_server(p, plan)))
+		return REASON_INTERNAL;
+	return REASON_NONE;
+}
+
+// Reads the TCP header of a packet that may carry a cookie or need one. An unreadable header gets
+// the length 0, so that no cookie applies.
+static __always_inline int cookie_read(void *ctx, const struct packet *p, const bool xdp)
+{
+	struct work *w = the_work();
+	__u32 end;
+
+	if (!w)
+		return 0;
+	if (!get(ctx, p->l4_off, w->cookie.tcp, sizeof(struct tcphdr), xdp))
+		w->cookie.tcp[12] = 0;
+	end = (w->cookie.tcp[12] >> 4) * 4;
+	bounded(end); // keeps the explicit bound of the loop in the code: Linux 6.1 needs it
+	for (__u32 at = sizeof(struct tcphdr); at < sizeof(w->cookie.tcp) && at < end; at += 4) {
+		if (get(ctx, p->l4_off + at, w->cookie.tcp + at, 4, xdp))
+			continue;
+		w->cookie.tcp[12] = 0;
+		break;
+	}
+	return 1;
+}
+
+BOTH_HOOKS(read_tcp, p ? cookie_read(ctx, p, xdp) : 0, const struct packet *p)
+
+__noinline int xdp_miss(struct xdp_md *ctx, struct packet *p, struct plan *plan)
+{
+	if (!p || !plan || (have_mac_keys && !get(ctx, 0, p->dmac, 2 * ETH_ALEN, true)))
+		return REASON_INTERNAL;
+	if (have_cookies && may_prove(p))
+		xdp_read_tcp(ctx, p);
+	return miss(ctx, p, plan, true);
+}
+
+__noinline int tc_miss(struct __sk_buff *ctx, struct packet *p, struct plan *plan)
+{
+	if (!p || !plan || (have_mac_keys && !get(ctx, 0, p->dmac, 2 * ETH_ALEN, false)))
+		return REASON_INTERNAL;
+	if (have_cookies && may_prove(p))
+		tc_read_tcp(ctx, p);
+	return miss(ctx, p, plan, false);
+}
+
+#endif

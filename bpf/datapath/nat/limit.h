@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Rates and quotas of new flows. Packets of existing flows skip them.
+#ifndef SLUICE_LIMIT_H
+#define SLUICE_LIMIT_H
+
+#include "nat/block.h"
+
+#define CLIENT_NAT 0x10000 // in client_key.owner: the owner is a NAT rule, not a service
+#define CLIENT_LOG 0x20000 // in client_rates, with a zero address: the rate of the service's connection log
+
+// Generic cell rate algorithm (ITU-T I.371). *tat is the time from which the next event conforms.
+// It is a single word, so that it needs no lock. Returns true if this event conforms.
+static __always_inline bool rate_take(__u64 *tat, __u64 interval_ns, __u64 burst_ns)
+{
+	__u64 now = bpf_ktime_get_ns();
+
+	for (int i = 0; i < 4; i++) {
+		__u64 was = *(volatile __u64 *)tat, at = was > now ? was : now;
+
+		if (at - now > burst_ns)
+			return false;
+		if (__sync_val_compare_and_swap(tat, was, at + interval_ns) == was)
+			return true;
+	}
+	return false;
+}
+
+// Returns the counters of a client and creates them if needed; null if the map is full. After an
+// increment of flows or ports, the caller checks the old value for CLIENT_GONE.
+static __always_inline struct client *client_get(const struct client_key *key)
+{
+	struct client *c = bpf_map_lookup_elem(&clients, key), fresh = {};
+
+	if (c)
+		return c;
+	bpf_map_update_elem(&clients, key, &fresh, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&clients, key);
+}
+
+// Reports whether rate_take would refuse an event now.
+static __always_inline bool rate_used_up(const __u64 *tat, __u64 burst_ns)
+{
+	__u64 now = bpf_ktime_get_ns(), was = *(volatile const __u64 *)tat;
+
+	return was > now && was - now > burst_ns;
+}
+
+// Fills the key of the client to which a flow is charged.
+static __always_inline void client_of(struct client_key *key, const union addr *a, __u32 owner, bool v6)
+{
+	key->addr = *a;
+	key->owner = owner;
+	if (v6 && !(owner & CLIENT_NAT))
+		key->addr.d[1] = 0; // a /64 is one client
+}
+
+// Reports whether the rate of a key admits one more event. Returns "unknown" if the map has no room
+// for the key.
+__noinline int client_may(const struct client_key *key, __u64 interval_ns, __u64 burst_ns, int unknown)
+{
+	struct client_key who;
+	struct client *c, fresh = {};
+
+	if (!key)
+		return 0;
+	who = *key; // Linux 6.1 takes keys only from the stack or from maps
+	c = bpf_map_lookup_elem(&client_rates, &who);
+	if (!c) {
+		bpf_map_update_elem(&client_rates, &who, &fresh, BPF_NOEXIST);
+		c = bpf_map_lookup_elem(&client_rates, &who);
+	}
+	return c ? rate_take(&c->tat, interval_ns, burst_ns) : unknown;
+}
+
+// Reports whether the client of a binding may open one more connection now. A separate function,
+// because the stack frame of bind has no room (Linux 6.1).
+__noinline int bind_may(struct bind *b)
+{
+	struct client_key who = {};
+	struct nat_rule *rule;
+	__u32 id;
+
+	if (!b)
+		return 0;
+	id = b->rule;
+	rule = bpf_map_lookup_elem(&nat_rules, &id);
+	if (!rule || !rule->rate_ns || b->charged)
+		return 1;
+	b->charged = 1;
+	client_of(&who, &b->inside.saddr, CLIENT_NAT | id, b->family == FAMILY_6);
+	return client_may(&who, rule->rate_ns, rule->burst_ns, true);
+}
+
+// Deletes a client without flows and ports. The compare-and-swap ensures that only one CPU deletes
+// it.
+static __always_inline void client_drop(const struct client_key *key, struct client *c)
+{
+	__u64 *held = (__u64 *)&c->flows;
+
+	if (__sync_val_compare_and_swap(held, 0, CLIENT_GONE | (__u64)CLIENT_GONE << 32))
+		return;
+	if (have_blocks && key->owner & CLIENT_NAT)
+		release_blocks(key, c->pool - 1);
+	bpf_map_delete_elem(&clients, key);
+}
+
+__noinline int client_flow_put(const struct client_key *key)
+{
+	struct client_key who;
+	struct client *c;
+
+	if (!key)
+		return 0;
+	who = *key; // Linux 6.1 takes keys only from the stack or from maps
+	c = bpf_map_lookup_elem(&clients, &who);
+	if (!c)
+		return 0;
+	__sync_fetch_and_sub(&c->flows, 1);
+	client_drop(&who, c);
+	return 0;
+}
+
+// Charges one more flow to a client that has a limit.
+static __always_inline enum reason client_flow_get(const struct client_key *key, __u32 max)
+{
+	struct client *c = client_get(key);
+	__u32 was;
+
+	if (!c)
+		return REASON_CLIENTS_FULL;
+	was = __sync_fetch_and_add(&c->flows, 1);
+	if (was < max)
+		return REASON_NONE;
+	if (!(was & CLIENT_GONE)) {
+		client_flow_put(key); // its last flow may have ended meanwhile
+		return REASON_CLIENT_FLOWS;
+	}
+	__sync_fetch_and_sub(&c->flows, 1);
+	return REASON_CLIENTS_FULL;
+}
+
+// Reports whether a client has reached its limit of flows.
+static __always_inline bool client_full(const struct client_key *key, __u32 max)
+{
+	struct client *c = bpf_map_lookup_elem(&clients, key);
+	__u32 flows;
+
+	if (!c)
+		return false;
+	flows = *(volatile __u32 *)&c->flows;
+	return !(flows & CLIENT_GONE) && flows >= max;
+}
+
+__noinline int client_port_put(const union addr *addr, __u32 rule)
+{
+	struct client_key key = {};
+	struct client *c;
+
+	if (!addr)
+		return 0;
+	client_of(&key, addr, CLIENT_NAT | rule, false);
+	c = bpf_map_lookup_elem(&clients, &key);
+	if (!c)
+		return 0;
+	__sync_fetch_and_sub(&c->ports, 1);
+	client_drop(&key, c);
+	return 0;
+}
+
+#endif
