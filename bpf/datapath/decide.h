@@ -5,7 +5,7 @@
 #define SLUICE_DECIDE_H
 
 #include "before_flow.h"
-#include "flow/ended.h"
+#include "flow/sweep.h"
 
 // Plans the rewrite of a flow's entry within one family.
 static __always_inline void plan_same(struct plan *plan, const void *e, const bool v6)
@@ -165,9 +165,6 @@ __noinline int flow_edits(const struct packet *p, struct plan *plan, __u32 index
 	plan->edits |= service_edits(p, owner, first, m, twin);
 	return 0;
 }
-
-int sweep_one4(__u32 index, __u32 now, __u32 why); // sweep.h
-int sweep_one6(__u32 index, __u32 now, __u32 why);
 
 // Reports whether a SYN that matches the client's entry of a service flow opens another connection.
 static __always_inline bool opens_again(struct entry_meta *m, const bool v6)

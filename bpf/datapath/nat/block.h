@@ -5,15 +5,12 @@
 #define SLUICE_BLOCK_H
 
 #include "maps.h"
+#include "packet/bytes.h"
 
 static __always_inline __u32 lowest_bit(__u64 x)
 {
 	return __builtin_ctzll(x);
 }
-
-// Hides the value of x from the compiler. Without it, the compiler may remove a bounds check that
-// the verifier requires.
-#define bounded(x) asm volatile("" : "+r"(x))
 
 static __always_inline __u32 blocks_of(const struct nat_rule *rule)
 {

@@ -6,6 +6,7 @@
 #define SLUICE_STATION_H
 
 #include "event.h"
+#include "packet/bytes.h"
 
 enum station {
 	STATION_OWN,
