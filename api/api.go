@@ -109,6 +109,17 @@ type Address struct {
 	Why       string   `json:"why,omitempty" doc:"why it is not held"`
 }
 
+// Announcement is an address of a service or a pool, and whether a route to it is announced.
+type Announcement struct {
+	Address string    `json:"address" doc:"an address or a prefix"`
+	Owners  []string  `json:"owners" doc:"services and NAT rules, such as \"service web\""`
+	State   string    `json:"state" enum:"announced,withdrawn"`
+	Table   uint32    `json:"table" doc:"routing table of the route"`
+	Metric  uint32    `json:"metric" doc:"metric of the route"`
+	Since   time.Time `json:"since,omitzero" doc:"when the state changed; absent if it has not changed since the daemon began"`
+	Why     string    `json:"why,omitempty" doc:"why it is withdrawn"`
+}
+
 // Flow is one tracked connection.
 type Flow struct {
 	Protocol string         `json:"protocol"`

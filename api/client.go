@@ -102,6 +102,11 @@ func (c *Client) Interfaces(ctx context.Context) ([]Interface, error) {
 	return list[Interface](ctx, c, "/interfaces")
 }
 
+// Announcements lists the addresses that are announced to routers, or withdrawn.
+func (c *Client) Announcements(ctx context.Context) ([]Announcement, error) {
+	return list[Announcement](ctx, c, "/announcements")
+}
+
 // Addresses lists the addresses of services and pools.
 func (c *Client) Addresses(ctx context.Context) ([]Address, error) {
 	return list[Address](ctx, c, "/addresses")

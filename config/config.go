@@ -49,6 +49,8 @@ type Config struct {
 	// programs, such as VRRP. Addresses outside the connected networks are reached through routers
 	// and are not added.
 	HoldAddresses Switch `yaml:"hold-addresses,omitempty" json:"hold-addresses,omitempty" jsonschema:"enum=on,enum=off,default=on"`
+	// Cluster configures this gateway as one of several behind the same routers.
+	Cluster *Cluster `yaml:"cluster,omitempty" json:"cluster,omitempty"`
 	// ExecDirectory is a directory of programs that health checks of type exec may run although they
 	// are not in this file. Changes by the API and the commands can use its programs, with any
 	// arguments, and no others, and cannot change this key. Only root may be able to write to it.

@@ -37,6 +37,9 @@ func (c *Config) SetDefaults() {
 	orElse(&c.ICMPErrors, SwitchAuto)
 	orElse(&c.Established, EstablishedKeep)
 	c.Timeouts.setDefaults()
+	if c.Cluster != nil {
+		c.Cluster.setDefaults()
+	}
 	for i := range c.Services {
 		c.Services[i].setDefaults()
 	}

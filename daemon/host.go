@@ -117,6 +117,7 @@ func metricsPage(d *daemon, paths Datapaths, monitor *health.Monitor) http.Handl
 		return metrics.Apply{Revision: a.Revision, At: a.At, Err: a.Err, Changes: a.Changes}
 	}}
 	src.Addresses = func() map[string]int { return hold.Count(d.engine.View().Addresses) }
+	src.Announcements = d.routes.Counts
 	if d.mapper != nil {
 		src.PCP = d.mapper
 	}

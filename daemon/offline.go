@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/audit"
 	"github.com/sluice-lb/sluice/config"
@@ -118,7 +119,7 @@ func Forecast(ctx context.Context, dir string, cfg *config.Config) (*api.Outcome
 	if err != nil {
 		return nil, err
 	}
-	e := engine.New(engine.Options{Datapaths: paths, Addresses: holder})
+	e := engine.New(engine.Options{Datapaths: paths, Addresses: holder, Announcer: announce.New(announce.Options{StateDir: dir, Log: log})})
 	f, err := e.Forecast(ctx, cfg)
 	if err != nil {
 		return nil, errors.Join(err, e.Stop(ctx, true))
@@ -137,10 +138,11 @@ func RemoveLeft(ctx context.Context, dir string) (bool, error) {
 	e := engine.New(engine.Options{Datapaths: paths})
 	left, err := paths.left()
 	held, unread := hold.Left(dir)
-	if err := errors.Join(err, unread); err != nil {
+	announced, unknown := announce.Left(dir)
+	if err := errors.Join(err, unread, unknown); err != nil {
 		return false, errors.Join(err, e.Stop(ctx, true))
 	}
-	left = left || held
+	left = left || held || announced
 	if !left {
 		rules, err := health.RemovePaths()
 		return rules > 0, errors.Join(err, e.Stop(ctx, true))
@@ -151,7 +153,7 @@ func RemoveLeft(ctx context.Context, dir string) (bool, error) {
 	}
 	defer lock.Release()
 	_, err = health.RemovePaths()
-	err = errors.Join(err, hold.Remove(dir), e.Stop(ctx, false))
+	err = errors.Join(err, announce.Remove(dir), hold.Remove(dir), e.Stop(ctx, false))
 	lock.Leave(err)
 	return true, err
 }

@@ -22,6 +22,7 @@ import (
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
 
+	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/audit"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/control"
@@ -59,6 +60,7 @@ type daemon struct {
 	audit   *audit.Log
 	finder  *discovery.Finder
 	holder  *hold.Holder
+	routes  *announce.Announcer
 	applied chan struct{} // has one element after an apply
 	nftlb   *nftlbServer  // nil without --nftlb-api
 	mapper  *pcp.Server   // nil on a host without a datapath that makes mappings
@@ -132,8 +134,9 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	d.mapper = newMapper(paths, d.Log)
 	d.events = event.New(event.Held)
+	d.routes = announce.New(announce.Options{StateDir: d.Directory(), Log: d.Log, Events: d.events})
 	d.watcher = &event.Watch{Log: d.events, Read: d.reading}
-	d.engine = engine.New(engine.Options{Datapaths: paths, Health: monitor, Log: d.Log, Verbose: d.Verbose, Applied: d.tellApplied, Addresses: d.holder, Events: d.events,
+	d.engine = engine.New(engine.Options{Datapaths: paths, Health: monitor, Log: d.Log, Verbose: d.Verbose, Applied: d.tellApplied, Addresses: d.holder, Announcer: d.routes, Events: d.events,
 		Coming: filepath.Join(d.ChangesDirectory(), "slow-start.json")})
 	d.control = control.New(abs, changes, d.engine, d.Log)
 	d.control.Events, d.control.Audit = d.events, d.audit
@@ -189,6 +192,7 @@ func (d *daemon) accompany(ctx context.Context, network *netdev.Watcher) {
 		go d.mapper.Run(ctx)
 	}
 	go d.holder.Run(ctx)
+	go d.routes.Run(ctx)
 	go d.control.Run(ctx)
 	go d.followSources(ctx)
 	go d.watcher.Run(ctx)
@@ -197,7 +201,14 @@ func (d *daemon) accompany(ctx context.Context, network *netdev.Watcher) {
 // follow passes changes of the network to the engine until the context ends.
 func (d *daemon) follow(ctx context.Context, network *netdev.Watcher) {
 	err := network.Run(ctx, func(e netdev.Event) {
-		if e.Kind != netdev.Neighbour { // the datapaths watch neighbours themselves
+		switch {
+		case e.Kind == netdev.Neighbour: // the datapaths watch neighbours themselves
+		case e.Kind == netdev.Route && d.routes.Writes(e.Table, e.Protocol): // no packet uses these
+			d.routes.Kick()
+		case e.Kind == netdev.Link || e.Kind == netdev.Lost:
+			d.routes.Kick()
+			d.engine.NetworkChanged()
+		default:
 			d.engine.NetworkChanged()
 		}
 	})

@@ -57,6 +57,10 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 	if change := e.holdAddresses(cfg, plan); change != nil && !change.Empty() {
 		applied.Changes = append(applied.Changes, change)
 	}
+	e.missing = nil
+	if change := e.announce(cfg, plan, next); change != nil && !change.Empty() {
+		applied.Changes = append(applied.Changes, change)
+	}
 	e.recordStates(e.inForce, next)
 	e.noteStarting(next, applied.At)
 	e.config, e.plan, e.inForce, e.prior = cfg, plan, next, nil

@@ -42,6 +42,8 @@ type Options struct {
 	Verbose   bool         // log every change of every object
 	// Addresses holds the addresses of services and pools; nil: they are not held.
 	Addresses Addresses
+	// Announcer announces the addresses of services and pools; nil: they are not announced.
+	Announcer Announcer
 	// Coming is the path of the file that stores the backends in slow start across restarts of the
 	// daemon; "" disables it.
 	Coming string
@@ -73,6 +75,7 @@ type Engine struct {
 	earlier   []savedSlowStart              // backends in slow start under the previous daemon; nil after the first apply
 	kept      []savedSlowStart              // current content of the slow-start file
 	foreign   map[string][]time.Time        // times at which rules changed by another program were put back, by datapath
+	missing   map[string]int                // consecutive repairs that failed, by datapath, up to missingAfter
 	unkept    string                        // why the slow-start file does not have that content; "" if it has
 	left      map[string]bool               // datapaths with rules of an earlier daemon before the first apply
 	revision  uint64
@@ -481,7 +484,10 @@ func (e *Engine) Stop(ctx context.Context, keep bool) error {
 	defer e.mu.Unlock()
 	e.stopped = true // a change that waits for the lock must not restore them
 	var errs []error
-	if e.opt.Addresses != nil { // first, so that clients are not sent to a host that no longer serves them
+	if e.opt.Announcer != nil { // first, so that routers send no packets to a host that no longer serves them
+		errs = append(errs, e.opt.Announcer.Release(keep))
+	}
+	if e.opt.Addresses != nil { // the same for neighbours
 		errs = append(errs, e.opt.Addresses.Release(keep))
 	}
 	for _, d := range e.opt.Datapaths {

@@ -136,6 +136,9 @@ func (e *Engine) reapplyWhere(ctx context.Context, level slog.Level, why string,
 				e.opt.Events.Add(event.Event{Kind: event.Apply, Object: d.Name(), Who: "sluice", What: why, Text: fmt.Sprintf("%s: %s", d.Name(), why)})
 			}
 			done = true
+			if level == slog.LevelWarn || err == nil { // a failed apply leaves the present rules
+				e.noteMissing(d.Name(), err != nil)
+			}
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", d.Name(), err))

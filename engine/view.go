@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
@@ -27,6 +28,8 @@ type View struct {
 	Warnings []string
 	// Addresses are the addresses of services and pools, and the hosts that answer for them.
 	Addresses []hold.Status
+	// Announcements are the announced and the withdrawn addresses.
+	Announcements []announce.Status
 	// Attachments are the hooks of the datapaths on the host's interfaces.
 	Attachments []datapath.Attachment
 }
@@ -49,6 +52,9 @@ func (e *Engine) View() View {
 	}
 	if e.opt.Addresses != nil {
 		v.Addresses = e.opt.Addresses.Statuses()
+	}
+	if e.opt.Announcer != nil {
+		v.Announcements = e.opt.Announcer.Statuses()
 	}
 	for _, d := range e.opt.Datapaths {
 		if a, ok := d.(datapath.Attacher); ok {
@@ -250,6 +256,7 @@ func (e *Engine) Forecast(ctx context.Context, cfg *config.Config) (*Forecast, e
 	next := e.snapshots(cfg, plan, time.Now())
 	moved, _ := e.movesTo(cfg, plan)
 	noteMoves(next, moved)
+	announcements := e.announcements(cfg, plan, next)
 	e.mu.Unlock()
 	f := &Forecast{Places: View{Config: cfg, NAT: plan.nat, Rules: plan.rules}}
 	for i := range cfg.Services {
@@ -269,6 +276,15 @@ func (e *Engine) Forecast(ctx context.Context, cfg *config.Config) (*Forecast, e
 			return nil, err
 		}
 		if f.Places.Addresses = statuses; !change.Empty() {
+			f.Changes = append(f.Changes, change)
+		}
+	}
+	if e.opt.Announcer != nil {
+		change, err := e.opt.Announcer.Plan(announcements)
+		if err != nil {
+			return nil, err
+		}
+		if !change.Empty() {
 			f.Changes = append(f.Changes, change)
 		}
 	}

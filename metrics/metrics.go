@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/health"
 	"github.com/sluice-lb/sluice/pcp"
@@ -61,8 +62,10 @@ type Sources struct {
 	PCP       PCP
 	// Addresses counts the addresses of services and pools by owner state; nil omits the metric.
 	Addresses func() map[string]int
-	API       API
-	LastApply func() Apply
+	// Announcements counts the addresses by state, and the changes to each state; nil omits the metrics.
+	Announcements func() (now map[announce.State]int, changes map[announce.State]uint64)
+	API           API
+	LastApply     func() Apply
 }
 
 // Collector implements prometheus.Collector.
@@ -138,7 +141,11 @@ var (
 
 	pcpRequests  = family(counter, "pcp_requests_total", "Requests of inside hosts for mappings (RFC 6887; natpmp-...: RFC 6886) since the daemon began, by their result.", "opcode", "result")
 	addressCount = family(gauge, "addresses", "Addresses of services and pools by the state of their owner: held, probing, own, routed, lost, foreign or absent; a range outside the connected networks counts once.", "state")
-	pcpMappings  = family(gauge, "pcp_mappings", "Mappings that inside hosts have asked for.", "rule")
+
+	announcementCount   = family(gauge, "announcements", "Addresses of services and pools by state: announced to routers, or withdrawn.", "state")
+	announcementChanges = family(counter, "announcement_changes_total", "Addresses that were announced or withdrawn since the daemon began.", "state")
+
+	pcpMappings = family(gauge, "pcp_mappings", "Mappings that inside hosts have asked for.", "rule")
 
 	apiRefused = family(counter, "api_refused_total", "Connections and requests over TCP that were refused since the daemon began: too many, or without proof of the client's identity.")
 	apiExpires = family(gauge, "api_certificate_expiry_timestamp_seconds", "When the certificate of the API over TCP expires, in seconds since 1970.")
@@ -171,6 +178,13 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	if c.src.Addresses != nil {
 		for state, n := range c.src.Addresses() {
 			p.put(addressCount, float64(n), state)
+		}
+	}
+	if c.src.Announcements != nil {
+		now, changes := c.src.Announcements()
+		for state, n := range now {
+			p.put(announcementCount, float64(n), string(state))
+			p.put(announcementChanges, float64(changes[state]), string(state))
 		}
 	}
 	if c.src.PCP != nil {

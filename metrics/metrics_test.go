@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/health"
@@ -81,7 +82,10 @@ func sources() metrics.Sources {
 			{Service: "web", Backend: "a", Check: config.CheckHTTP, Up: true, Known: true, Since: since, Probes: 100, Failures: 1, Latency: 3 * time.Millisecond},
 			{Service: "web", Backend: "b", Check: config.CheckHTTP, Since: since},
 		},
-		PCP:       asked{},
+		PCP: asked{},
+		Announcements: func() (map[announce.State]int, map[announce.State]uint64) {
+			return map[announce.State]int{announce.Announced: 3, announce.Withdrawn: 1}, map[announce.State]uint64{announce.Announced: 5, announce.Withdrawn: 2}
+		},
 		Addresses: func() map[string]int { return map[string]int{"held": 5, "foreign": 1} },
 		API:       listens{},
 		LastApply: func() metrics.Apply {

@@ -42,6 +42,9 @@ type Event struct {
 	Ifindex int
 	Address netip.Addr
 	Special bool // of a Route: it is one that Routes reports
+	// Table and Protocol (RTPROT) of a Route; 0 for a next-hop object.
+	Table    uint32
+	Protocol uint8
 }
 
 // groups are the multicast groups of NETLINK_ROUTE about next hops.
@@ -164,7 +167,8 @@ func (w *Watcher) event(kind uint16, data []byte) (Event, bool) {
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		return Event{Kind: Address}, true
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		return Event{Kind: Route, Special: w.route.read(data) && w.route.special()}, true
+		r, table, _ := tableRoute(data)
+		return Event{Kind: Route, Special: w.route.read(data) && w.route.special(), Table: table, Protocol: r.Protocol}, true
 	case unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP:
 		return Event{Kind: Route}, true
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:

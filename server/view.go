@@ -14,6 +14,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/control"
@@ -209,6 +210,14 @@ func (s *server) addresses(context.Context, *struct{}) (*body[[]api.Address], er
 		list = append(list, api.Address{Address: a.Range(), Owners: a.Owners, State: string(a.State), Interface: a.Interface, Station: a.Station, Why: a.Why})
 	}
 	return &body[[]api.Address]{list}, nil
+}
+
+func (s *server) announcements(context.Context, *struct{}) (*body[[]api.Announcement], error) {
+	list := []api.Announcement{}
+	for _, a := range s.opt.Engine.View().Announcements {
+		list = append(list, api.Announcement{Address: announce.Short(a.Prefix), Owners: a.Owners, State: string(a.State), Table: a.Table, Metric: a.Metric, Since: a.Since, Why: a.Why})
+	}
+	return &body[[]api.Announcement]{list}, nil
 }
 
 func (s *server) mappings(context.Context, *struct{}) (*body[[]api.Mapping], error) {

@@ -49,15 +49,17 @@ func newEvents(a *app) *cobra.Command {
 		Short:   "Show what happened in the gateway, and what happens",
 		Long: `Events prints what the daemon has kept, up to 8192 events, the oldest first:
 
-  apply    a change of the configuration or of a backend's state, who asked for
-           it, and why it was refused; rules that were put back
-  backend  a backend is up, drain or down, and why
-  table    a connection table is 80 % or 95 % full; ended: less than 70 %
-  ports    the same of the ports of the address pools on eBPF
-  drops    10 packets a second or more are dropped for one cause
-  warning  what keeps rules from working, as in 'sluice show'
-  flow     connections that come and go, which --client, --port and so on choose;
-           looked for every two seconds, with --kind flow alone
+  apply     a change of the configuration or of a backend's state, who asked for
+            it, and why it was refused; rules that were put back
+  backend   a backend is up, drain or down, and why
+  announcement
+            an address is announced to routers or withdrawn, and why
+  table     a connection table is 80 % or 95 % full; ended: less than 70 %
+  ports     the same of the ports of the address pools on eBPF
+  drops     10 packets a second or more are dropped for one cause
+  warning   what keeps rules from working, as in 'sluice show'
+  flow      connections that come and go, which --client, --port and so on choose;
+            looked for every two seconds, with --kind flow alone
 
 With --follow it prints what comes from now on until Ctrl-C, and waits for a daemon
 that is restarted. With --json each event is a line.`,

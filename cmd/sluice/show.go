@@ -51,6 +51,9 @@ func newShow(a *app) *cobra.Command {
 	sub("addresses", "Addresses of services and pools, and which host answers for them", func(ctx context.Context) error {
 		return show(ctx, a, (*api.Client).Addresses, writeAddresses)
 	})
+	sub("announcements", "Addresses that are announced to routers, or withdrawn, and why", func(ctx context.Context) error {
+		return show(ctx, a, (*api.Client).Announcements, a.writeAnnouncements)
+	})
 	sub("mappings", "Outside ports that inside hosts have asked for by PCP", func(ctx context.Context) error {
 		return show(ctx, a, (*api.Client).Mappings, writeMappings)
 	})
@@ -211,6 +214,27 @@ func writeAddresses(w io.Writer, addresses []api.Address) error {
 	for _, a := range addresses {
 		if a.Why != "" {
 			table.Line(w, "%s: %s", a.Address, a.Why)
+		}
+	}
+	return nil
+}
+
+func (a *app) writeAnnouncements(w io.Writer, announcements []api.Announcement) error {
+	if len(announcements) == 0 {
+		fmt.Fprintln(w, "no address is announced: the configuration has no cluster.announce, or no addresses")
+		return nil
+	}
+	color := map[string]string{"announced": green, "withdrawn": red}
+	t := table.New("ADDRESS", "STATE", ">TABLE", ">METRIC", "OF")
+	for _, n := range announcements {
+		t.Row(n.Address, table.Styled(a.paint(w, color[n.State], table.Escape(n.State))), n.Table, n.Metric, strings.Join(n.Owners, ", "))
+	}
+	if err := t.Write(w); err != nil {
+		return err
+	}
+	for _, n := range announcements {
+		if n.Why != "" {
+			table.Line(w, "%s: %s", n.Address, n.Why)
 		}
 	}
 	return nil

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package announce
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/sluice-lb/sluice/disk"
+)
+
+// recordFile names the table and the protocol of the routes. If this process is killed and the configuration changes,
+// the next one, or "sluice stop --force", finds the routes there. The file exists before the first route.
+const recordFile = "announcements.json"
+
+// maxRecord is the largest record that is read, in bytes.
+const maxRecord = 4 << 10
+
+// place is the location of the routes. The zero value means that there are none.
+type place struct {
+	Table    uint32 `json:"table"`
+	Protocol uint8  `json:"protocol"`
+}
+
+func readRecord(dir string) (p place, err error) {
+	path := filepath.Join(dir, recordFile)
+	text, err := disk.Read(path, maxRecord)
+	if errors.Is(err, fs.ErrNotExist) {
+		return place{}, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &p)
+	}
+	if err != nil {
+		return place{}, fmt.Errorf("announcements: %s: %w; routes of another table than the configured one must be removed by hand (ip route flush table TABLE proto PROTOCOL)", path, err)
+	}
+	return p, nil
+}
+
+// writeRecord replaces the file, or removes it if there are no routes.
+func writeRecord(dir string, p place) error {
+	path := filepath.Join(dir, recordFile)
+	if p == (place{}) {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("announcements: %w", err)
+		}
+		return nil
+	}
+	text, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	if err := disk.Replace(path, append(text, '\n'), 0o600); err != nil {
+		return fmt.Errorf("announcements: %w", err)
+	}
+	return nil
+}
+
+// Left reports whether an earlier process has left routes.
+func Left(dir string) (bool, error) {
+	p, err := readRecord(dir)
+	if err != nil || p == (place{}) {
+		return false, err
+	}
+	routes, err := p.routes()
+	return len(routes) > 0, err
+}
+
+// Remove removes the routes that an earlier process left.
+func Remove(dir string) error {
+	p, err := readRecord(dir)
+	if err != nil || p == (place{}) {
+		return err
+	}
+	if err := p.clear(); err != nil {
+		return err
+	}
+	return writeRecord(dir, place{})
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/announce"
+	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath"
+)
+
+// Announcer announces the addresses of services and pools to routers: an announce.Announcer, except
+// in tests.
+type Announcer interface {
+	// Plan returns what Set would change, and changes nothing.
+	Plan(*announce.Request) (*datapath.Change, error)
+	// Set replaces the wanted announcements and returns the change; nil announces nothing.
+	Set(*announce.Request) (*datapath.Change, error)
+	Statuses() []announce.Status
+	// Release withdraws everything, unless keep is set, and ends the announcer.
+	Release(keep bool) error
+}
+
+// missingAfter is the number of consecutive repairs that must fail before the addresses of a
+// datapath are withdrawn. Another program may change rules at the same time as the first one.
+const missingAfter = 2
+
+// announcements returns the announcements of a configuration with the states of its snapshots, or
+// nil if it announces nothing.
+func (e *Engine) announcements(c *config.Config, plan placement, snapshots map[string]*datapath.Snapshot) *announce.Request {
+	a := c.Announcements()
+	if a == nil {
+		return nil
+	}
+	r := &announce.Request{Table: uint32(a.Table), Protocol: uint8(a.Protocol), Metric: uint32(a.Metric), Interfaces: a.Interfaces}
+	if len(r.Interfaces) == 0 {
+		r.Interfaces = c.Interfaces
+	}
+	states := e.serving(c, plan, snapshots)
+	at := map[netip.Prefix]int{}
+	for _, w := range wantedAddresses(c, plan) {
+		if w.First.IsLoopback() || w.First.IsLinkLocalUnicast() || w.First.IsUnspecified() {
+			continue
+		}
+		s := states[w.Owner]
+		for _, p := range announce.Prefixes(w.First, w.Last) {
+			i, known := at[p]
+			if !known {
+				at[p] = len(r.Addresses)
+				r.Addresses = append(r.Addresses, announce.Address{Prefix: p, Owners: []string{w.Owner}, Why: s.why, Unknown: s.unknown})
+				continue
+			}
+			r.Addresses[i] = shared(r.Addresses[i], w.Owner, s)
+		}
+	}
+	slices.SortFunc(r.Addresses, func(x, y announce.Address) int {
+		return cmp.Or(x.Prefix.Addr().Compare(y.Prefix.Addr()), cmp.Compare(x.Prefix.Bits(), y.Prefix.Bits()))
+	})
+	return r
+}
+
+// serving is whether this gateway serves the addresses of a service or rule.
+type serving struct {
+	why     string // why it does not; "" if it does
+	unknown bool   // why may be wrong
+}
+
+// shared adds an owner to an address. The address is announced while this gateway serves one owner.
+func shared(a announce.Address, owner string, s serving) announce.Address {
+	if slices.Contains(a.Owners, owner) {
+		return a
+	}
+	a.Owners = append(a.Owners, owner)
+	switch {
+	case a.Why == "" || s.why == "":
+		a.Why, a.Unknown = "", false
+	default:
+		a.Why, a.Unknown = a.Why+"; "+s.why, a.Unknown || s.unknown
+	}
+	return a
+}
+
+// serving returns the state of every service and NAT rule, by the owner of its addresses.
+func (e *Engine) serving(c *config.Config, plan placement, snapshots map[string]*datapath.Snapshot) map[string]serving {
+	list := make(map[string]serving, len(c.Services)+len(c.NAT))
+	services := servicesOf(snapshots)
+	for i := range c.Services {
+		s := e.servesService(services[c.Services[i].Name])
+		if why := e.rulesMissing(plan.services[i]); why != "" {
+			s = serving{why: why}
+		}
+		list["service "+c.Services[i].Name] = s
+	}
+	for i := range c.NAT {
+		list["nat "+c.NAT[i].Name] = serving{why: e.rulesMissing(plan.nat[i])}
+	}
+	return list
+}
+
+// servesService reports whether a service answers clients. Backends that drain have connections, so
+// the address of the service stays. A gateway that drains gives its clients to the other gateways.
+func (e *Engine) servesService(s datapath.Service) serving {
+	if s.Service == nil {
+		return serving{why: "the service is on no datapath"}
+	}
+	if whole, ok := e.override[backendKey{}]; ok && whole.State >= datapath.Drain {
+		return serving{why: "the gateway drains"}
+	}
+	if slices.ContainsFunc(s.State, func(b datapath.State) bool { return b <= datapath.Drain }) {
+		return serving{}
+	}
+	return serving{why: fmt.Sprintf("no backend of service %s is usable", s.Name), unknown: slices.Contains(s.State, datapath.Unprobed)}
+}
+
+// rulesMissing returns why a datapath does not carry an object, or "".
+func (e *Engine) rulesMissing(p Place) string {
+	for _, name := range p.Datapaths {
+		if e.missing[name] >= missingAfter {
+			return "the rules of datapath " + name + " are missing and cannot be put back"
+		}
+	}
+	return ""
+}
+
+// announce passes the announcements to the announcer and returns the change.
+func (e *Engine) announce(c *config.Config, plan placement, snapshots map[string]*datapath.Snapshot) *datapath.Change {
+	if e.opt.Announcer == nil {
+		return nil
+	}
+	change, err := e.opt.Announcer.Set(e.announcements(c, plan, snapshots))
+	if err != nil {
+		e.opt.Log.Warn("announcements are incomplete", "error", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	return change
+}
+
+// noteMissing records whether a repair left a datapath without its rules.
+func (e *Engine) noteMissing(name string, missing bool) {
+	before := e.missing[name]
+	switch {
+	case missing && before < missingAfter:
+		if e.missing == nil {
+			e.missing = map[string]int{}
+		}
+		e.missing[name]++
+	case !missing:
+		delete(e.missing, name)
+	}
+	if (before >= missingAfter) != (e.missing[name] >= missingAfter) {
+		e.announce(e.config, e.plan, e.inForce)
+	}
+}
