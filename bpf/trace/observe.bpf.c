@@ -136,7 +136,8 @@ static __always_inline void mix(__u64 *h, __u64 word)
 	*h ^= *h >> 29;
 }
 
-/* Identifies the flow of a packet in one direction, its size class and where it was seen. */
+/* Identifies the flow of a packet in one direction, its size class and where it was seen. The hop
+ * limit tells the rounds of a packet in a loop apart. */
 static __always_inline __u64 packet_hash(const struct header *p, __u32 where, bool large)
 {
 	const __u32 *halves = (const __u32 *)p->l3; /* the stack allows aligned reads only */
@@ -149,8 +150,10 @@ static __always_inline __u64 packet_hash(const struct header *p, __u32 where, bo
 		mix(&h, words[2]);
 		mix(&h, words[3]);
 		mix(&h, words[4]);
+		mix(&h, p->l3[7]);
 	} else if (p->eth_type == bpf_htons(ETH_P_IP)) {
 		mix(&h, (__u64)halves[3] << 32 | halves[4]);
+		mix(&h, p->l3[8]);
 	} else { /* ARP: operation, addresses of sender and target */
 		mix(&h, (__u64)halves[4] << 32 | halves[6]);
 		mix(&h, halves[3]);

@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package outcome
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// Report is what became of the exchanges of a namespace.
+type Report struct {
+	Answered int `json:"answered"`
+	Failed   int `json:"failed"`
+	Filtered int `json:"filtered"` // refused by a firewall rule
+	Noise    int `json:"noise"`    // scans, and probes of closed ports
+	OneWay   int `json:"one_way"`  // datagrams that may have no answers
+	Ongoing  int `json:"ongoing"`
+	Unknown  int `json:"unknown"` // not decided, because packets were lost by the observer
+	// Classes of failing exchanges, those with the most first.
+	Classes []Class          `json:"classes,omitempty"`
+	Lost    trace.PacketLoss `json:"lost,omitzero"`
+	Cut     bool             `json:"cut,omitempty"` // there were more exchanges than could be kept
+	// Refused are the exchanges that firewall rules refused, by class.
+	Refused []Class `json:"refused_by_rules,omitempty"`
+}
+
+// Attribute is what the exchanges of a class have in common.
+type Attribute uint8
+
+// The attributes. If several separate equally well, the first is used, because it is nearest to a cause.
+const (
+	ByService Attribute = iota
+	ByNextHop
+	ByOut
+	ByIn
+	ByServer
+	ByServerAddress
+	BySource
+	BySourceNetwork
+	ByProtocol
+	ByNothing
+)
+
+var attributeNames = [...]string{"service", "next hop", "output interface", "input interface", "server", "server address", "source", "source network", "protocol", "all"}
+
+// String names the attribute.
+func (a Attribute) String() string { return attributeNames[min(int(a), len(attributeNames)-1)] }
+
+// MarshalText writes the name.
+func (a Attribute) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
+
+// rank orders attributes that separate equally well: where a request leaves untranslated or by the
+// wrong way, or is too large, the interface is nearer to the cause than the server.
+func (a Attribute) rank(s Stage) int {
+	if a == ByOut && (s == Untranslated || s == WrongWay || s == TooBig) {
+		return -1
+	}
+	return int(a)
+}
+
+// Class is a group of exchanges that fail at the same stage for the same visible reason, with the attribute
+// that separates them best from the healthy ones.
+type Class struct {
+	Stage     Stage     `json:"stage"`
+	Attribute Attribute `json:"attribute"`
+	Value     string    `json:"value"`
+	Failing   int       `json:"failing"`
+	Of        int       `json:"of"` // exchanges with the attribute, healthy ones included
+	// All are the exchanges of the namespace that were decided, healthy ones included.
+	All    int    `json:"all"`
+	Reason Reason `json:"-"`
+	// Example is one exchange; Members are up to mostMembers.
+	Example *Exchange   `json:"-"`
+	Members []*Exchange `json:"-"`
+	// Sizable is set if too many fail for an accident.
+	Sizable bool `json:"sizable"`
+}
+
+// Bounds of a report.
+const (
+	mostClasses = 6
+	mostMembers = 64
+)
+
+// Report decides all exchanges at the end of the window, in the time of packets. lost is what the observer
+// missed.
+func (c *Collector) Report(end time.Duration, lost trace.PacketLoss) *Report {
+	c.end = max(c.end, end)
+	r := &Report{Lost: lost, Cut: c.cut}
+	failed, refused := map[string][]*Exchange{}, map[string][]*Exchange{}
+	var decided []*Exchange
+	for e, v := range c.judge(lost) {
+		switch v {
+		case Good:
+			r.Answered++
+			decided = append(decided, e)
+		case Failed:
+			r.Failed++
+			decided = append(decided, e)
+			failed[e.group()] = append(failed[e.group()], e)
+		case Filtered:
+			r.Filtered++
+			refused[e.group()] = append(refused[e.group()], e)
+		case Noise:
+			r.Noise++
+		case OneWay:
+			r.OneWay++
+		case Unknown:
+			r.Unknown++
+		default:
+			r.Ongoing++
+		}
+	}
+	healthy := counts(decided, nil)
+	for _, members := range failed {
+		r.Classes = append(r.Classes, classes(members, healthy, len(decided))...)
+	}
+	for _, members := range refused {
+		r.Refused = append(r.Refused, classes(members, healthy, len(decided))...)
+	}
+	for _, list := range []*[]Class{&r.Classes, &r.Refused} {
+		slices.SortFunc(*list, compareClasses)
+		*list = (*list)[:min(len(*list), mostClasses)]
+	}
+	return r
+}
+
+func compareClasses(a, b Class) int {
+	sizable := func(c Class) int {
+		if c.Sizable {
+			return 0
+		}
+		return 1
+	}
+	return cmp.Or(cmp.Compare(sizable(a), sizable(b)), cmp.Compare(b.Failing, a.Failing), cmp.Compare(a.Stage, b.Stage), cmp.Compare(a.Attribute, b.Attribute), cmp.Compare(a.Value, b.Value))
+}
+
+// group is the visible reason of a failure, apart from the endpoints.
+func (e *Exchange) group() string {
+	s := fmt.Sprint(e.Stage)
+	if d := e.Reason.Drop; d != nil {
+		s += " " + d.Cause.ID
+	}
+	if r := e.Reason.Rejection; r != nil && e.Reason.Drop == nil {
+		s += fmt.Sprint(" ", r.Type, r.Code, r.Reset, r.Own)
+	}
+	if e.Reason.Bypass {
+		s += " bypass"
+	}
+	return s
+}
+
+// trait is a value of an attribute.
+type trait struct {
+	attribute Attribute
+	value     string
+}
+
+// traits of an exchange.
+func (e *Exchange) traits() []trait {
+	t := []trait{{ByProtocol, e.Request.Protocol.String()}, {ByNothing, ""}, {ByServerAddress, e.Server().Addr().String()}, {BySource, e.Client().Addr().String()}}
+	add := func(a Attribute, v string) {
+		if v != "" {
+			t = append(t, trait{a, v})
+		}
+	}
+	if e.Reason.Unresolved.IsValid() {
+		add(ByNextHop, e.Reason.Unresolved.String())
+	}
+	if mac, known := e.NextHopMAC(); known && e.Out() != "" {
+		add(ByNextHop, fmt.Sprintf("%x on %s", mac, e.Out()))
+	}
+	server := e.Server().Addr().String()
+	if e.Request.Protocol.HasPorts() {
+		server = e.Server().String()
+	}
+	if e.DestTranslated() {
+		add(ByService, server)
+	}
+	add(ByServer, server)
+	add(ByOut, e.Out())
+	add(ByIn, e.In())
+	bits := 24
+	if !e.Client().Addr().Is4() {
+		bits = 64
+	}
+	if p, err := e.Client().Addr().Prefix(bits); err == nil {
+		add(BySourceNetwork, p.String())
+	}
+	return t
+}
+
+// counts adds up the traits of exchanges.
+func counts(list []*Exchange, into map[trait]int) map[trait]int {
+	if into == nil {
+		into = map[trait]int{}
+	}
+	for _, e := range list {
+		for _, t := range e.traits() {
+			into[t]++
+		}
+	}
+	return into
+}
+
+// classes divides exchanges that fail alike by the traits that separate them best from all.
+func classes(members []*Exchange, all map[trait]int, decided int) (list []Class) {
+	for len(members) > 0 && len(list) < mostClasses {
+		failing := counts(members, nil)
+		var best trait
+		score := -1.0
+		for t, f := range failing {
+			n := max(all[t], f)
+			cover, pure := float64(f)/float64(len(members)), float64(f)/float64(n)
+			s := cover * pure
+			rank, bestRank := t.attribute.rank(members[0].Stage), best.attribute.rank(members[0].Stage)
+			if s > score+1e-9 || s > score-1e-9 && (rank < bestRank || rank == bestRank && t.value < best.value) {
+				best, score = t, s
+			}
+		}
+		c := Class{Attribute: best.attribute, Value: best.value, Of: max(all[best], failing[best]), All: max(decided, len(members))}
+		var rest []*Exchange
+		attempts := 0
+		for _, e := range members {
+			if !slices.Contains(e.traits(), best) {
+				rest = append(rest, e)
+				continue
+			}
+			c.Failing++
+			attempts += e.attempts
+			if c.Example == nil || e.firstAttempt < c.Example.firstAttempt {
+				c.Example = e
+			}
+			if len(c.Members) < mostMembers {
+				c.Members = append(c.Members, e)
+			}
+		}
+		c.Stage, c.Reason = c.Example.Stage, c.Example.Reason
+		c.Sizable = c.sizable(attempts)
+		list = append(list, c)
+		members = rest
+	}
+	return list
+}
+
+// From these limits on failures are no accident.
+const (
+	manyFailing  = 3
+	manyAttempts = 4
+	shareFailing = 0.2
+	// shareRemote is the share of all exchanges from which on a remote server without answers matters.
+	shareRemote = 0.2
+)
+
+// sizable judges how many exchanges fail.
+func (c *Class) sizable(attempts int) bool {
+	if c.Failing < manyFailing && attempts < manyAttempts || float64(c.Failing) < shareFailing*float64(c.Of) {
+		return false
+	}
+	switch c.Stage {
+	case NoAnswer, Refused, ClientRejects:
+		// One remote server is not this host's fault; a server of a port forward is its concern.
+		switch c.Attribute {
+		case ByServer, ByServerAddress, BySource, BySourceNetwork, ByProtocol, ByNothing:
+			return float64(c.Failing) >= shareRemote*float64(c.All)
+		}
+	}
+	return true
+}
+
+// Interfaces are those that packets of the class passed, or at which they were dropped.
+func (c *Class) Interfaces() (list []string) {
+	add := func(name string) {
+		if name != "" && !slices.Contains(list, name) {
+			list = append(list, name)
+		}
+	}
+	for _, e := range c.Members {
+		add(e.request.in)
+		add(e.request.out)
+		add(e.reply.in)
+		add(e.reply.out)
+		if d := e.Reason.Drop; d != nil {
+			add(d.Interface)
+		}
+	}
+	return list
+}
+
+// Servers and Clients are the addresses of the members, before and after translation.
+func (c *Class) Servers() []netip.Addr {
+	return c.addresses(func(e *Exchange) [2]netip.Addr { return [2]netip.Addr{e.Request.Dest.Addr(), e.Reply.Source.Addr()} })
+}
+
+// Clients are the addresses of the clients, before and after translation.
+func (c *Class) Clients() []netip.Addr {
+	return c.addresses(func(e *Exchange) [2]netip.Addr { return [2]netip.Addr{e.Request.Source.Addr(), e.Reply.Dest.Addr()} })
+}
+
+func (c *Class) addresses(of func(e *Exchange) [2]netip.Addr) (list []netip.Addr) {
+	for _, e := range c.Members {
+		for _, a := range of(e) {
+			if !slices.Contains(list, a) {
+				list = append(list, a)
+			}
+		}
+	}
+	return list
+}
+
+// NextHops are the next hops that do not resolve.
+func (c *Class) NextHops() (list []netip.Addr) {
+	for _, e := range c.Members {
+		if a := e.Reason.Unresolved; a.IsValid() && !slices.Contains(list, a) {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// Ports are the ports of the servers, before and after translation.
+func (c *Class) Ports() (list []uint16) {
+	for _, e := range c.Members {
+		for _, p := range []uint16{e.Request.Dest.Port(), e.Reply.Source.Port()} {
+			if e.Request.Protocol.HasPorts() && !slices.Contains(list, p) {
+				list = append(list, p)
+			}
+		}
+	}
+	return list
+}
+
+// Protocols of the members.
+func (c *Class) Protocols() (list []flow.Protocol) {
+	for _, e := range c.Members {
+		if !slices.Contains(list, e.Request.Protocol) {
+			list = append(list, e.Request.Protocol)
+		}
+	}
+	return list
+}
+
+// Duration is the time from the first request of the example to the last.
+func (e *Exchange) Duration() time.Duration { return e.lastAttempt - e.firstAttempt }

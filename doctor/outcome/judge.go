@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package outcome
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// Verdict is what became of an exchange.
+type Verdict uint8
+
+// The verdicts.
+const (
+	Ongoing  Verdict = iota // too little was seen, or too little time passed
+	Good                    // answered
+	Failed                  // by its stage
+	Filtered                // a firewall rule refused the opening
+	Noise                   // a scan or a probe
+	OneWay                  // datagrams of a protocol that may have no answers
+	Unknown                 // packets were lost by the observer
+)
+
+// waits is how long an answer may take.
+const waits = 800 * time.Millisecond
+
+// answering are UDP ports of protocols with answers: DNS, DHCP, TFTP, NTP, SNMP, QUIC, IKE, RADIUS, L2TP,
+// OpenVPN, STUN, SIP, CoAP, WireGuard.
+var answering = []uint16{53, 67, 69, 123, 161, 443, 500, 853, 1194, 1701, 1812, 1813, 3478, 4500, 5060, 5683, 51820}
+
+// judge decides all exchanges.
+func (c *Collector) judge(lost trace.PacketLoss) map[*Exchange]Verdict {
+	verdicts := make(map[*Exchange]Verdict, len(c.exchanges))
+	answered := map[uint16]bool{} // UDP ports of servers
+	for _, e := range c.exchanges {
+		if e.into != nil {
+			continue
+		}
+		e.request.settle()
+		e.reply.settle()
+		if e.Request.Protocol == flow.UDP && c.delivered(e) {
+			answered[e.Request.Dest.Port()] = true
+		}
+	}
+	for _, e := range c.exchanges {
+		if e.into != nil {
+			continue
+		}
+		v := c.verdict(e)
+		if v == Failed {
+			switch {
+			case lost.Any() && !e.proven(), lost.Others > 0 && e.Request.Protocol != flow.TCP && !e.proven():
+				v = Unknown
+			case e.Request.Protocol == flow.UDP && e.Stage == NoAnswer && !answered[e.Request.Dest.Port()] && !slices.Contains(answering, e.Request.Dest.Port()):
+				v = OneWay
+			}
+		}
+		verdicts[e] = v
+	}
+	c.findScans(verdicts)
+	return verdicts
+}
+
+// proven reports whether a packet shows the failure, and not the absence of one.
+func (e *Exchange) proven() bool {
+	return e.Reason.Drop != nil || e.Reason.Rejection != nil || e.Stage == ClientRejects || e.Stage == TooBig || e.Reason.Loop
+}
+
+// fromHost and toHost report whether this host is the client or the server.
+func (c *Collector) fromHost(e *Exchange) bool {
+	return e.request.received == 0 && c.host.Addresses[e.Request.Source.Addr()]
+}
+func (c *Collector) toHost(e *Exchange) bool { return c.host.Addresses[e.Server().Addr()] }
+
+// delivered reports whether an answer was given to the client.
+func (c *Collector) delivered(e *Exchange) bool {
+	if c.fromHost(e) {
+		return e.reply.received > 0 && (e.reply.drop == nil || e.reply.received > e.reply.dropped)
+	}
+	return e.reply.transmitted > 0
+}
+
+// verdict decides one exchange, and sets its stage and reason where it failed.
+func (c *Collector) verdict(e *Exchange) Verdict {
+	e.Stage = StageUnknown
+	tcp := e.Request.Protocol == flow.TCP
+	fail := func(s Stage) Verdict {
+		e.Stage = s
+		return Failed
+	}
+	if v, stalled := c.stalled(e); stalled {
+		return v
+	}
+	if e.attempts == 0 { // began before the window
+		if tcp && e.request.transmitted > 0 && e.reply.transmitted > 0 {
+			e.Stage = Answered
+			return Good
+		}
+		return Ongoing
+	}
+	if e.refused != nil && !(tcp && e.resets > 0 && (e.reply.ack == 0 || e.acknowledged)) {
+		e.Reason.Rejection = e.refused
+	}
+	if c.delivered(e) {
+		switch {
+		case tcp && e.resets > 0 && !e.acknowledged:
+			return c.reset(e)
+		case tcp && e.repeated > 0 && !e.acknowledged:
+			return fail(ClientRejects)
+		}
+		e.Stage, e.Reason = Answered, Reason{}
+		return Good
+	}
+	if c.end-e.lastAttempt < waits && c.end-e.firstAttempt < 3*time.Second && e.request.drop == nil && e.Reason.Rejection == nil {
+		if c.end-e.firstAttempt < waits {
+			return Ongoing
+		}
+	}
+	e.Reason.Loop = e.request.ttl[1]-e.request.ttl[0] >= 3
+	if d := e.reply.drop; d != nil || e.reply.received > 0 {
+		if c.end-e.reply.last < waits && d == nil {
+			return Ongoing
+		}
+		if d != nil {
+			e.Reason.Drop = &Drop{Cause: d.Cause, Hook: d.Hook, Interface: d.Interface, Answer: true}
+		}
+		return fail(AnswerLost)
+	}
+	if c.toHost(e) {
+		return c.unserved(e)
+	}
+	if e.request.transmitted == 0 {
+		return c.stayed(e)
+	}
+	switch {
+	case e.Reason.Loop, e.request.in != "" && e.request.out == e.request.in && !e.request.encapsulated:
+		return fail(WrongWay)
+	case c.untranslated(e):
+		return fail(Untranslated)
+	}
+	e.Reason.Bypass = tcp && e.acknowledged
+	if d := e.request.drop; d != nil {
+		e.Reason.Drop = d
+	}
+	if e.Reason.Rejection != nil && !e.Reason.Rejection.Own {
+		return fail(Refused)
+	}
+	return fail(NoAnswer)
+}
+
+// reset decides a connection that is answered by resets.
+func (c *Collector) reset(e *Exchange) Verdict {
+	e.Reason = Reason{Rejection: e.refused}
+	e.Stage = Refused
+	switch {
+	case c.toHost(e): // a closed port of this host
+		return Noise
+	case e.refused != nil && e.refused.Own: // by a rule, on behalf of the server
+		return Filtered
+	}
+	return Failed
+}
+
+// unserved decides a request to this host that has no answer.
+func (c *Collector) unserved(e *Exchange) Verdict {
+	e.Stage, e.Reason.Drop = NeverLeft, e.request.drop
+	if d := e.request.drop; d != nil {
+		switch {
+		case byRule(d):
+			return Filtered
+		case d.Cause.ID == trace.CauseClosedPort.ID || d.Cause.ID == trace.CauseClosedTCP.ID:
+			e.Stage = Refused
+			return Noise
+		}
+		return Failed
+	}
+	e.Stage = NoAnswer
+	if e.Reason.Rejection != nil && e.Reason.Rejection.Own {
+		e.Stage = Refused
+		return Noise
+	}
+	if e.Request.Protocol != flow.TCP {
+		return OneWay
+	}
+	return Failed
+}
+
+// stayed decides a request that did not leave.
+func (c *Collector) stayed(e *Exchange) Verdict {
+	e.Stage, e.Reason.Drop = NeverLeft, e.request.drop
+	switch d := e.request.drop; {
+	case d != nil && byRule(d):
+		return Filtered
+	case d == nil && e.Reason.Rejection != nil && e.Reason.Rejection.prohibited():
+		return Filtered
+	}
+	if hop := c.unresolved(e); hop.IsValid() {
+		e.Reason.Unresolved, e.Reason.UnresolvedOn = hop, c.neighbours[hop].iface
+	}
+	if e.Reason.Drop == nil && e.Reason.Rejection == nil && !e.Reason.Unresolved.IsValid() && e.Request.Protocol != flow.TCP {
+		return Unknown // packets that leave by XDP, or inside others, are not seen
+	}
+	return Failed
+}
+
+// prohibited reports whether a rule may have sent the error (RFC 1812 §5.2.7.1, RFC 4443 §3.1).
+func (r *Rejection) prohibited() bool {
+	return r.Own && (r.Type == 3 && (r.Code == 9 || r.Code == 10 || r.Code == 13) || r.Type == 1 && (r.Code == 1 || r.Code == 5 || r.Code == 6) || r.Reset)
+}
+
+func byRule(d *Drop) bool {
+	return d.Cause.ID == trace.CauseNftRule.ID || d.Cause.ID == trace.CauseLegacyRule.ID || d.Cause.ID == trace.CauseHookRule.ID
+}
+
+// unresolved is the next hop of an exchange that answers no questions for its link address: the
+// server itself, or the only one that is asked for in vain.
+func (c *Collector) unresolved(e *Exchange) netip.Addr {
+	if a := c.neighbours[e.Server().Addr()]; a != nil {
+		if a.answered {
+			return netip.Addr{}
+		}
+		return e.Server().Addr()
+	}
+	var found netip.Addr
+	for target, a := range c.neighbours {
+		if a.answered || target.Is4() != e.Server().Addr().Is4() {
+			continue
+		}
+		if found.IsValid() {
+			return netip.Addr{}
+		}
+		found = target
+	}
+	return found
+}
+
+// untranslated reports whether a request left with a private source to a public destination. Such
+// addresses are never answered there.
+func (c *Collector) untranslated(e *Exchange) bool {
+	source, dest := e.request.tuple.Source.Addr(), e.request.tuple.Dest.Addr()
+	return source.IsPrivate() && dest.IsGlobalUnicast() && !dest.IsPrivate() && !e.SourceTranslated() && !e.request.encapsulated
+}
+
+// stalled decides a connection with segments that are repeated and not acknowledged.
+func (c *Collector) stalled(e *Exchange) (Verdict, bool) {
+	if e.Request.Protocol != flow.TCP {
+		return 0, false
+	}
+	for _, pair := range [][2]*way{{&e.request, &e.reply}, {&e.reply, &e.request}} {
+		w, other := pair[0], pair[1]
+		answer := w == &e.reply
+		switch {
+		case w.large.stuck(other):
+			e.Stage = TooBig
+			e.Reason = Reason{Large: w.large.size}
+			if w.drop != nil {
+				e.Reason.Drop = &Drop{Cause: w.drop.Cause, Hook: w.drop.Hook, Interface: w.drop.Interface, Answer: answer}
+			}
+			return Failed, true
+		case w.small.stuck(other) && c.end-w.small.last < 3*time.Second:
+			if answer {
+				e.Stage = ClientRejects
+			} else {
+				e.Stage = NoAnswer
+			}
+			if d := other.drop; d != nil && !answer {
+				e.Stage, e.Reason.Drop = AnswerLost, &Drop{Cause: d.Cause, Hook: d.Hook, Interface: d.Interface, Answer: true}
+			}
+			if e.attempts == 0 {
+				e.attempts = w.small.count
+			}
+			return Failed, true
+		}
+	}
+	return 0, false
+}
+
+// Limits of a scan.
+const (
+	scannedTargets = 8
+	scannedShare   = 0.1 // of a scanner's exchanges are answered at most
+)
+
+// findScans takes exchanges of sources that try many targets in vain for noise, where other sources
+// are answered.
+func (c *Collector) findScans(verdicts map[*Exchange]Verdict) {
+	type source struct {
+		targets   map[netip.AddrPort]bool
+		good, all int
+	}
+	sources := map[netip.Addr]*source{}
+	good := 0
+	for e, v := range verdicts {
+		if v == Ongoing {
+			continue
+		}
+		s := sources[e.Request.Source.Addr()]
+		if s == nil {
+			s = &source{targets: map[netip.AddrPort]bool{}}
+			sources[e.Request.Source.Addr()] = s
+		}
+		s.all++
+		if len(s.targets) < scannedTargets {
+			s.targets[e.Request.Dest] = true
+		}
+		if v == Good {
+			s.good++
+			good++
+		}
+	}
+	for e, v := range verdicts {
+		s := sources[e.Request.Source.Addr()]
+		if v != Filtered && !(v == Failed && mayBeScan(e)) || s == nil || len(s.targets) < scannedTargets || float64(s.good) > scannedShare*float64(s.all) {
+			continue
+		}
+		if good-s.good > 0 {
+			verdicts[e] = Noise
+		}
+	}
+}
+
+// mayBeScan reports whether a target that does not exist would fail alike.
+func mayBeScan(e *Exchange) bool {
+	switch e.Stage {
+	case NoAnswer, Refused:
+		return true
+	case NeverLeft:
+		return e.Reason.Drop == nil || e.Reason.Drop.Cause.ID == trace.CauseNeighbour.ID
+	}
+	return false
+}

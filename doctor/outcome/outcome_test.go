@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package outcome
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// scene makes the packets of a gateway with lan0 (10.0.0.1/24) and wan0 (203.0.113.1/24).
+type scene struct {
+	packets []trace.Packet
+	now     time.Duration
+	buffer  uint64
+}
+
+var sceneHost = Host{
+	Addresses: map[netip.Addr]bool{netip.MustParseAddr("10.0.0.1"): true, netip.MustParseAddr("203.0.113.1"): true},
+	Networks:  []Network{{netip.MustParsePrefix("10.0.0.0/24"), "lan0"}, {netip.MustParsePrefix("203.0.113.0/24"), "wan0"}},
+	Ports:     map[string]string{"eth1": "br0"},
+}
+
+func tuple(protocol flow.Protocol, from, to string) flow.Tuple {
+	return flow.Tuple{Protocol: protocol, Source: netip.MustParseAddrPort(from), Dest: netip.MustParseAddrPort(to)}
+}
+
+// see adds a packet 1 ms after the last one.
+func (s *scene) see(point trace.Point, iface string, t flow.Tuple, change ...func(p *trace.Packet)) *trace.Packet {
+	s.now += time.Millisecond
+	p := trace.Packet{Time: s.now, Point: point, Interface: iface, Tuple: t, TTL: 64, Buffer: s.buffer, Length: 60}
+	if point != trace.Received {
+		p.InIfIndex = 2
+	}
+	for _, f := range change {
+		f(&p)
+	}
+	s.packets = append(s.packets, p)
+	return &s.packets[len(s.packets)-1]
+}
+
+func flags(f byte) func(p *trace.Packet) { return func(p *trace.Packet) { p.TCPFlags = f } }
+
+func tracked(original, reply flow.Tuple, d flow.Direction) func(p *trace.Packet) {
+	return func(p *trace.Packet) {
+		p.Original, p.Reply, p.Direction, p.Tracked, p.Connection = original, reply, d, trace.TrackedConfirmed, 1
+	}
+}
+
+func hop(mac byte) func(p *trace.Packet) {
+	return func(p *trace.Packet) { p.HasMACs, p.DestMAC = true, [6]byte{2, 0, 0, 0, 0, mac} }
+}
+
+func dropped(cause trace.Cause) func(p *trace.Packet) {
+	return func(p *trace.Packet) { p.Cause = cause }
+}
+
+func own(p *trace.Packet) { p.InIfIndex = 0 }
+
+const (
+	syn    = trace.TCPSyn
+	synAck = trace.TCPSyn | trace.TCPAck
+	rst    = trace.TCPRst | trace.TCPAck
+)
+
+// connection is one of a client behind the gateway, masqueraded.
+type connection struct{ request, reply flow.Tuple }
+
+func outbound(i int, server string) connection {
+	return connection{tuple(flow.TCP, fmt.Sprintf("10.0.0.2:%d", 2000+i), server), tuple(flow.TCP, server, fmt.Sprintf("203.0.113.1:%d", 2000+i))}
+}
+
+// opens adds the SYN as it arrives and leaves, n times.
+func (s *scene) opens(c connection, mac byte, n int) {
+	for range n {
+		s.buffer++
+		s.see(trace.Received, "lan0", c.request, flags(syn))
+		s.see(trace.Transmitted, "wan0", c.reply.Reverse(), flags(syn), tracked(c.request, c.reply, flow.Original), hop(mac))
+	}
+}
+
+// answers adds the answer as it arrives and leaves.
+func (s *scene) answers(c connection, f byte) {
+	s.see(trace.Received, "wan0", c.reply, flags(f))
+	s.see(trace.Transmitted, "lan0", c.request.Reverse(), flags(f), tracked(c.request, c.reply, flow.Reply))
+}
+
+func (s *scene) healthy(from, n int) {
+	for i := range n {
+		c := outbound(from+i, "198.51.100.7:443")
+		s.opens(c, 7, 1)
+		s.answers(c, synAck)
+	}
+}
+
+// later lets time pass.
+func (s *scene) later(d time.Duration) { s.now += d }
+
+func (s *scene) report(lost trace.PacketLoss) *Report {
+	c := NewCollector(sceneHost)
+	for i := range s.packets {
+		c.Add(&s.packets[i])
+	}
+	return c.Report(s.now+3*time.Second, lost)
+}
+
+func TestStages(t *testing.T) {
+	private := func(i int) connection {
+		r := tuple(flow.TCP, fmt.Sprintf("10.0.0.2:%d", 5000+i), "198.51.100.9:443")
+		return connection{r, r.Reverse()}
+	}
+	published := func(i int) connection {
+		return connection{tuple(flow.TCP, fmt.Sprintf("198.51.100.7:%d", 3000+i), "203.0.113.1:8443"), tuple(flow.TCP, "10.0.0.2:443", fmt.Sprintf("198.51.100.7:%d", 3000+i))}
+	}
+	for _, tc := range []struct {
+		name  string
+		make  func(s *scene, i int)
+		stage Stage
+		text  []string
+	}{
+		{"no answer", func(s *scene, i int) { s.opens(outbound(i, "198.51.100.8:443"), 8, 2) }, NoAnswer,
+			[]string{"198.51.100.8:443, got no answer", "wan0", "02:00:00:00:00:08", "nothing came back"}},
+		{"dropped by a queue", func(s *scene, i int) {
+			c := outbound(i, "198.51.100.8:443")
+			s.see(trace.Received, "lan0", c.request, flags(syn))
+			s.see(trace.Dropped, "wan0", c.reply.Reverse(), flags(syn), tracked(c.request, c.reply, flow.Original), dropped(trace.CauseQdisc))
+		}, NeverLeft, []string{"did not leave this host", "queueing discipline (wan0)"}},
+		{"no link address", func(s *scene, i int) {
+			s.see(trace.Received, "lan0", outbound(i, "198.51.100.8:443").request, flags(syn))
+			s.see(trace.Transmitted, "wan0", flow.Tuple{}, own, func(p *trace.Packet) {
+				p.Neighbour = &trace.Neighbour{Sender: netip.MustParseAddr("203.0.113.1"), Target: netip.MustParseAddr("203.0.113.2")}
+			})
+		}, NeverLeft, []string{"to the next hop 203.0.113.2 on wan0", "does not answer for its address"}},
+		{"untranslated", func(s *scene, i int) {
+			c := private(i)
+			s.see(trace.Received, "lan0", c.request, flags(syn))
+			s.see(trace.Transmitted, "wan0", c.request, flags(syn), tracked(c.request, c.reply, flow.Original), hop(8))
+		}, Untranslated, []string{"left by wan0", "private source address"}},
+		{"back by the interface of arrival", func(s *scene, i int) {
+			c := connection{tuple(flow.TCP, fmt.Sprintf("10.0.0.3:%d", 3000+i), "203.0.113.1:80"), tuple(flow.TCP, "10.0.0.2:80", fmt.Sprintf("10.0.0.3:%d", 3000+i))}
+			s.see(trace.Received, "lan0", c.request, flags(syn))
+			s.see(trace.Transmitted, "lan0", c.reply.Reverse(), flags(syn), tracked(c.request, c.reply, flow.Original))
+		}, WrongWay, []string{"10.0.0.2:80", "the interface of their arrival, lan0"}},
+		{"loop", func(s *scene, i int) {
+			r := tuple(flow.TCP, "198.51.100.7:4000", fmt.Sprintf("203.0.114.%d:80", i+1))
+			for ttl := uint8(60); ttl > 50; ttl -= 2 {
+				s.see(trace.Received, "wan0", r, flags(syn), func(p *trace.Packet) { p.TTL = ttl })
+				s.see(trace.Transmitted, "wan0", r, flags(syn), tracked(r, r.Reverse(), flow.Original))
+			}
+		}, WrongWay, []string{"circle", "hop limit"}},
+		{"answer dropped", func(s *scene, i int) {
+			c := outbound(i, "198.51.100.8:443")
+			s.opens(c, 8, 1)
+			s.see(trace.Received, "wan0", c.reply, flags(synAck))
+			s.see(trace.Dropped, "wan0", c.request.Reverse(), flags(synAck), tracked(c.request, c.reply, flow.Reply), dropped(trace.CauseRPFilter))
+		}, AnswerLost, []string{"were answered", "dropped here", "reverse path filter"}},
+		{"refused by the server of a port forward", func(s *scene, i int) {
+			c := published(i)
+			s.see(trace.Received, "wan0", c.request, flags(syn))
+			s.see(trace.Transmitted, "lan0", c.reply.Reverse(), flags(syn), tracked(c.request, c.reply, flow.Original))
+			s.see(trace.Received, "lan0", c.reply, flags(rst))
+			s.see(trace.Transmitted, "wan0", c.request.Reverse(), flags(rst), tracked(c.request, c.reply, flow.Reply))
+		}, Refused, []string{"forwarded to 10.0.0.2:443", "were refused", "reset"}},
+		{"client repeats", func(s *scene, i int) {
+			c := outbound(i, "198.51.100.8:443")
+			s.opens(c, 8, 1)
+			s.answers(c, synAck)
+			s.later(time.Second)
+			s.opens(c, 8, 1)
+			s.answers(c, synAck)
+		}, ClientRejects, []string{"were answered by lan0", "repeat their requests"}},
+		{"large packets", func(s *scene, i int) {
+			c := outbound(i, "198.51.100.8:443")
+			s.opens(c, 8, 1)
+			s.answers(c, synAck)
+			for range 4 {
+				s.see(trace.Transmitted, "wan0", c.reply.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Original), func(p *trace.Packet) {
+					p.Seq, p.Payload, p.Length = 1000, 1448, 1500
+				})
+				s.later(300 * time.Millisecond)
+			}
+			s.see(trace.Transmitted, "lan0", c.request.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Reply), func(p *trace.Packet) { p.Ack = 1000 })
+		}, TooBig, []string{"stall", "1500 bytes", "never acknowledged"}},
+		{"another way", func(s *scene, i int) {
+			c := outbound(i, "198.51.100.8:443")
+			s.opens(c, 8, 1)
+			s.see(trace.Dropped, "lan0", c.request, flags(trace.TCPAck), dropped(trace.CauseNftRule))
+		}, NoAnswer, []string{"answers do not pass this host"}},
+		{"own program is silent", func(s *scene, i int) {
+			r := tuple(flow.TCP, fmt.Sprintf("10.0.0.2:%d", 3000+i), "10.0.0.1:22")
+			s.see(trace.Received, "lan0", r, flags(syn))
+		}, NoAnswer, []string{"this host sent no answer"}},
+		{"DNS without connection tracking", func(s *scene, i int) {
+			r := tuple(flow.UDP, fmt.Sprintf("10.0.0.2:%d", 3000+i), "198.51.100.8:53")
+			s.see(trace.Received, "lan0", r)
+			s.see(trace.Transmitted, "wan0", r, func(p *trace.Packet) {
+				p.Tuple.Source = netip.AddrPortFrom(netip.MustParseAddr("203.0.113.1"), r.Source.Port())
+			})
+		}, NoAnswer, []string{"UDP", "198.51.100.8:53"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var s scene
+			s.healthy(0, 12)
+			for i := range 5 {
+				s.buffer++
+				tc.make(&s, 100+i)
+				s.later(50 * time.Millisecond)
+			}
+			r := s.report(trace.PacketLoss{})
+			if r.Answered != 12 || r.Failed != 5 || len(r.Classes) != 1 {
+				t.Fatalf("report %+v", r)
+			}
+			c := r.Classes[0]
+			if c.Stage != tc.stage || c.Failing != 5 || !c.Sizable {
+				t.Errorf("class %s: stage %s, %d failing, sizable %v", &c, c.Stage, c.Failing, c.Sizable)
+			}
+			for _, text := range tc.text {
+				if !strings.Contains(c.String(), text) {
+					t.Errorf("%q lacks %q", c.String(), text)
+				}
+			}
+			if strings.Contains(c.String(), "%!") || len(c.Evidence()) == 0 {
+				t.Errorf("text %q, evidence %q", c.String(), c.Evidence())
+			}
+		})
+	}
+}
+
+// TestNoise wants nothing to fail that nobody misses.
+func TestNoise(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		make func(s *scene)
+	}{
+		{"broadcasts and groups", func(s *scene) {
+			for i := range 20 {
+				s.see(trace.Received, "lan0", tuple(flow.UDP, fmt.Sprintf("10.0.0.%d:137", i+2), "10.0.0.255:137"))
+				s.see(trace.Dropped, "lan0", tuple(flow.UDP, fmt.Sprintf("10.0.0.%d:5353", i+2), "224.0.0.251:5353"), dropped(trace.CauseNftRule))
+			}
+		}},
+		{"scan of closed ports", func(s *scene) {
+			for i := range 20 {
+				r := tuple(flow.TCP, "198.51.100.66:4000", fmt.Sprintf("203.0.113.1:%d", i+1))
+				s.see(trace.Received, "wan0", r, flags(syn))
+				s.see(trace.Transmitted, "wan0", r.Reverse(), flags(rst), own)
+			}
+		}},
+		{"sweep of addresses", func(s *scene) {
+			for i := range 20 {
+				r := tuple(flow.TCP, "198.51.100.66:4000", fmt.Sprintf("10.0.0.%d:22", i+100))
+				s.see(trace.Received, "wan0", r, flags(syn))
+				s.see(trace.Transmitted, "lan0", r, flags(syn), tracked(r, r.Reverse(), flow.Original))
+			}
+		}},
+		{"datagrams without answers", func(s *scene) {
+			for i := range 20 {
+				r := tuple(flow.UDP, fmt.Sprintf("10.0.0.2:%d", i+3000), "198.51.100.8:514")
+				s.see(trace.Received, "lan0", r)
+				s.see(trace.Transmitted, "wan0", r, tracked(r, tuple(flow.UDP, "198.51.100.8:514", fmt.Sprintf("203.0.113.1:%d", i+3000)), flow.Original))
+			}
+		}},
+		{"filtered by a rule", func(s *scene) {
+			for i := range 5 {
+				s.see(trace.Received, "wan0", tuple(flow.TCP, fmt.Sprintf("198.51.100.%d:4000", i+60), "203.0.113.1:22"), flags(syn))
+				s.see(trace.Dropped, "wan0", tuple(flow.TCP, fmt.Sprintf("198.51.100.%d:4000", i+60), "203.0.113.1:22"), flags(syn), dropped(trace.CauseNftRule))
+			}
+		}},
+		{"one client that gives up", func(s *scene) {
+			c := outbound(900, "198.51.100.7:443")
+			s.opens(c, 7, 1)
+			s.answers(c, synAck)
+			s.see(trace.Received, "lan0", c.request, flags(trace.TCPRst))
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var s scene
+			s.healthy(0, 12)
+			tc.make(&s)
+			if r := s.report(trace.PacketLoss{}); r.Failed != 0 || r.Answered < 12 {
+				t.Errorf("report %+v: %v", r, r.Classes)
+			}
+		})
+	}
+}
+
+// TestSeparation wants the attribute by which failing exchanges differ from healthy ones.
+func TestSeparation(t *testing.T) {
+	server := func(i int) string { return fmt.Sprintf("198.51.100.%d:443", 20+i%4) }
+	var hops, single scene
+	for i := range 40 {
+		c := outbound(i, server(i/2))
+		mac := byte(7 + i%2)
+		hops.opens(c, mac, 2)
+		if mac == 7 {
+			hops.answers(c, synAck)
+		}
+		c = outbound(i, server(i))
+		single.opens(c, 7, 2)
+		if i%4 != 0 {
+			single.answers(c, synAck)
+		}
+	}
+	if c := hops.report(trace.PacketLoss{}).Classes[0]; c.Attribute != ByNextHop || c.Failing != 20 || c.Of != 20 || !c.Sizable {
+		t.Errorf("half of the connections to each server fail by one next hop: %s, by %s", &c, c.Attribute)
+	}
+	if c := single.report(trace.PacketLoss{}).Classes[0]; c.Attribute != ByServer || c.Value != "198.51.100.20:443" || c.Failing != 10 {
+		t.Errorf("one of four servers is dead: %s, by %s", &c, c.Attribute)
+	}
+}
+
+// TestLoss wants no conclusion from silence when packets were lost, and one from a packet that was dropped.
+func TestLoss(t *testing.T) {
+	var s scene
+	s.healthy(0, 3)
+	for i := range 5 {
+		s.opens(outbound(100+i, "198.51.100.8:443"), 8, 2)
+		c := outbound(200+i, "198.51.100.9:443")
+		s.opens(c, 8, 1)
+		s.see(trace.Dropped, "wan0", c.reply, flags(synAck), tracked(c.request, c.reply, flow.Reply), dropped(trace.CauseRPFilter))
+	}
+	r := s.report(trace.PacketLoss{Openings: 1})
+	if r.Unknown != 5 || r.Failed != 5 || len(r.Classes) != 1 || r.Classes[0].Stage != AnswerLost {
+		t.Errorf("report %+v", r)
+	}
+}
+
+// TestTooEarly wants no verdict about requests that just left.
+func TestTooEarly(t *testing.T) {
+	var s scene
+	s.opens(outbound(1, "198.51.100.8:443"), 8, 1)
+	c := NewCollector(sceneHost)
+	for i := range s.packets {
+		c.Add(&s.packets[i])
+	}
+	if r := c.Report(s.now+100*time.Millisecond, trace.PacketLoss{}); r.Failed != 0 || r.Ongoing != 1 {
+		t.Errorf("report %+v", r)
+	}
+}
+
+// TestBounds wants a flood to be cut, and to say so.
+func TestBounds(t *testing.T) {
+	c := NewCollector(sceneHost)
+	for i := range mostExchanges + 10 {
+		p := trace.Packet{Time: time.Duration(i), Point: trace.Received, Interface: "wan0", TCPFlags: syn,
+			Tuple: tuple(flow.TCP, fmt.Sprintf("198.51.%d.%d:%d", i>>16, i>>8&255, 1000+i&255), "10.0.0.2:80")}
+		c.Add(&p)
+	}
+	if r := c.Report(time.Second, trace.PacketLoss{}); !r.Cut || len(c.exchanges) != mostExchanges {
+		t.Errorf("%d exchanges, cut %v", len(c.exchanges), r.Cut)
+	}
+}
