@@ -126,6 +126,8 @@ type Options struct {
 	// Profile is the directory for the folded stacks of each row's measured time; "" disables profiles. Sampling
 	// costs CPU time, so such figures are not for publication.
 	Profile string
+	// Earlier is a run of the same suite on the same machine that this one continues; nil for none.
+	Earlier *Result
 	// Progress is called after each run; nil disables it.
 	Progress func(string)
 	Command  string // how the user called it, for the record

@@ -23,7 +23,7 @@ func tool(names ...string) func(Point) string {
 	return func(Point) string {
 		for _, n := range names {
 			if _, err := exec.LookPath(n); err != nil {
-				return "the program " + n + " is not installed"
+				return n + " is not installed"
 			}
 		}
 		return ""
@@ -82,20 +82,23 @@ func daemon(t *Trial, node *lab.Node, files map[string]string, args ...string) (
 }
 
 // nginxConf serves 210 bytes from memory with two workers.
-const nginxConf = `daemon off; worker_processes 2; pid DIR/nginx.pid; error_log stderr crit;
+const nginxConf = `daemon off; worker_processes 2; worker_rlimit_nofile 40000; pid DIR/nginx.pid; error_log stderr crit;
 events { worker_connections 20000; }
 http { access_log off; client_body_temp_path DIR/a; proxy_temp_path DIR/b; fastcgi_temp_path DIR/c; uwsgi_temp_path DIR/d; scgi_temp_path DIR/e;
  server { listen 80 backlog=20000 reuseport; listen [::]:80 backlog=20000 reuseport; location / { return 200 "%s"; } } }
 `
 
 // startWeb runs nginx on the server node and waits until it listens.
-func startWeb(t *Trial, n *network) (*exec.Cmd, error) {
+func startWeb(t *Trial, n *network) (*exec.Cmd, error) { return startWebOn(t, n, n.server) }
+
+// startWebOn runs nginx on a node and waits until it listens.
+func startWebOn(t *Trial, n *network, node *lab.Node) (*exec.Cmd, error) {
 	conf := fmt.Sprintf(nginxConf, strings.Repeat("x", 60))
-	cmd, err := daemon(t, n.server, map[string]string{"nginx.conf": conf}, "nginx", "-c", "DIR/nginx.conf", "-e", "stderr")
+	cmd, err := daemon(t, node, map[string]string{"nginx.conf": conf}, "nginx", "-c", "DIR/nginx.conf", "-e", "stderr")
 	if err != nil {
 		return nil, err
 	}
-	return cmd, n.waitFor(t, n.server, "127.0.0.1:80")
+	return cmd, n.waitFor(t, node, "127.0.0.1:80")
 }
 
 // waitFor waits until something listens.

@@ -21,6 +21,11 @@ import (
 func Run(ctx context.Context, s Suite, o Options) (_ *Result, err error) {
 	o.fill(s)
 	r := &runner{suite: s, o: o, result: newResult(s, o)}
+	if o.Earlier != nil {
+		if err := r.result.extends(o.Earlier); err != nil {
+			return nil, err
+		}
+	}
 	if s.Yardstick {
 		if r.yardstick, err = newYardstick(ctx, o.CPU); err != nil {
 			return nil, err
@@ -37,6 +42,9 @@ func Run(ctx context.Context, s Suite, o Options) (_ *Result, err error) {
 	}
 	r.result.Duration = time.Since(begin).Round(time.Millisecond).String()
 	r.result.Reps = rep // repetitions begun
+	if o.Earlier != nil {
+		r.result.extend(o.Earlier)
+	}
 	r.result.summarize(s)
 	if err != nil {
 		r.result.Noise = append(r.result.Noise, fmt.Sprintf("it was stopped in repetition %d of %d", rep, o.Reps))

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -29,6 +30,7 @@ type benchFlags struct {
 	lower        bool
 	baseline     string
 	save         string
+	appends      bool
 	markdown     bool
 	chart        string
 	profile      string
@@ -45,9 +47,11 @@ func newBench(a *app) *cobra.Command {
 			"lists them. Where CPU time is measured, the redirect-only loop runs beside each row on the same CPU,\n" +
 			"and what is compared is the quotient. nf_conntrack_max of the host is raised where a row needs it, and\n" +
 			"restored. With --check it compares with a committed run and exits 1\n" +
-			"when a figure got worse by more than the noise of both; with --json both are one document.",
-		Example: "  sluice bench\n  sluice bench packets --reps 3 --rows 'nft|limit'\n  sluice bench fnat64 --save bench/results/fnat64.json",
-		Args:    atMost(1),
+			"when a figure got worse by more than the noise of both; with --json both are one document. A long\n" +
+			"suite can be spread over several quiet periods: --append adds repetitions to a saved run.",
+		Example: "  sluice bench\n  sluice bench packets --reps 3 --rows 'nft|limit'\n  sluice bench fnat64 --save bench/results/fnat64.json\n" +
+			"  sluice bench router --reps 1 --save router.json --append",
+		Args: atMost(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return listSuites(a)
@@ -75,6 +79,7 @@ func newBench(a *app) *cobra.Command {
 	flags.BoolVar(&f.lower, "allow-host-sysctl", false, "let rows lower nf_conntrack_max of the whole host while they run (nat-tax, flood)")
 	flags.StringVar(&f.baseline, "baseline", "", "the run that --check compares with (default bench/results/SUITE.json)")
 	flags.StringVar(&f.save, "save", "", "write the result with every repetition to this JSON file")
+	flags.BoolVar(&f.appends, "append", false, "continue the run in the file of --save: add the repetitions to its own")
 	flags.BoolVar(&f.markdown, "markdown", false, "print Markdown instead of a table")
 	flags.StringVar(&f.profile, "profile", "", "write the folded stacks of each row's measured time into this directory; costs a little")
 	flags.StringVar(&f.chart, "chart", "", "write a bar chart to this SVG file")
@@ -167,6 +172,14 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 		}
 		if old.Suite != name {
 			return fmt.Errorf("bench: --check: %s holds a run of %q, not of %s: name one with --baseline", baseline, old.Suite, name)
+		}
+	}
+	if f.appends {
+		if f.save == "" {
+			return usageError(cmd, "--append: name the file with --save")
+		}
+		if o.Earlier, err = bench.Load(f.save); err != nil && !errors.Is(err, fs.ErrNotExist) { // the first run
+			return fmt.Errorf("bench: --append: %w", err)
 		}
 	}
 	if err := f.checkKept(); err != nil {
