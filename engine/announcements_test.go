@@ -147,7 +147,7 @@ func TestAnnouncements(t *testing.T) {
 	check("after the repair", "192.0.2.10"+pools)
 	for range 3 { // a network change that cannot be followed leaves the present rules
 		fast.fail = errors.New("no such device")
-		_ = e.again(t.Context(), 0, "", func(datapath.Datapath) (bool, error) { return true, nil })
+		_ = e.reapplyWhere(t.Context(), 0, "", func(datapath.Datapath) (bool, error) { return true, nil })
 	}
 	check("after failed applies", "192.0.2.10"+pools)
 }
