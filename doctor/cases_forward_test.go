@@ -8,6 +8,8 @@ import (
 
 	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/firewall"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -89,4 +91,23 @@ var forwardCases = []checkCase{
 	{"FW10", "LRO", link(func(l *observe.Link) { l.LRO = 1 }), Critical},
 	{"FW10", "no GRO", link(func(l *observe.Link) { l.GRO = 0 }), Warn},
 	{"FW10", "UDP not merged", link(func(l *observe.Link) { l.UDPForwarding = 0 }), Info},
+	{"FW07", "the router of a default route", lostBy(trace.CauseNeighbour, "wan0", observe.Gateway{Address: netip.MustParseAddr("203.0.113.2"), Interface: "wan0", Route: netip.MustParsePrefix("0.0.0.0/0"), State: 0x20}), Critical},
+	{"FW07", "one of two routers", lostBy(trace.CauseNeighbour, "wan0", observe.Gateway{Address: netip.MustParseAddr("203.0.113.2"), Interface: "wan0", Route: netip.MustParsePrefix("0.0.0.0/0"), Multipath: true, State: 0x20},
+		observe.Gateway{Address: netip.MustParseAddr("192.0.2.2"), Interface: "lan0", Route: netip.MustParsePrefix("0.0.0.0/0"), Multipath: true, State: 2}), Critical},
+	{"FW09", "a loop through this host", looping, Warn},
+	{"FW19", "masqueraded before the policy", old(func(e *observe.Entries) {
+		e.Bypassed, e.BypassedPolicy = observe.Odd{Entries: 5, First: fourEntry}, netdev.IPsecPolicy{Source: netip.MustParsePrefix("10.0.0.0/24"), Dest: netip.MustParsePrefix("10.2.0.0/24")}
+	}), Critical},
+	{"FW20", "an address that nobody talks to", detached(0, 0, false), Info},
+	{"FW20", "a VPN client in the LAN's network", detached(9, 0, false), Critical},
+	{"FW20", "with proxy ARP", detached(9, 0, true), OK},
+	{"FW20", "answered in another way", detached(9, 3, false), Info},
+	{"RL15", "broadcasts", ruleDrops(flow.UDP, repeated(6, "10.0.0.2:137", "255.255.255.255:137")...), Info},
+	{"RL15", "a scan of ports", ruleDrops(flow.TCP, scan(20)...), Info},
+	{"RL15", "a client that repeats itself", ruleDrops(flow.TCP, repeated(20, "10.0.0.2:4000", "203.0.113.1:443")...), Warn},
+	{"RL15", "VRRP", ruleDrops(112, repeated(1, "10.0.0.3:0", "224.0.0.18:0")...), Critical},
+	{"FW13", "broadcasts that a TC filter drops", func(s *observe.Sample) {
+		ruleDrops(flow.UDP, repeated(6, "10.0.0.2:137", "255.255.255.255:137")...)(s)
+		s.Namespaces[0].Drops[0].Cause = trace.CauseTC
+	}, OK},
 }

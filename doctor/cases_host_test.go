@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/sluice-lb/sluice/doctor/observe"
@@ -65,6 +66,15 @@ var hostCases = []checkCase{
 	{"LS04", "unreadable", func(s *observe.Sample) { delete(s.After.Sysctl, "net.ipv4.tcp_mem") }, Unknown},
 	{"LS04", "pressure", func(s *observe.Sample) { s.Namespaces[0].After.Sockstat["TCP.mem"] = 140000 }, Warn},
 	{"LS05", "buffer", set("Udp.RcvbufErrors", 100), Warn},
+	{"LS05", "one socket", lossy(30), Warn},
+	{"LS05", "one datagram", lossy(1), Info},
+	{"LS01", "half-open connections that ICMP errors ended", set("TcpExt.ListenDrops", 60), OK},
+	{"RX13", "a program that does not read", link(func(l *observe.Link) { l.Kind, l.TxDropped = "tuntap", 60 }), Warn},
+	{"RX14", "a cable that is out", all(lostBy(trace.CauseNeighbour, "wan0", observe.Gateway{Address: netip.MustParseAddr("203.0.113.2"), Interface: "wan0", Route: netip.MustParsePrefix("0.0.0.0/0")}),
+		link(func(l *observe.Link) { l.Index, l.Carrier = 2, false })), Critical},
+	{"RX14", "a cable that is out, and nobody uses it", link(func(l *observe.Link) { l.Carrier = false }), OK},
+	{"RX15", "a duplicate", link(func(l *observe.Link) { l.Duplicates = []netip.Addr{netip.MustParseAddr("2001:db8::1")} }), Critical},
+	{"RX15", "tentative at the end", link(func(l *observe.Link) { l.Tentative = []netip.Addr{netip.MustParseAddr("2001:db8::1")} }), OK},
 	{"KV01", "kernel 6.1", func(s *observe.Sample) { s.After.Release = "6.1.0-28-amd64" }, Info},
 	{"KV01", "no BTF", func(s *observe.Sample) { s.After.BTF = false }, Info},
 }

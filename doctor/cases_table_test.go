@@ -143,6 +143,12 @@ var entryCases = []checkCase{
 	{"ST12", "to the host, where a port forward is", all(rules(func(r *firewall.Ruleset) { r.Forwarded = []firewall.PortRange{{Low: 1194, High: 1194}} }), toHost(1194)), Warn},
 	{"ST12", "to the host, where no port forward is", toHost(1194), OK},
 	{"ST12", "to a service of the host", all(rules(func(r *firewall.Ruleset) { r.Forwarded = []firewall.PortRange{{Low: 1194, High: 1194}} }), listens(17, 1194), toHost(1194)), OK},
-	{"ST12", "a phone without NAT on no router", all(sysctl("net.ipv4.ip_forward", "0"), sysctl("net.ipv6.conf.all.forwarding", "0"), old(func(e *observe.Entries) { e.Leaks = observe.Odd{Entries: 1, First: fourEntry} })), OK},
-	{"ST12", "a phone without NAT on a router", all(sysctl("net.ipv4.ip_forward", "1"), old(func(e *observe.Entries) { e.Leaks = observe.Odd{Entries: 1, First: fourEntry} })), Warn},
+	{"ST12", "a phone without NAT on no router", all(sysctl("net.ipv4.ip_forward", "0"), sysctl("net.ipv6.conf.all.forwarding", "0"), old(func(e *observe.Entries) { e.Leaks = leaks(1, true) })), OK},
+	{"ST12", "a phone without NAT on a router", all(sysctl("net.ipv4.ip_forward", "1"), old(func(e *observe.Entries) { e.Leaks = leaks(1, true) })), Warn},
+	{"ST12", "no rule for the uplink", all(sysctl("net.ipv4.ip_forward", "1"), old(func(e *observe.Entries) { e.Leaks = leaks(9, false) })), Critical},
+	{"ST12", "no rule at all, to a private network", all(sysctl("net.ipv4.ip_forward", "1"), rules(func(r *firewall.Ruleset) { r.SourceNAT = 0 }), old(func(e *observe.Entries) { e.Leaks = leaks(9, false) })), OK},
+	{"ST12", "no rule any more", all(sysctl("net.ipv4.ip_forward", "1"), rules(func(r *firewall.Ruleset) { r.SourceNAT = 0 }), old(func(e *observe.Entries) {
+		e.Leaks = leaks(9, false)
+		e.Leaks[0].Before = true
+	})), Critical},
 }

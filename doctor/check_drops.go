@@ -16,7 +16,14 @@ import (
 )
 
 // ruleDrops judges what a firewall rule drops: not by rate alone, for one packet may be a fault.
-func (c *Case) ruleDrops(g trace.DropGroup) Finding {
+func (c *Case) ruleDrops(all trace.DropGroup) Finding {
+	g := c.wanted(all)
+	if f, is := c.controlDrops(g); is {
+		return f
+	}
+	if g.Packets == 0 {
+		return found(Info, "a firewall rule dropped %s that nobody waits for: broadcasts, group messages or scans%s", plural(int(all.Packets), "packet"), ruleText(all))
+	}
 	f := found(c.unwanted(g), "a firewall rule drops %.0f packets/s%s", g.PerSecond, ruleText(g)).losing(g.PerSecond)
 	if g.PerSecond < 1 {
 		f.Summary = fmt.Sprintf("a firewall rule dropped %s%s", plural(int(g.Packets), "packet"), ruleText(g))
@@ -177,6 +184,7 @@ func (c *Case) unhelpedFTP() Finding {
 func (c *Case) closedService() Finding {
 	for _, cause := range []trace.Cause{trace.CauseClosedPort, trace.CauseClosedTCP} {
 		g, _ := c.drops(cause)
+		g = c.wanted(g)
 		if len(g.Sampled) < 3 || c.unwanted(g) < Warn || c.shareOf(g.Packets) < closedShare {
 			continue
 		}
@@ -216,6 +224,7 @@ func checkOtherDrops(_ context.Context, c *Case) Finding {
 	worst := ok("nothing was dropped for another reason")
 	for _, cause := range []trace.Cause{trace.CauseTC, trace.CauseXDP, trace.CauseXDPAborted, trace.CauseIPsec, trace.CauseHeader, trace.CauseOther} {
 		g, seen := c.drops(cause)
+		g = c.wanted(g)
 		if !seen || c.unwanted(g) < Warn || g.PerSecond <= worst.LostPerSecond {
 			continue
 		}

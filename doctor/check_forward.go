@@ -41,15 +41,9 @@ func forwardChecks() []Check {
 			Symptom: "hosts that were not talked to recently cannot be reached",
 			Remedy: Remedy{Do: "raise the thresholds, in the host's own namespace", Commands: []string{"sysctl -w THRESHOLDS"},
 				Cost: "some 400 bytes a neighbour"}},
-		{ID: "FW07", Name: "next-hop-dead", About: "next hops that do not answer ARP", Weight: 80, Run: checkDeadNextHop,
-			Symptom: "one backend or host cannot be reached",
-			Remedy:  Remedy{Do: "check that the host is up, on this link, and that its address is right", Risk: "none: it only looks"}},
 		{ID: "FW08", Name: "no-route", About: "packets without a route", Weight: 81, Run: checkNoRoute,
 			Symptom: "some destinations answer \"network unreachable\"",
 			Remedy:  Remedy{Do: "add the route, or correct the client's", Risk: "a route that is wrong takes other traffic along"}},
-		{ID: "FW09", Name: "ttl", About: "packets whose TTL expired", Weight: 79, Run: checkTTL,
-			Symptom: "a destination cannot be reached, traceroute goes in circles",
-			Remedy:  Remedy{Do: "trace the route to the destination; correct the routers that point at each other", Risk: "a route that is wrong takes other traffic along"}},
 		{ID: "FW10", Name: "offloads", About: "LRO and GRO on a router", Weight: 37, Run: checkOffloads,
 			Symptom: "packets too large to forward, or one CPU's worth of work for each packet",
 			Remedy:  Remedy{Do: "turn LRO off and GRO on", Commands: []string{"ethtool -K IFACE lro off gro on"}, Risk: "a moment without traffic on some drivers"}},
@@ -362,25 +356,6 @@ func checkNeighbours(_ context.Context, c *Case) Finding {
 	return worst
 }
 
-func checkDeadNextHop(_ context.Context, c *Case) Finding {
-	n, queued := uint64(0), uint64(0)
-	if g, seen := c.drops(trace.CauseNeighbour); seen {
-		n = g.Packets
-	}
-	if g, seen := c.drops(trace.CauseNeighbourQueue); seen {
-		queued = g.Packets
-	}
-	if n+queued > 0 {
-		// Somebody always asks for a host that is switched off.
-		f := found(max(Info, grade(c.perSecond(n+queued), 1, 100)), "%d packets were dropped because their next hop did not answer%s", n+queued, c.towards(trace.CauseNeighbour)).losing(c.perSecond(n + queued))
-		return c.withDrops(f, trace.CauseNeighbour)
-	}
-	if c.NS.DropsErr != nil && len(c.NS.After.Failed) == 0 {
-		return unknown("%v; no neighbour is in state FAILED", c.NS.DropsErr)
-	}
-	return ok("%s failed", plural(len(c.NS.After.Failed), "neighbour"))
-}
-
 // towards names the destination of a sample.
 func (c *Case) towards(cause trace.Cause) string {
 	if to := c.sampleDest(cause); to != "DESTINATION" {
@@ -400,9 +375,11 @@ func (c *Case) sampleDest(cause trace.Cause) string {
 func checkNoRoute(_ context.Context, c *Case) Finding {
 	n := c.delta("IpExt.InNoRoutes") + c.delta("Ip6InNoRoutes")
 	g, black := c.drops(trace.CauseBlackhole)
-	switch {
+	switch all := g.Packets; {
 	case n == 0 && !black:
 		return ok("every packet had a route")
+	case black && all > n/2 && c.wanted(g).Packets == 0:
+		return c.withDrops(found(Info, "a blackhole, unreachable or prohibit route refused %s of a scan%s", plural(int(all), "packet"), c.towards(trace.CauseBlackhole)), trace.CauseBlackhole)
 	case g.Packets > n/2: // IPv6 counts them there, too
 		f := found(c.unwanted(g), "a blackhole, unreachable or prohibit route refuses %.0f packets/s%s", g.PerSecond, c.towards(trace.CauseBlackhole)).losing(g.PerSecond)
 		f.Remedy = &Remedy{Do: "if the packets are wanted, delete the route or rule that these show", Commands: []string{"ip route show table all match DESTINATION", "ip rule"}, Risk: "it may be there for a reason"}
@@ -434,21 +411,6 @@ func (c *Case) adverts(ignoring []string, n uint64) Finding {
 		f.Remedy.Commands = append(f.Remedy.Commands, "sysctl -w net.ipv6.conf."+name+".accept_ra=2")
 	}
 	return c.withDrops(f, trace.CauseNoRoute)
-}
-
-func checkTTL(_ context.Context, c *Case) Finding {
-	g, seen := c.drops(trace.CauseTTL)
-	n := c.delta("Ip.InHdrErrors") + c.delta("Ip6InHdrErrors")
-	if !seen && (n == 0 || c.NS.DropsErr == nil) {
-		return ok("no TTL expired")
-	}
-	n = max(g.Packets, n)
-	f := found(Info, "the TTL of %d packets expired%s", n, c.towards(trace.CauseTTL)).with("ΔInHdrErrors", c.inWindow(n), fromSNMP)
-	if c.perSecond(n) > 10 { // a traceroute makes some
-		f.Verdict = Warn
-		f = f.losing(c.perSecond(n))
-	}
-	return c.withDrops(f, trace.CauseTTL)
 }
 
 func checkOffloads(_ context.Context, c *Case) Finding {

@@ -7,7 +7,9 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/doctor/observe"
@@ -71,24 +73,98 @@ func (c *Case) undirected() Finding {
 	return Finding{}
 }
 
-// leaks finds entries from private to public addresses that leave as they are, on a host whose
-// rules translate sources.
+// leaks finds entries from private to public addresses that leave as they are.
 func (c *Case) leaks() Finding {
-	odd, rules := c.NS.Entries.Leaks, c.NS.Rules
-	if odd.Entries == 0 || rules.SourceNAT == 0 || !c.forwards() {
+	if !c.forwards() || len(c.NS.Entries.Leaks) == 0 {
 		return Finding{}
 	}
-	four := rules.Forwards.IPv4+rules.Forwards.Either > 0
-	six := rules.Forwards.IPv6+rules.Forwards.Either > 0
-	if is4 := odd.First.Original.Source.Is4(); is4 && !four || !is4 && !six {
+	l, rules := c.NS.Entries.Leaks[0], c.NS.Rules
+	e := &l.First
+	is4 := e.Original.Source.Is4()
+	four, six := rules.Forwards.IPv4+rules.Forwards.Either > 0, rules.Forwards.IPv6+rules.Forwards.Either > 0
+	translating := rules.SourceNAT > 0 && (is4 && four || !is4 && six)
+	// Without any rule another router may translate: but not what leaves a network of public addresses.
+	if !translating && !l.Before && !c.publicLink(l.Out, is4) || l.Entries < fewConnections && !translating {
 		return Finding{}
 	}
-	f := found(Warn, "%s from private addresses %s untranslated and without an answer: older than the NAT rule, or no rule matches", plural(int(odd.Entries), "connection"),
-		map[bool]string{true: "leaves", false: "leave"}[odd.Entries == 1]).
-		with("for example", entryText(&odd.First), c.dumped())
-	e := &odd.First
-	f.Remedy = c.deleteEntries(fmt.Sprintf("--proto %s --src %s --dst %s --state UNREPLIED", e.Protocol, e.Original.Source.Netip(), e.Original.Dest.Netip()))
-	return f
+	many := plural(int(l.Entries), "connection")
+	f := found(Warn, "%s from private addresses %s untranslated and without an answer: older than the NAT rule, or no rule matches", many,
+		map[bool]string{true: "leaves", false: "leave"}[l.Entries == 1])
+	filter := fmt.Sprintf("--proto %s --src %s --dst %s --state UNREPLIED", e.Protocol, e.Original.Source.Netip(), e.Original.Dest.Netip())
+	f.Remedy = c.deleteEntries(filter)
+	if !l.Matched && l.Out != "" {
+		if l.Entries >= fewConnections {
+			f.Verdict = Critical
+		}
+		f.Summary = fmt.Sprintf("%s from %s %s by %s untranslated and without an answer: no rule translates sources there%s", many, l.Network,
+			map[bool]string{true: "leaves", false: "leave"}[l.Entries == 1], l.Out, c.otherOutputs(l.Out))
+		f.Remedy = c.masquerade(l)
+		f = f.losing(c.perSecond(uint64(l.Entries)))
+	}
+	return f.with("for example", entryText(e), c.dumped()).
+		concerning(Concerns{Interfaces: []string{l.Out}, Sources: []netip.Prefix{l.Network}})
+}
+
+// fewConnections is below how many connections without an answer nothing is concluded from them.
+const fewConnections = 3
+
+// publicLink reports whether the host has a public address on a link.
+func (c *Case) publicLink(name string, is4 bool) bool {
+	for _, l := range c.NS.After.Links {
+		if l.Name == name {
+			return slices.ContainsFunc(l.Addresses, func(p netip.Prefix) bool {
+				return p.Addr().Is4() == is4 && p.Addr().IsGlobalUnicast() && !p.Addr().IsPrivate()
+			})
+		}
+	}
+	return false
+}
+
+// otherOutputs names the interfaces that the rules ask for instead.
+func (c *Case) otherOutputs(out string) string {
+	var names []string
+	for _, r := range c.NS.Rules.Sources {
+		for _, name := range r.Out {
+			if name != out && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	switch {
+	case len(c.NS.Rules.Sources) == 0:
+		return " (any more): the ruleset has none"
+	case len(names) > 0:
+		return ", the rules name " + strings.Join(names[:min(len(names), 4)], ", ")
+	}
+	return ""
+}
+
+// masquerade is the rule that is missing, in the chain of the others where there is one.
+func (c *Case) masquerade(l observe.Leak) *Remedy {
+	m := &Remedy{Do: "translate what leaves by " + l.Out + "; a service such as Docker or a VPN whose rules were flushed makes them anew when it restarts", Risk: "the hosts behind can reach all that the uplink reaches"}
+	family := nftFamily(l.Network.Addr())
+	from := l.Network
+	if network, there := c.networkOf(l.First.Original.Source.Netip()); there {
+		from = network
+	}
+	rule := fmt.Sprintf("%s saddr %s oifname %q masquerade", family, from, l.Out)
+	for _, r := range c.NS.Rules.Sources {
+		of, _, _ := strings.Cut(r.Chain, " ")
+		program := map[string]string{"ip": "iptables", "ip6": "ip6tables"}[family]
+		switch {
+		case r.Legacy && of == program:
+			m.Commands = []string{fmt.Sprintf("%s-legacy -t nat -A POSTROUTING -s %s -o %s -j MASQUERADE", program, from, l.Out)}
+		case r.Compat && of == family:
+			m.Commands = []string{fmt.Sprintf("%s-nft -t nat -A POSTROUTING -s %s -o %s -j MASQUERADE", program, from, l.Out)}
+		case !r.Legacy && (of == family || of == "inet"):
+			m.Commands = []string{fmt.Sprintf("nft 'add rule %s %s'", r.Chain, rule)}
+		}
+	}
+	if len(m.Commands) == 0 {
+		m.Commands = []string{fmt.Sprintf("nft 'add table %s sources; add chain %s sources post { type nat hook postrouting priority srcnat; }; add rule %s sources post %s'", family, family, family, rule)}
+	}
+	m.Commands = append(m.Commands, c.deleteEntries(fmt.Sprintf("--src %s --state UNREPLIED", from)).Commands...)
+	return m
 }
 
 func (c *Case) deleteEntries(filter string) *Remedy {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/doctor/observe"
+	"github.com/sluice-lb/sluice/flow"
 )
 
 // socketChecks look at programs on the host itself: proxies, load balancers.
@@ -33,7 +34,8 @@ func socketChecks() []Check {
 }
 
 func checkAcceptQueue(_ context.Context, c *Case) Finding {
-	n := max(c.delta("TcpExt.ListenOverflows"), c.delta("TcpExt.ListenDrops"))
+	// ListenDrops also counts half-open connections that ICMP errors or a full SYN queue ended.
+	n := c.delta("TcpExt.ListenOverflows")
 	if n == 0 {
 		return ok("programs accept in time")
 	}
@@ -109,8 +111,33 @@ func checkTCPMemory(_ context.Context, c *Case) Finding {
 
 func checkUDPBuffer(_ context.Context, c *Case) Finding {
 	n := c.delta("Udp.RcvbufErrors") + c.delta("Udp6RcvbufErrors")
-	if n == 0 {
-		return ok("no receive buffer was full")
+	if len(c.NS.Lossy) == 0 {
+		if n == 0 {
+			return ok("no receive buffer was full")
+		}
+		return found(grade(c.perSecond(n), 10, 1000), "%d datagrams found a full receive buffer", n).with("ΔRcvbufErrors", c.inWindow(n), fromSNMP).losing(c.perSecond(n))
 	}
-	return found(grade(c.perSecond(n), 10, 1000), "%d datagrams found a full receive buffer", n).with("ΔRcvbufErrors", c.inWindow(n), fromSNMP).losing(c.perSecond(n))
+	s := c.NS.Lossy[0]
+	what := fmt.Sprintf("%s port %d", strings.ToUpper(s.Protocol.String()), s.Local.Port())
+	if s.Raw {
+		what = "a raw socket for " + s.Protocol.String()
+	}
+	f := found(max(Info, grade(c.perSecond(s.Drops), 1, 1000)), "the receive queue of %s is full, %s: %d datagrams were dropped", what, s.Program, s.Drops).
+		with("drops of the socket", c.inWindow(s.Drops), "/proc/net/udp and raw").with("bytes in its queue", fmt.Sprint(s.Waiting), "/proc/net/udp and raw").losing(c.perSecond(s.Drops))
+	if n > 0 {
+		f = f.with("ΔRcvbufErrors", c.inWindow(n), fromSNMP)
+	}
+	for _, other := range c.NS.Lossy[1:min(len(c.NS.Lossy), 4)] {
+		f = f.with("another socket", fmt.Sprintf("%s %s, %s", other.Protocol, other.Local, other.Program), "/proc/net/udp and raw")
+	}
+	f = f.concerning(Concerns{Protocols: []flow.Protocol{s.Protocol}})
+	if s.Local.Port() > 0 {
+		f = f.concerning(Concerns{Protocols: []flow.Protocol{s.Protocol}, Ports: []uint16{s.Local.Port()}})
+	}
+	f.Remedy = &Remedy{Do: "look at the program: it has hung or is too slow; a larger buffer only helps against bursts", Cost: "none: it only looks",
+		Commands: []string{fmt.Sprintf("ss -lunpm 'sport = :%d'", s.Local.Port())}}
+	if s.Raw {
+		f.Remedy.Commands = []string{"ss -wnpm"}
+	}
+	return f
 }

@@ -26,9 +26,14 @@ var consequences = map[string][]string{
 	"FW15": {"FW13"},
 	"FW16": {"FW04"},
 	"FW17": {"ST02", "ST11"},
+	"FW19": {"ST02", "ST12"},
+	"FW20": {"ST02", "FW07"},
 	"RL15": {"FW04"},
 	"RX11": {"FW13", "FW04"},
 	"RX12": {"FW13", "FW03"},
+	"RX13": {"FW13"},
+	"RX14": {"FW07", "FW13", "RX07"},
+	"RX15": {"FW07", "ST02"},
 	"ST05": {"ST08"},
 	"ST08": {"ST02", "ST09", "ST11"},
 	"ST12": {"FW04"},
@@ -179,7 +184,7 @@ func (r *Report) nothingFound(s *observe.Sample) Conclusion {
 		}
 		return c
 	}
-	c := Conclusion{Summary: "Nothing is wrong in " + where + ".", Commands: []string{"sluice drops --seconds 10", "sluice conns --list --top 20"}}
+	c := Conclusion{Summary: "Nothing is wrong in " + where + ".", Commands: []string{"sluice drops --seconds 10", "sluice conns --by service --top 20"}}
 	if n := len(blind); n > 0 {
 		c.Summary += fmt.Sprintf(" %s could not look; see their reasons.", plural(n, "check"))
 	}

@@ -4,6 +4,7 @@ package doctor
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"os"
@@ -279,6 +280,11 @@ func old(change func(*observe.Entries)) func(*observe.Sample) {
 	return func(s *observe.Sample) { change(s.Namespaces[0].Entries) }
 }
 
+// leaks are untranslated connections of a network, of which others are translated or not.
+func leaks(n uint32, matched bool) []observe.Leak {
+	return []observe.Leak{{Odd: observe.Odd{Entries: n, First: fourEntry}, Network: netip.MustParsePrefix("10.0.0.0/24"), Out: "wan0", Matched: matched}}
+}
+
 // fourEntry is of UDP and IPv4.
 var fourEntry = conntrack.Entry{Protocol: flow.UDP, Original: conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("10.0.0.2")), Dest: conntrack.AddrOf(netip.MustParseAddr("203.0.113.1"))}}
 
@@ -393,5 +399,80 @@ func all(changes ...func(*observe.Sample)) func(*observe.Sample) {
 		for _, change := range changes {
 			change(s)
 		}
+	}
+}
+
+// lostBy has 30 packets to several destinations of the Internet dropped on their way to a router.
+func lostBy(cause trace.Cause, link string, gateways ...observe.Gateway) func(*observe.Sample) {
+	return func(s *observe.Sample) {
+		n := s.Namespaces[0]
+		n.After.Routing.Gateways, n.Ways = gateways, map[*trace.DropSample]observe.Way{}
+		g := trace.DropGroup{Cause: cause, Packets: 30, PerSecond: 10}
+		for i := range 6 {
+			packet := &trace.DropSample{Interface: link, Packet: flow.Tuple{Protocol: flow.TCP, Source: netip.MustParseAddrPort("203.0.113.1:4000"), Dest: netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(i / 2)}), 443)}}
+			g.Sampled = append(g.Sampled, packet)
+			n.Ways[packet] = observe.Way{Interface: link, NextHop: gateways[0].Address}
+		}
+		g.Samples = g.Sampled[:1]
+		n.Drops = append(n.Drops, g)
+	}
+}
+
+// looping has the TTL of many packets expire that go back by the interface of their arrival.
+func looping(s *observe.Sample) {
+	n := s.Namespaces[0]
+	n.After.Links[1].Index, n.After.Links[1].Addresses = 2, []netip.Prefix{netip.MustParsePrefix("2001:db8::1/64")}
+	n.After.Links[2].Addresses = []netip.Prefix{netip.MustParsePrefix("2001:db8:1:1::1/64")}
+	n.Ways = map[*trace.DropSample]observe.Way{}
+	g := trace.DropGroup{Cause: trace.CauseTTL, Packets: 90, PerSecond: 30}
+	for _, to := range []string{"[2001:db8:1:7000::1]:53", "[2001:db8:1:f000::1]:53"} {
+		packet := &trace.DropSample{InIfIndex: 2, Packet: flow.Tuple{Protocol: flow.UDP, Source: netip.MustParseAddrPort("[2001:db8:7::1]:4000"), Dest: netip.MustParseAddrPort(to)}}
+		g.Sampled = append(g.Sampled, packet)
+		n.Ways[packet] = observe.Way{Interface: "wan0", NextHop: netip.MustParseAddr("2001:db8::2")}
+	}
+	n.Drops = append(n.Drops, g)
+}
+
+// ruleDrops has a rule drop packets, each from a source to a destination.
+func ruleDrops(protocol flow.Protocol, pairs ...string) func(*observe.Sample) {
+	return func(s *observe.Sample) {
+		g := trace.DropGroup{Cause: trace.CauseNftRule, Packets: 90, PerSecond: 30, Rules: []firewall.Rule{{Chain: "inet filter input", Text: "policy drop"}}}
+		for i := 0; i < len(pairs); i += 2 {
+			g.Sampled = append(g.Sampled, &trace.DropSample{Interface: "lan0", Packet: flow.Tuple{Protocol: protocol, Source: netip.MustParseAddrPort(pairs[i]), Dest: netip.MustParseAddrPort(pairs[i+1])}})
+		}
+		s.Namespaces[0].Delta["Ip.InReceives"] = 300
+		s.Namespaces[0].Drops = append(s.Namespaces[0].Drops, g)
+	}
+}
+
+// repeated is the same element n times.
+func repeated(n int, pair ...string) (list []string) {
+	for range n {
+		list = append(list, pair...)
+	}
+	return list
+}
+
+// scan has one source try so many ports.
+func scan(n int) (list []string) {
+	for i := range n {
+		list = append(list, "198.51.100.9:4000", fmt.Sprintf("203.0.113.1:%d", 1000+i))
+	}
+	return list
+}
+
+// lossy has sockets lose datagrams.
+func lossy(drops uint64) func(*observe.Sample) {
+	return func(s *observe.Sample) {
+		s.Namespaces[0].Lossy = []observe.LossySocket{{Protocol: flow.UDP, Local: netip.MustParseAddrPort("0.0.0.0:1900"), Drops: drops, Program: observe.Program{Name: "minissdpd", PID: 77}}}
+	}
+}
+
+// detached routes an address of lan0's network by a tunnel, with so many connections to it.
+func detached(unanswered, answered uint32, proxied bool) func(*observe.Sample) {
+	return func(s *observe.Sample) {
+		d := observe.Detached{Prefix: netip.MustParsePrefix("10.0.0.200/32"), By: "tun0", Within: "lan0", Network: netip.MustParsePrefix("10.0.0.0/24"), Proxied: proxied}
+		s.Namespaces[0].After.Routing.Detached = []observe.Detached{d}
+		s.Namespaces[0].Entries.Detached = map[observe.Detached]*observe.Exchanges{d: {Unanswered: observe.Odd{Entries: unanswered, First: fourEntry}, Answered: answered}}
 	}
 }

@@ -115,9 +115,16 @@ func (b *book) mayInState(rule *nftables.Rule, p *Packet, state *uint32, wanted 
 			return wanted(expr.VerdictDrop, "")
 		case *expr.Queue:
 			return wanted(expr.VerdictQueue, "")
+		case *expr.Masq:
+			return wanted(translates, "")
+		case *expr.NAT:
+			return e.Type == expr.NATTypeSourceNAT && wanted(translates, "")
 		case *expr.Target:
-			if e.Name == "REJECT" || e.Name == "NFQUEUE" {
+			switch {
+			case e.Name == "REJECT" || e.Name == "NFQUEUE":
 				return wanted(expr.VerdictDrop, "")
+			case translatesSource(e):
+				return wanted(translates, "")
 			}
 		}
 		if !holds {
@@ -236,9 +243,11 @@ func (r *registers) meta(e *expr.Meta, p *Packet) {
 		}
 	case expr.MetaKeyIIFNAME:
 		if p.In != "" {
-			name := make([]byte, unix.IFNAMSIZ)
-			copy(name, p.In)
-			r.set(e.Register, name)
+			r.set(e.Register, interfaceName(p.In))
+		}
+	case expr.MetaKeyOIFNAME:
+		if p.Out != "" {
+			r.set(e.Register, interfaceName(p.Out))
 		}
 	case expr.MetaKeyIIF:
 		if p.InIndex > 0 {

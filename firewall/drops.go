@@ -96,8 +96,8 @@ type jump struct {
 	to   string // chainKey
 }
 
-// dropRules finds the dropping rules of nf_tables.
-func (n *nft) dropRules() (rules []Rule) {
+// book returns the ruleset with the callers of each chain.
+func (n *nft) book() *book {
 	b := &book{nft: n, hooks: map[string]string{}, callers: map[string][]jump{}}
 	for _, c := range n.chains {
 		key := chainKey(c.Table, c.Name)
@@ -110,6 +110,12 @@ func (n *nft) dropRules() (rules []Rule) {
 			}
 		}
 	}
+	return b
+}
+
+// dropRules finds the dropping rules of nf_tables.
+func (n *nft) dropRules() (rules []Rule) {
+	b := n.book()
 	for _, c := range n.chains {
 		key := chainKey(c.Table, c.Name)
 		if c.Hooknum != nil && policyDrops(c) {
@@ -207,12 +213,18 @@ func (b *book) climb(chain string, steps int, visit func(base string, via []jump
 	return false, steps
 }
 
-// drops reports whether a rule can drop a packet. The rule and the jumps to its chain must fit.
+// drops reports whether a rule can drop a packet.
 func (b *book) drops(rule *nftables.Rule, p *Packet) bool {
-	if !b.may(rule, p, func(kind expr.VerdictKind, _ string) bool { return dropsBy(kind) }) {
+	return b.reaches(rule, p, func(kind expr.VerdictKind, _ string) bool { return dropsBy(kind) })
+}
+
+// reaches reports whether a packet can reach a rule and get a wanted verdict there. The rule and the jumps to its chain
+// must fit.
+func (b *book) reaches(rule *nftables.Rule, p *Packet, wanted func(kind expr.VerdictKind, chain string) bool) bool {
+	if !b.may(rule, p, wanted) {
 		return false
 	}
-	met := false // a chain without callers cannot drop, unless the ruleset changed during the read
+	met := false // a chain without callers has no packets, unless the ruleset changed during the read
 	reached, _ := b.climb(chainKey(rule.Table, rule.Chain.Name), 0, func(_ string, via []jump) bool {
 		met = true
 		return !slices.ContainsFunc(via, func(j jump) bool {

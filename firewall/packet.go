@@ -20,6 +20,7 @@ type Packet struct {
 	Tuple   flow.Tuple // addresses and ports in Header
 	In      string     // input interface; "" if unknown
 	InIndex uint32     // index of In; 0 if unknown
+	Out     string     // output interface; "" if unknown
 	Mark    uint32
 	// States are the possible states of the connection as bits of "ct state"; empty if unknown.
 	States []uint32
@@ -112,6 +113,9 @@ func (r *savedRule) condition(option, value string, p *Packet) (holds, known boo
 	case "-i":
 		prefix, all := strings.CutSuffix(value, "+")
 		return p.In == value || all && strings.HasPrefix(p.In, prefix), p.In != ""
+	case "-o":
+		prefix, all := strings.CutSuffix(value, "+")
+		return p.Out == value || all && strings.HasPrefix(p.Out, prefix), p.Out != ""
 	case "--dport", "--dports":
 		return portIn(value, t.Dest.Port()), t.Protocol.HasPorts() && t.Dest.Port() > 0
 	case "--sport", "--sports":

@@ -26,9 +26,11 @@ type Ruleset struct {
 	Tables    int
 	SourceNAT int // source NAT rules, including masquerade
 	DestNAT   int
-	Forwards  Forwards
-	Targets   Targets // of destination NAT
-	Tracking  int     // rules that use connection tracking
+	// Sources are the rules that translate sources.
+	Sources  []SourceRule
+	Forwards Forwards
+	Targets  Targets // of destination NAT
+	Tracking int     // rules that use connection tracking
 	// Untracked counts rules that exclude packets from connection tracking by their source only.
 	Untracked Forwards
 	Helpers   int // rules that assign a helper
@@ -122,6 +124,7 @@ func Read(ctx context.Context) (*Ruleset, error) {
 			continue
 		}
 		r.addLegacy(family, saved, local)
+		r.Sources = append(r.Sources, legacySourceRules(family, saved)...)
 	}
 	return r, err
 }
@@ -135,6 +138,7 @@ func (r *Ruleset) addNft(n *nft, local []netip.Addr) {
 		r.Compat = r.Compat || len(list) > 0 && builtIn(c)
 		r.scan(c, list)
 	}
+	r.Sources = n.sourceRules()
 	graph := newChainGraph()
 	graph.readNft(n.rules, n.sets)
 	r.Unread = graph.unread

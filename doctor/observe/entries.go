@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // Entries is what single entries of a connection table show, for checks that ask for more
@@ -21,9 +22,15 @@ type Entries struct {
 	// Hairpin are connections that are sent to a server in the client's own network with the
 	// client's address, and that saw no answer.
 	Hairpin Odd
-	// Leaks are connections other than TCP from private to public addresses that are not
-	// translated, and saw no answer, from networks of which others are translated.
-	Leaks Odd
+	// Leaks are connections from private to public addresses that are not translated and saw no answer.
+	Leaks []Leak
+	// Bypassed are connections that an IPsec policy selects before their source is translated, and
+	// not after it; BypassedPolicy is the policy of the first.
+	Bypassed       Odd
+	BypassedPolicy netdev.IPsecPolicy
+	// Detached are connections between hosts of a link and an address of its network that is routed by
+	// another interface, by the route.
+	Detached map[Detached]*Exchanges
 	// Unanswered are connections of TCP of which only packets of one side came by, of TCP in all.
 	Unanswered, TCP uint32
 	// OldSources are those with a source that this host has not, by that address.
@@ -38,8 +45,24 @@ type Entries struct {
 	// FTP are control connections without a helper.
 	FTP []Pair
 
-	leaks      map[netip.Prefix]*Odd // by the sources' networks
-	translated map[netip.Prefix]bool // networks of which sources are translated
+	leaks      map[netip.Prefix]*Leak // by the sources' networks
+	translated map[netip.Prefix]bool  // networks of which sources are translated
+}
+
+// Leak are untranslated connections of one network.
+type Leak struct {
+	Odd
+	Network  netip.Prefix // of the sources
+	Answered uint32       // of its untranslated connections
+	Before   bool         // connections of the network are, or were, translated
+	Out      string       // the interface by which the first leaves
+	Matched  bool         // a rule would translate the first today
+}
+
+// Exchanges are connections by whether they saw an answer.
+type Exchanges struct {
+	Unanswered Odd
+	Answered   uint32
 }
 
 // networkOf is the network of 256 addresses of IPv4, or of 64 bits of IPv6, of an address: whom
@@ -53,17 +76,18 @@ func networkOf(a netip.Addr) netip.Prefix {
 	return p
 }
 
-// finish adds up the leaks of networks that are translated, or of all where none is yet.
+// fewLeaks is up to how many unanswered connections of a network say nothing of its translation.
+const fewLeaks = 3
+
+// finish keeps the leaks of networks that are translated otherwise, or that get no answer at all.
 func (s *Entries) finish() {
-	for network, odd := range s.leaks {
-		if len(s.translated) > 0 && !s.translated[network] {
-			continue
+	for network, l := range s.leaks {
+		l.Network, l.Before = network, s.translated[network]
+		if l.Entries > 0 && l.Before || l.Entries >= fewLeaks && l.Answered == 0 || l.Entries > 0 && l.Answered == 0 && len(s.translated) == 0 {
+			s.Leaks = append(s.Leaks, *l)
 		}
-		if s.Leaks.Entries == 0 {
-			s.Leaks.First = odd.First
-		}
-		s.Leaks.Entries += odd.Entries
 	}
+	slices.SortFunc(s.Leaks, func(a, b Leak) int { return int(b.Entries) - int(a.Entries) })
 }
 
 // Odd is a group of entries that should not be, with one of them.
@@ -98,8 +122,11 @@ type Handshakes struct {
 // finished, of scans and of clients that gave up.
 const manyStuck = 5
 
-// routes looks up where the answers of handshakes go.
+// routes looks up where the answers of handshakes and untranslated connections go.
 func (s *Entries) routes(links []Link) {
+	for i := range s.Leaks {
+		s.Leaks[i].Out = wayTo(s.Leaks[i].First.Original.Dest.Netip(), s.Leaks[i].First.Mark)
+	}
 	for own, h := range s.Handshakes {
 		if h.Stuck.Entries < manyStuck {
 			continue
@@ -127,6 +154,9 @@ const (
 type placing struct {
 	own   map[netip.Addr]bool
 	links []netip.Prefix // networks of the host's links
+
+	policies []netdev.IPsecPolicy
+	detached []Detached
 	// lingers is how many seconds the entry of a closed connection stays, by its state.
 	lingers map[conntrack.TCPState]uint32
 }
@@ -157,9 +187,9 @@ func (p *placing) lingering(root fs.FS) {
 	}
 }
 
-func placingOf(links []Link) *placing {
-	p := &placing{own: map[netip.Addr]bool{}}
-	for _, l := range links {
+func placingOf(r *NamespaceReading) *placing {
+	p := &placing{own: map[netip.Addr]bool{}, policies: r.Routing.Policies, detached: r.Routing.Detached}
+	for _, l := range r.Links {
 		for _, a := range l.Addresses {
 			p.own[a.Addr()] = true
 			if !l.Loopback && !a.IsSingleIP() {
@@ -203,6 +233,10 @@ func (s *Entries) add(e *conntrack.Entry, p *placing) {
 		}
 		s.Reached[netip.AddrPortFrom(server, e.Reply.SourcePort)] = true
 	}
+	if e.SourceTranslated() && source != outside {
+		s.bypassed(e, p)
+	}
+	s.addDetached(e, p, answered)
 	switch {
 	case e.Status&conntrack.Expected != 0 || e.Zone != 0: // a helper's, or Open vSwitch's: by no rule
 	case e.SourceTranslated() && source != outside && !p.own[outside]:
@@ -211,11 +245,50 @@ func (s *Entries) add(e *conntrack.Entry, p *placing) {
 		if !answered || e.Protocol == flow.TCP && conntrack.TCPState(e.State) == conntrack.TCPSynSent {
 			s.Hairpin.add(e)
 		}
-	case e.SourceTranslated() || e.DestTranslated() || answered || e.Protocol == flow.TCP || !e.Protocol.HasPorts():
+	case e.SourceTranslated() || e.DestTranslated() || !e.Protocol.HasPorts():
 	case p.own[dest]:
-		s.toHost(TrackedPort{e.Protocol, e.Original.DestPort}, e)
+		if !answered && e.Protocol != flow.TCP {
+			s.toHost(TrackedPort{e.Protocol, e.Original.DestPort}, e)
+		}
 	case source.IsPrivate() && !p.own[source] && public(dest):
-		s.leak(networkOf(source), e)
+		s.leak(networkOf(source), e, answered)
+	}
+}
+
+// bypassed adds a connection that left outside of a tunnel because its source was translated.
+func (s *Entries) bypassed(e *conntrack.Entry, p *placing) {
+	source, server, outside := e.Original.Source.Netip(), e.Reply.Source.Netip(), e.Reply.Dest.Netip()
+	for _, policy := range p.policies {
+		if !policy.Blocks && policy.Source.Contains(source) && policy.Dest.Contains(server) && !policy.Source.Contains(outside) &&
+			(policy.Protocol == flow.Any || policy.Protocol == e.Protocol) {
+			if s.Bypassed.Entries == 0 {
+				s.BypassedPolicy = policy
+			}
+			s.Bypassed.add(e)
+			return
+		}
+	}
+}
+
+// addDetached adds a connection between a link and an address of its network that is routed elsewhere.
+func (s *Entries) addDetached(e *conntrack.Entry, p *placing, answered bool) {
+	source, server := e.Original.Source.Netip(), e.Reply.Source.Netip()
+	for _, d := range p.detached {
+		if !(d.Prefix.Contains(source) && d.Network.Contains(server)) && !(d.Prefix.Contains(server) && d.Network.Contains(source)) || p.own[source] || p.own[server] {
+			continue
+		}
+		if s.Detached == nil {
+			s.Detached = map[Detached]*Exchanges{}
+		}
+		if s.Detached[d] == nil {
+			s.Detached[d] = &Exchanges{}
+		}
+		if answered {
+			s.Detached[d].Answered++
+		} else {
+			s.Detached[d].Unanswered.add(e)
+		}
+		return
 	}
 }
 
@@ -228,17 +301,21 @@ func (s *Entries) translates(network netip.Prefix) {
 	}
 }
 
-func (s *Entries) leak(network netip.Prefix, e *conntrack.Entry) {
+func (s *Entries) leak(network netip.Prefix, e *conntrack.Entry, answered bool) {
 	if s.leaks == nil {
-		s.leaks = map[netip.Prefix]*Odd{}
+		s.leaks = map[netip.Prefix]*Leak{}
 	}
 	if s.leaks[network] == nil {
 		if len(s.leaks) == oddKeys {
 			return
 		}
-		s.leaks[network] = &Odd{}
+		s.leaks[network] = &Leak{}
 	}
-	s.leaks[network].add(e)
+	if answered {
+		s.leaks[network].Answered++
+	} else {
+		s.leaks[network].add(e)
+	}
 }
 
 func (s *Entries) addTCP(e *conntrack.Entry, p *placing, answered bool) {

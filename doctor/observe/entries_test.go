@@ -41,10 +41,10 @@ func TestEntries(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var s Entries
-			s.add(&conntrack.Entry{Protocol: tc.protocol, State: uint8(tc.state), Status: tc.status, Original: tuple(tc.from, tc.to), Reply: tuple(tc.backFrom, tc.backTo)}, placingOf(links))
+			s.add(&conntrack.Entry{Protocol: tc.protocol, State: uint8(tc.state), Status: tc.status, Original: tuple(tc.from, tc.to), Reply: tuple(tc.backFrom, tc.backTo)}, placingOf(&NamespaceReading{Links: links}))
 			s.finish()
 			own := netip.MustParseAddr("203.0.113.1")
-			got := [...]bool{s.Hairpin.Entries > 0, s.Leaks.Entries > 0, len(s.OldSources) > 0, len(s.ToHost) > 0, s.Handshakes[own] != nil && s.Handshakes[own].Stuck.Entries > 0, len(s.FTP) > 0}
+			got := [...]bool{s.Hairpin.Entries > 0, len(s.Leaks) > 0, len(s.OldSources) > 0, len(s.ToHost) > 0, s.Handshakes[own] != nil && s.Handshakes[own].Stuck.Entries > 0, len(s.FTP) > 0}
 			if want := [...]bool{tc.hairpin, tc.leak, tc.old, tc.host, tc.stuck, tc.ftp}; got != want {
 				t.Errorf("hairpin, leak, old source, to the host, stuck, FTP: %v, want %v", got, want)
 			}
@@ -75,13 +75,13 @@ func TestReached(t *testing.T) {
 
 // TestLeaksOfOthers: a network that no rule translates may be routed as it is.
 func TestLeaksOfOthers(t *testing.T) {
-	where := placingOf([]Link{{Name: "wan0", Addresses: []netip.Prefix{netip.MustParsePrefix("203.0.113.1/24")}}})
-	for network, want := range map[string]uint32{"10.0.0.9:2000": 1, "10.0.7.9:2000": 0} {
+	where := placingOf(&NamespaceReading{Links: []Link{{Name: "wan0", Addresses: []netip.Prefix{netip.MustParsePrefix("203.0.113.1/24")}}}})
+	for network, want := range map[string]int{"10.0.0.9:2000": 1, "10.0.7.9:2000": 0} {
 		var s Entries
 		s.add(&conntrack.Entry{Protocol: flow.UDP, Original: tuple("10.0.0.2:1000", "198.51.100.7:53"), Reply: tuple("198.51.100.7:53", "203.0.113.1:1000")}, where)
 		s.add(&conntrack.Entry{Protocol: flow.UDP, Original: tuple(network, "198.51.100.7:53"), Reply: tuple("198.51.100.7:53", network)}, where)
-		if s.finish(); s.Leaks.Entries != want {
-			t.Errorf("from %s: %d leaks, want %d", network, s.Leaks.Entries, want)
+		if s.finish(); len(s.Leaks) != want {
+			t.Errorf("from %s: %d leaks, want %d", network, len(s.Leaks), want)
 		}
 	}
 }

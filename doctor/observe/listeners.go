@@ -151,6 +151,11 @@ func (r *NamespaceReading) ReadSockets(root fs.FS) {
 	if r.Sockstat["UDP.inuse"]+r.Sockstat["UDP6.inuse"] > 0 {
 		r.readUDP(root)
 	}
+	if r.Sockstat["RAW.inuse"]+r.Sockstat["RAW6.inuse"] > 0 {
+		for _, name := range []string{"raw", "raw6"} {
+			r.eachSocket(root, name, func(fields []string) { r.lossOf(fields, true) })
+		}
+	}
 }
 
 // eachSocket visits the lines of a list such as /proc/net/tcp, and notes where it is cut.
@@ -226,6 +231,7 @@ func (r *NamespaceReading) readTCP(root fs.FS) {
 func (r *NamespaceReading) readUDP(root fs.FS) {
 	for _, name := range []string{"udp", "udp6"} {
 		r.eachSocket(root, name, func(fields []string) {
+			r.lossOf(fields, false)
 			if remote, ok := hexEndpoint(fields[2]); !ok || remote.Port() != 0 {
 				return
 			}

@@ -177,8 +177,7 @@ func (l *Live) Namespace(ctx context.Context, ns netdev.Namespace, known *Socket
 		}
 		r.Links, err = readLinks()
 		r.Routing = readRouting(l.root, r.Links)
-		r.Failed = failedNeighbours()
-		r.Uplinks = uplinks()
+		r.readRoutes()
 		r.Generation, _ = firewall.Generation()
 		if known != nil {
 			r.Sockets = *known
@@ -217,7 +216,7 @@ func readLinks() ([]Link, error) {
 		indexes[i] = l.Attrs().Index
 	}
 	features := netdev.XDPFeatures(indexes)
-	own, peers := linkAddresses(), map[int]peer{}
+	peers := map[int]peer{}
 	var out []Link
 	for _, l := range list {
 		a := l.Attrs()
@@ -226,7 +225,8 @@ func readLinks() ([]Link, error) {
 			MTU: a.MTU, Queues: a.NumRxQueues, XDP: a.Xdp != nil && a.Xdp.Attached, LRO: -1, GRO: -1, RxChecksum: -1, UDPForwarding: -1,
 		}
 		link.Loopback = a.RawFlags&unix.IFF_LOOPBACK != 0
-		link.Master, link.Addresses = a.MasterIndex, own[a.Index]
+		link.Carrier, link.NoARP = a.RawFlags&unix.IFF_LOWER_UP != 0, a.RawFlags&unix.IFF_NOARP != 0
+		link.Master, link.Queue = a.MasterIndex, a.TxQLen
 		if link.Kind == "veth" && a.ParentIndex > 0 {
 			peers[a.Index] = peer{a.ParentIndex, a.NetNsID}
 		}
@@ -246,50 +246,13 @@ func readLinks() ([]Link, error) {
 		link.XDPFeatures, link.XDPKnown = features[a.Index]
 		out = append(out, link)
 	}
+	readAddresses(out)
 	readPorts(out, peers)
 	return out, nil
 }
 
-// failedNeighbours lists next hops that do not answer.
-func failedNeighbours() (failed []netip.Addr) {
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		list, err := netdev.Whole(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, family) })
-		if err != nil {
-			return failed
-		}
-		for _, neighbour := range list {
-			if neighbour.State&netlink.NUD_FAILED != 0 {
-				if addr, ok := netip.AddrFromSlice(neighbour.IP); ok {
-					failed = append(failed, addr.Unmap())
-				}
-			}
-		}
-	}
-	return failed
-}
-
-// uplinks counts the interfaces over which a default route of IPv4 leads: rp_filter is IPv4's.
-func uplinks() int {
-	links := map[int]bool{}
-	routes, _ := netdev.Whole(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
-	})
-	for _, r := range routes {
-		if r.Dst != nil && !r.Dst.IP.IsUnspecified() {
-			continue
-		}
-		if r.LinkIndex > 0 && (r.Gw != nil || r.Scope == netlink.SCOPE_LINK) {
-			links[r.LinkIndex] = true
-		}
-		for _, hop := range r.MultiPath {
-			links[hop.LinkIndex] = true
-		}
-	}
-	return len(links)
-}
-
 // Table implements Reader.
-func (l *Live) Table(ctx context.Context, ns netdev.Namespace, links []Link) (*conntrack.Summary, *Entries, error) {
+func (l *Live) Table(ctx context.Context, ns netdev.Namespace, r *NamespaceReading) (*conntrack.Summary, *Entries, error) {
 	if limits, err := conntrack.ReadLimits(ns); err == nil && limits.Count == 0 {
 		return nil, nil, nil // even an empty namespace's dump walks the whole host's table
 	}
@@ -300,7 +263,7 @@ func (l *Live) Table(ctx context.Context, ns netdev.Namespace, links []Link) (*c
 	defer c.Close()
 	s := conntrack.NewSummary(conntrack.BySource | conntrack.ByService | conntrack.ByBackend | conntrack.BySNATPort)
 	s.Enter(ns.Name, 0)
-	single, where := &Entries{}, placingOf(links)
+	single, where := &Entries{}, placingOf(r)
 	_ = ns.Do(func() error { where.lingering(l.root); return nil })
 	err = c.Dump(ctx, nil, func(e *conntrack.Entry) error {
 		s.Add(e)
@@ -308,12 +271,15 @@ func (l *Live) Table(ctx context.Context, ns netdev.Namespace, links []Link) (*c
 		return nil
 	})
 	single.finish()
-	_ = ns.Do(func() error { single.routes(links); return nil })
+	_ = ns.Do(func() error { single.routes(r.Links); return nil })
 	if errors.Is(err, conntrack.ErrInterrupted) {
 		err = nil // a busy table changes while it is read; shares stay right
 	}
 	return s, single, err
 }
+
+// FollowUp implements Reader.
+func (l *Live) FollowUp(n *Namespace) { n.followUp() }
 
 // NewRate implements Reader.
 func (l *Live) NewRate(ctx context.Context, ns netdev.Namespace) (float64, error) {

@@ -3,9 +3,13 @@
 package observe
 
 import (
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
 
+	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
@@ -37,12 +41,68 @@ func TestUplinks(t *testing.T) {
 			}
 		}
 		if err := host.Do(func() error {
-			if n := uplinks(); n != step.want {
-				t.Errorf("%d uplinks, want %d", n, step.want)
+			links, err := readLinks()
+			r := NamespaceReading{Links: links}
+			if r.readRoutes(); r.Uplinks != step.want {
+				t.Errorf("%d uplinks, want %d", r.Uplinks, step.want)
 			}
-			return nil
+			return err
 		}); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestRoutesAndAddresses reads gateways, routes for a part of a link's network, and whether links are connected.
+func TestRoutesAndAddresses(t *testing.T) {
+	labtest.Require(t, labtest.Root)
+	host := labtest.New(t, lab.Topology{Name: "routes", Nodes: []lab.NodeSpec{{Name: "host"}}}).Node("host")
+	for _, line := range []string{
+		"ip link add lan0 type veth peer name far0", "ip link add tun0 type veth peer name far1", "ip addr add 10.0.0.1/24 dev lan0", "ip -6 addr add 2001:db8::1/64 dev lan0",
+		"ip link set lan0 up", "ip link set tun0 up", "ip link set far1 up", "ip route add 10.0.0.200/32 dev tun0", "ip route add 192.0.2.0/24 dev tun0",
+		"ip route add default via 10.0.0.9 dev lan0", "ip route add 198.51.100.0/24 via 10.0.0.9 dev lan0",
+	} {
+		words := strings.Fields(line)
+		if out, err := host.Command(t.Context(), words[0], words[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", line, err, out)
+		}
+	}
+	if err := host.Do(func() error {
+		links, err := readLinks()
+		r := NamespaceReading{Links: links, Sysctl: map[string]string{}}
+		r.readRoutes()
+		gateways := []Gateway{{Address: netip.MustParseAddr("10.0.0.9"), Interface: "lan0", Route: netip.MustParsePrefix("0.0.0.0/0")}}
+		if !slices.Equal(r.Routing.Gateways, gateways) {
+			t.Errorf("gateways %v, want %v", r.Routing.Gateways, gateways)
+		}
+		detached := []Detached{{Prefix: netip.MustParsePrefix("10.0.0.200/32"), By: "tun0", Within: "lan0", Network: netip.MustParsePrefix("10.0.0.0/24")}}
+		if !slices.Equal(r.Routing.Detached, detached) {
+			t.Errorf("detached %v, want %v", r.Routing.Detached, detached)
+		}
+		for _, l := range links {
+			if l.Carrier != (l.Name == "tun0" || l.Name == "far1" || l.Name == "lo" && l.Up) {
+				t.Errorf("%s: carrier %v", l.Name, l.Carrier)
+			}
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestLossySockets reads the counters of drops of single sockets.
+func TestLossySockets(t *testing.T) {
+	const head = "   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops\n"
+	line := func(drops string) fstest.MapFS {
+		return fstest.MapFS{"proc/thread-self/net/udp": {Data: []byte(head + " 100: 00000000:076C 00000000:0000 07 00000000:00034000 00:00000000 00000000     0        0 4711 2 0000000000000000 " + drops + "\n")}}
+	}
+	n := Namespace{}
+	for drops, r := range map[string]*NamespaceReading{"80": &n.Before, "83": &n.After} {
+		r.Sockstat = map[string]uint64{"UDP.inuse": 1}
+		r.ReadSockets(line(drops))
+	}
+	got := n.lossySockets()[4711]
+	if want := (LossySocket{Protocol: flow.UDP, Local: netip.MustParseAddrPort("0.0.0.0:1900"), Drops: 3, Waiting: 0x34000}); got == nil || *got != want {
+		t.Errorf("%+v, want %+v", got, want)
 	}
 }

@@ -27,6 +27,12 @@ type Routing struct {
 	Learned6 []string
 	// Marked counts the rules that choose a table by a packet's mark.
 	Marked int
+	// Gateways are the routers that routes lead to.
+	Gateways []Gateway
+	// Detached are routes for parts of a link's network by other interfaces.
+	Detached []Detached
+	// Policies are the IPsec policies for packets that leave.
+	Policies []netdev.IPsecPolicy
 	// Advertised counts the router advertisements that an interface has ever received.
 	Advertised map[string]uint64
 }
@@ -82,6 +88,7 @@ func readRouting(root fs.FS, links []Link) (r Routing) {
 			r.Marked++
 		}
 	}
+	r.Policies, _ = netdev.IPsecPolicies()
 	return r
 }
 
@@ -123,17 +130,28 @@ func gatewayOn(link *Link) netip.Addr {
 	return addr
 }
 
-// linkAddresses are those of the interfaces, by index.
-func linkAddresses() map[int][]netip.Prefix {
-	out := map[int][]netip.Prefix{}
+// readAddresses adds the addresses of the interfaces.
+func readAddresses(links []Link) {
+	byIndex := map[int]*Link{}
+	for i := range links {
+		byIndex[links[i].Index] = &links[i]
+	}
 	list, _ := netdev.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, unix.AF_UNSPEC) })
 	for _, a := range list {
-		if addr, ok := netip.AddrFromSlice(a.IP); ok && a.IPNet != nil {
-			bits, _ := a.Mask.Size()
-			out[a.LinkIndex] = append(out[a.LinkIndex], netip.PrefixFrom(addr.Unmap(), bits))
+		addr, ok := netip.AddrFromSlice(a.IP)
+		l := byIndex[a.LinkIndex]
+		if !ok || a.IPNet == nil || l == nil {
+			continue
+		}
+		bits, _ := a.Mask.Size()
+		l.Addresses = append(l.Addresses, netip.PrefixFrom(addr.Unmap(), bits))
+		switch {
+		case a.Flags&unix.IFA_F_DADFAILED != 0:
+			l.Duplicates = append(l.Duplicates, addr)
+		case a.Flags&unix.IFA_F_TENTATIVE != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0:
+			l.Tentative = append(l.Tentative, addr)
 		}
 	}
-	return out
 }
 
 // Attributes of links that the library does not read (linux/if_link.h).

@@ -125,6 +125,12 @@ type Namespace struct {
 	// Drops are the causes seen in the window; DropsErr tells why none could be.
 	Drops    []trace.DropGroup
 	DropsErr error
+	// Ways are the routes of sampled packets that were dropped on their way out.
+	Ways map[*trace.DropSample]Way
+	// Lossy are the sockets that lost datagrams, the largest loss first.
+	Lossy []LossySocket
+	// Readers are the programs that serve tun interfaces, by interface.
+	Readers map[string]Program
 }
 
 // NamespaceReading is one look at a namespace.
@@ -157,6 +163,8 @@ type Sockets struct {
 	AskedErr error
 	// Remotes counts the ports of the local range that TCP connections have.
 	Remotes map[Remote]int
+	// Losses are the datagram and raw sockets that ever lost a datagram, by inode.
+	Losses map[uint64]socketLoss
 	// Cut tells that a list was too long to be read to its end.
 	Cut bool
 }
@@ -168,7 +176,10 @@ type Link struct {
 	Kind     string // "veth", "bridge", "wireguard"...; "device" for hardware
 	Loopback bool
 	Up       bool
+	Carrier  bool // the link is connected
+	NoARP    bool // it has no hardware addresses to ask for
 	MTU      int
+	Queue    int // packets that its transmit queue holds (txqueuelen)
 	PeerMTU  int // of the other end of a veth; 0: not known
 	Queues   int // receive queues
 	XDP      bool
@@ -178,6 +189,9 @@ type Link struct {
 	ForwardDelay time.Duration
 	// Addresses are the interface's own, with their networks.
 	Addresses []netip.Prefix
+	// Duplicates are addresses that another host has, too; Tentative are those that the kernel has not
+	// yet found to be unique. It uses neither.
+	Duplicates, Tentative []netip.Addr
 
 	RxPackets, TxPackets, RxErrors, TxErrors, RxDropped, TxDropped, RxMissed, RxFifo uint64
 	QdiscDrops, QdiscPackets                                                         uint64
@@ -204,12 +218,14 @@ type Reader interface {
 	// Namespace takes one reading of a namespace. Its sockets, whose lists are long, are not
 	// read again where they are known.
 	Namespace(ctx context.Context, ns netdev.Namespace, known *Sockets) (NamespaceReading, error)
-	// Table sums up the connection table of a namespace, nil when it is empty. links are
-	// those of the namespace.
-	Table(ctx context.Context, ns netdev.Namespace, links []Link) (*conntrack.Summary, *Entries, error)
+	// Table sums up the connection table of a namespace, nil when it is empty. r is a reading of the
+	// namespace.
+	Table(ctx context.Context, ns netdev.Namespace, r *NamespaceReading) (*conntrack.Summary, *Entries, error)
 	Rules(ctx context.Context, ns netdev.Namespace) (*firewall.Ruleset, error)
 	// Silent asks for addresses that rules name.
 	Silent(ctx context.Context, ns netdev.Namespace, addresses []netip.Addr) []hold.Silent
+	// FollowUp looks up what the drops and counters of the window leave open.
+	FollowUp(n *Namespace)
 	// NewRate samples the new connections a second.
 	NewRate(ctx context.Context, ns netdev.Namespace) (float64, error)
 }
@@ -219,7 +235,7 @@ var netSysctl = []string{
 	"net/netfilter/nf_conntrack_*", "net/netfilter/nf_log/*",
 	"net/ipv4/ip_forward", "net/ipv4/ip_local_port_range", "net/ipv4/ip_local_reserved_ports", "net/ipv4/tcp_tw_reuse",
 	"net/ipv4/tcp_max_tw_buckets", "net/ipv4/tcp_max_syn_backlog", "net/ipv4/icmp_ratelimit", "net/ipv4/tcp_mem", "net/ipv4/tcp_max_orphans",
-	"net/ipv4/conf/*/rp_filter", "net/ipv4/conf/*/forwarding", "net/ipv4/conf/*/route_localnet",
+	"net/ipv4/conf/*/rp_filter", "net/ipv4/conf/*/forwarding", "net/ipv4/conf/*/route_localnet", "net/ipv4/conf/*/proxy_arp", "net/ipv4/conf/*/ignore_routes_with_linkdown", "net/ipv4/fib_multipath_use_neigh",
 	"net/ipv6/conf/all/forwarding", "net/ipv6/conf/*/accept_ra", "net/ipv4/ipfrag_*", "net/ipv6/ip6frag_*", "net/core/somaxconn", "net/core/netdev_max_backlog", "net/core/netdev_budget", "net/core/netdev_budget_usecs",
 	"net/core/rmem_max", "net/bridge/bridge-nf-call-ip*tables", "net/ipv4/neigh/default/gc_thresh3", "net/ipv6/neigh/default/gc_thresh3",
 	"net/ipv4/icmp_msgs_per_sec", "net/ipv4/tcp_syncookies",

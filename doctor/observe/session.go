@@ -157,7 +157,7 @@ func (s *Session) inspect(ctx context.Context, reader Reader, list []*Namespace,
 		if s.credit > 0 {
 			before := s.cpuTime()
 			last = tableReading{at: now}
-			last.summary, last.entries, last.err = reader.Table(ctx, n.Namespace, n.Before.Links)
+			last.summary, last.entries, last.err = reader.Table(ctx, n.Namespace, &n.Before)
 			s.tables[n.Inode] = last
 			s.credit -= s.cpuTime() - before
 		}

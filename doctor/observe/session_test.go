@@ -24,7 +24,7 @@ type counting struct {
 	used          time.Duration
 }
 
-func (c *counting) Table(_ context.Context, ns netdev.Namespace, _ []Link) (*conntrack.Summary, *Entries, error) {
+func (c *counting) Table(_ context.Context, ns netdev.Namespace, _ *NamespaceReading) (*conntrack.Summary, *Entries, error) {
 	c.tables[ns.Inode]++
 	c.used += firstCredit
 	return conntrack.NewSummary(0), nil, nil
@@ -188,9 +188,13 @@ func TestSocketsOnce(t *testing.T) {
 	}
 }
 
+func (*counting) FollowUp(*Namespace) {}
+
 func (*counting) Silent(context.Context, netdev.Namespace, []netip.Addr) []hold.Silent {
 	return nil
 }
+
+func (*lists) FollowUp(*Namespace) {}
 
 func (*lists) Silent(context.Context, netdev.Namespace, []netip.Addr) []hold.Silent {
 	return nil

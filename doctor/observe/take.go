@@ -108,6 +108,9 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 	s.After = reader.Host(ctx)
 	s.Window = time.Since(start)
 	s.collectDrops(ctx, watcher)
+	for _, n := range s.Namespaces {
+		reader.FollowUp(n)
+	}
 	return s, nil
 }
 
@@ -155,7 +158,7 @@ func (s *Sample) tablesAgain(ctx context.Context, reader Reader) {
 		if n.Delta["conntrack.drop"] == 0 || n.Delta["conntrack.insert_failed"] == 0 {
 			continue
 		}
-		if table, entries, err := reader.Table(ctx, n.Namespace, n.After.Links); err == nil && table != nil {
+		if table, entries, err := reader.Table(ctx, n.Namespace, &n.After); err == nil && table != nil {
 			n.Table, n.Entries = table, entries
 		}
 	}
@@ -177,7 +180,7 @@ func (s *Sample) inspect(ctx context.Context, reader Reader, session *Session) {
 		n.Rules, n.RulesErr = reader.Rules(ctx, n.Namespace)
 		n.Rules = cmp.Or(n.Rules, &firewall.Ruleset{})
 		n.Silent = reader.Silent(ctx, n.Namespace, n.Rules.Addresses())
-		n.Table, n.Entries, n.TableErr = reader.Table(ctx, n.Namespace, n.Before.Links)
+		n.Table, n.Entries, n.TableErr = reader.Table(ctx, n.Namespace, &n.Before)
 		n.Entries = cmp.Or(n.Entries, &Entries{})
 	}
 }

@@ -31,7 +31,7 @@ func (c *closed) Counters(context.Context) HostCounters { return HostCounters{} 
 func (c *closed) Rules(context.Context, netdev.Namespace) (*firewall.Ruleset, error) {
 	return nil, c.err
 }
-func (c *closed) Table(context.Context, netdev.Namespace, []Link) (*conntrack.Summary, *Entries, error) {
+func (c *closed) Table(context.Context, netdev.Namespace, *NamespaceReading) (*conntrack.Summary, *Entries, error) {
 	return nil, nil, c.err
 }
 func (c *closed) Namespace(context.Context, netdev.Namespace, *Sockets) (NamespaceReading, error) {
@@ -54,6 +54,8 @@ func TestTakeNothing(t *testing.T) {
 		}
 	}
 }
+
+func (*closed) FollowUp(*Namespace) {}
 
 func (*closed) Silent(context.Context, netdev.Namespace, []netip.Addr) []hold.Silent {
 	return nil

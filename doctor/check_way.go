@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-lb/sluice/doctor/observe"
+	"github.com/sluice-lb/sluice/doctor/outcome"
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// wayChecks look at where packets leave the host: the interface, its addresses, and the next hop.
+func wayChecks() []Check {
+	return []Check{
+		{ID: "FW07", Name: "next-hop-dead", About: "next hops that do not answer ARP or neighbour discovery", Weight: 80, Run: checkDeadNextHop,
+			Symptom: "one backend or host cannot be reached",
+			Remedy:  Remedy{Do: "check that the host is up, on this link, and that its address is right", Risk: "none: it only looks"}},
+		{ID: "FW09", Name: "ttl", About: "packets whose TTL expired", Weight: 79, Run: checkTTL,
+			Symptom: "a destination cannot be reached, traceroute goes in circles",
+			Remedy:  Remedy{Do: "trace the route to the destination; correct the routers that point at each other", Risk: "a route that is wrong takes other traffic along"}},
+		{ID: "FW19", Name: "ipsec-bypassed", About: "connections that NAT takes out of an IPsec policy", Weight: 86, Run: checkBypassed,
+			Symptom: "the tunnel is up, and the other site cannot be reached",
+			Remedy:  Remedy{Do: "do not translate what the policy selects", Risk: "none: the policy encrypts it"}},
+		{ID: "FW20", Name: "proxy-arp", About: "addresses of a link's network that are routed by another interface", Weight: 84, Run: checkProxyARP,
+			Symptom: "VPN clients reach the Internet, and no host of the LAN",
+			Remedy:  Remedy{Do: "answer for the address on the link (proxy ARP), or give the clients addresses of a network of their own", Risk: "hosts of the link reach the clients without a route"}},
+		{ID: "RX13", Name: "tun-queue", About: "packets that find the queue of a tun interface full", Weight: 83, Run: checkTun,
+			Symptom: "bursts through the tunnel are lost, the CPU is idle",
+			Remedy:  Remedy{Do: "lengthen the queue, and make the program behind the interface faster", Risk: "a longer queue adds latency"}},
+		{ID: "RX14", Name: "carrier", About: "links without carrier that routes use", Weight: 97, Run: checkCarrier,
+			Symptom: "everything that takes the route is lost",
+			Remedy:  Remedy{Do: "connect the link, or remove its routes", Risk: "none: the link carries nothing"}},
+		{ID: "RX15", Name: "duplicate-address", About: "IPv6 addresses that the kernel does not use, because another host has them or duplicate address detection has not ended", Weight: 97, Run: checkDuplicate,
+			Symptom: "answers to this host go to another one",
+			Remedy:  Remedy{Do: "give one of the two hosts another address", Risk: "connections to the old address end"}},
+	}
+}
+
+// lost is what is dropped towards one next hop.
+type lost struct {
+	gateway  *observe.Gateway
+	packets  int
+	dests    map[netip.Addr]bool
+	original *trace.DropSample
+}
+
+// lostTo groups packets that were dropped before they left by the gateway that they had.
+func (c *Case) lostTo(groups ...trace.DropGroup) (most lost, total int) {
+	byGateway := map[netip.Addr]*lost{}
+	for _, g := range groups {
+		for _, s := range g.Sampled {
+			total++
+			gw := c.gatewayOf(s)
+			if gw == nil {
+				continue
+			}
+			l := byGateway[gw.Address]
+			if l == nil {
+				l = &lost{gateway: gw, dests: map[netip.Addr]bool{}, original: s}
+				byGateway[gw.Address] = l
+			}
+			l.packets++
+			l.dests[s.Packet.Dest.Addr()] = true
+		}
+	}
+	for _, l := range byGateway {
+		if l.packets > most.packets {
+			most = *l
+		}
+	}
+	return most, total
+}
+
+// gatewayOf is the router that a dropped packet was sent to; nil: none, or not known.
+func (c *Case) gatewayOf(s *trace.DropSample) *observe.Gateway {
+	find := func(match func(g *observe.Gateway) bool) *observe.Gateway {
+		for i := range c.NS.After.Routing.Gateways {
+			if g := &c.NS.After.Routing.Gateways[i]; match(g) {
+				return g
+			}
+		}
+		return nil
+	}
+	to := s.Packet.Dest.Addr()
+	if w, known := c.NS.Ways[s]; known && w.Err == nil && (s.Interface == "" || w.Interface == s.Interface) {
+		return find(func(g *observe.Gateway) bool {
+			return g.Address == w.NextHop && w.NextHop != to && g.Interface == w.Interface
+		})
+	}
+	return find(func(g *observe.Gateway) bool { // a multipath route chose another hop for the lookup
+		return g.Interface == s.Interface && g.Dead() && g.Route.Contains(to)
+	})
+}
+
+func checkDeadNextHop(_ context.Context, c *Case) Finding {
+	failed, _ := c.drops(trace.CauseNeighbour)
+	full, _ := c.drops(trace.CauseNeighbourQueue)
+	seen := failed.Packets + full.Packets
+	failed, full = c.wanted(failed), c.wanted(full)
+	n := failed.Packets + full.Packets
+	switch {
+	case n > 0:
+	case seen > 0:
+		return found(Info, "%d packets of a scan were dropped because nobody has their addresses", seen)
+	case c.NS.DropsErr != nil && len(c.NS.After.Failed) == 0:
+		return unknown("%v; no neighbour is in state FAILED", c.NS.DropsErr)
+	default:
+		return ok("%s failed", plural(len(c.NS.After.Failed), "neighbour"))
+	}
+	// Somebody always asks for a host that is switched off.
+	v := max(Info, grade(c.perSecond(n), 1, 100))
+	if most, total := c.lostTo(failed, full); most.gateway != nil && 2*most.packets >= total {
+		return c.withDrops(c.deadGateway(most, n, max(v, grade(c.perSecond(n), 0.5, 5))), trace.CauseNeighbour)
+	}
+	f := found(v, "%d packets were dropped because their next hop did not answer%s", n, c.towards(trace.CauseNeighbour)).losing(c.perSecond(n))
+	var dests []netip.Addr
+	for _, s := range append(slices.Clone(failed.Sampled), full.Sampled...) {
+		if !slices.Contains(dests, s.Packet.Dest.Addr()) {
+			dests = append(dests, s.Packet.Dest.Addr())
+		}
+	}
+	if len(dests) > 0 {
+		f = f.concerning(Concerns{Destinations: hosts(dests...), Stages: []outcome.Stage{outcome.NeverLeft}})
+	}
+	return c.withDrops(f, trace.CauseNeighbour)
+}
+
+// asks is the protocol that finds hardware addresses.
+func asks(a netip.Addr) string {
+	if a.Is4() {
+		return "ARP"
+	}
+	return "neighbour discovery"
+}
+
+// deadGateway words a router that does not answer.
+func (c *Case) deadGateway(l lost, n uint64, v Verdict) Finding {
+	g := l.gateway
+	f := found(v, "the next hop %s on %s does not answer %s: %d packets to %s were dropped", g.Address, g.Interface, asks(g.Address), n, plural(len(l.dests), "destination")).
+		losing(c.perSecond(n)).with("route", fmt.Sprintf("%s via %s dev %s", routeName(g.Route), g.Address, g.Interface), fromLinks).
+		concerning(Concerns{Interfaces: []string{g.Interface}, NextHops: []netip.Addr{g.Address}})
+	f.Symptom = "everything that takes the route is lost"
+	f.Remedy = &Remedy{Do: fmt.Sprintf("look at the router %s: it is off, on another link, or has another address", g.Address), Risk: "none: it only looks"}
+	alive := slices.ContainsFunc(c.NS.After.Routing.Gateways, func(o observe.Gateway) bool { return o.Multipath && o.Address != g.Address && !o.Dead() })
+	if g.Multipath && alive {
+		f.Summary += "; the route has further next hops"
+		f.Remedy.Risk = "less bandwidth until the router is back"
+		if g.Address.Is4() {
+			f.Remedy.Do, f.Remedy.Commands = "let multipath routes leave out next hops that do not answer", []string{"sysctl -w net.ipv4.fib_multipath_use_neigh=1"}
+		} else {
+			f.Remedy.Do = "take the next hop out of the route until it answers"
+			f.Remedy.Commands = []string{fmt.Sprintf("ip -6 route del %s via %s dev %s", routeName(g.Route), g.Address, g.Interface)}
+		}
+	}
+	return f
+}
+
+// routeName is a destination as the ip program names it.
+func routeName(p netip.Prefix) string {
+	if p.Bits() == 0 {
+		return "default"
+	}
+	return p.String()
+}
+
+func checkTTL(_ context.Context, c *Case) Finding {
+	g, seen := c.drops(trace.CauseTTL)
+	n := c.delta("Ip.InHdrErrors") + c.delta("Ip6InHdrErrors")
+	if !seen && (n == 0 || c.NS.DropsErr == nil) {
+		return ok("no TTL expired")
+	}
+	n = max(g.Packets, n)
+	f := found(Info, "the TTL of %d packets expired%s", n, c.towards(trace.CauseTTL)).with("ΔInHdrErrors", c.inWindow(n), fromSNMP)
+	if c.perSecond(n) > 10 { // a traceroute makes some
+		f.Verdict = Warn
+		f = f.losing(c.perSecond(n))
+	}
+	return c.withDrops(c.looped(f, g), trace.CauseTTL)
+}
+
+// looped adds where packets with an expired TTL go: back to the link that they came from is a loop.
+func (c *Case) looped(f Finding, g trace.DropGroup) Finding {
+	var back []netip.Addr
+	link, hop := "", netip.Addr{}
+	for _, s := range g.Sampled {
+		w, known := c.NS.Ways[s]
+		if known && w.Err == nil && w.Interface == c.linkNameOf(s.InIfIndex) && w.Interface != "" {
+			back, link, hop = append(back, s.Packet.Dest.Addr()), w.Interface, w.NextHop
+		}
+	}
+	if f.Verdict < Warn || len(back) == 0 {
+		return f
+	}
+	covers := c.delegated(back)
+	f.Summary = fmt.Sprintf("%s: a routing loop, they go back to %s on %s, from where they came", f.Summary, hop, link)
+	f = f.concerning(Concerns{Interfaces: []string{link}, Destinations: []netip.Prefix{covers}, Stages: []outcome.Stage{outcome.WrongWay, outcome.NeverLeft}})
+	f.Remedy = &Remedy{Do: fmt.Sprintf("correct the route here, or the one of %s that leads here: for %s, of which no part but the connected networks is in use here, an unreachable route", hop, covers),
+		Risk: "addresses of the prefix that are routed later need a route of their own"}
+	if covers.Bits() > 8 && covers.Bits() < covers.Addr().BitLen() {
+		f.Remedy.Commands = []string{fmt.Sprintf("ip %sroute add unreachable %s", ipFlag(covers.Addr()), covers)}
+	}
+	return f
+}
+
+// ipFlag is the option of the ip program for a family.
+func ipFlag(a netip.Addr) string {
+	if a.Is4() {
+		return ""
+	}
+	return "-6 "
+}
+
+func (c *Case) linkNameOf(index uint32) string {
+	for _, l := range c.NS.After.Links {
+		if uint32(l.Index) == index {
+			return l.Name
+		}
+	}
+	return ""
+}
+
+// delegated is the prefix that the addresses of a loop share, with the network of this host that is nearest to them:
+// what another router sends here. IPv6 prefixes are delegated in steps of 4 bits.
+func (c *Case) delegated(addresses []netip.Addr) netip.Prefix {
+	bits := addresses[0].BitLen()
+	for _, a := range addresses[1:] {
+		bits = min(bits, common(addresses[0], a))
+	}
+	nearest := 0
+	for _, l := range c.NS.After.Links {
+		for _, own := range l.Addresses {
+			if own.Addr().Is4() == addresses[0].Is4() && !own.Addr().IsLinkLocalUnicast() {
+				nearest = max(nearest, common(own.Addr(), addresses[0]))
+			}
+		}
+	}
+	if least := addresses[0].BitLen() / 4; nearest > least { // an own network near by was delegated together with them
+		bits = min(bits, nearest)
+	}
+	if addresses[0].Is6() {
+		bits -= bits % 4
+	}
+	p, _ := addresses[0].Prefix(bits)
+	return p
+}
+
+// common is the length of the prefix that two addresses share.
+func common(a, b netip.Addr) (bits int) {
+	x, y := a.AsSlice(), b.AsSlice()
+	for i := range min(len(x), len(y)) * 8 {
+		if (x[i/8]^y[i/8])&(0x80>>(i%8)) != 0 {
+			return i
+		}
+	}
+	return a.BitLen()
+}
+
+func checkBypassed(_ context.Context, c *Case) Finding {
+	if f, there := c.table(); !there {
+		return f
+	}
+	odd := c.NS.Entries.Bypassed
+	if odd.Entries == 0 {
+		return ok("NAT takes no connection out of an IPsec policy")
+	}
+	policy, e := c.NS.Entries.BypassedPolicy, &odd.First
+	f := found(Critical, "%s that the IPsec policy %s to %s selects %s masqueraded first, so that the policy does not match and %s outside of the tunnel", plural(int(odd.Entries), "connection"),
+		policy.Source, policy.Dest, isAre(odd.Entries), map[bool]string{true: "it leaves", false: "they leave"}[odd.Entries == 1]).
+		with("for example", entryText(e), c.dumped()).with("policy", policy.String(), "xfrm netlink").
+		concerning(Concerns{Sources: []netip.Prefix{policy.Source}, Destinations: []netip.Prefix{policy.Dest}})
+	f.Remedy = &Remedy{Do: "do not translate what the policy selects", Risk: "none: the policy encrypts it"}
+	for _, r := range c.NS.Rules.Sources {
+		family, _, _ := strings.Cut(r.Chain, " ")
+		if r.Legacy {
+			program, rest, _ := strings.Cut(r.Chain, " ")
+			table, name, _ := strings.Cut(rest, " ")
+			f.Remedy.Commands = append(f.Remedy.Commands, fmt.Sprintf("%s-legacy -t %s -I %s -s %s -d %s -j ACCEPT", program, table, name, policy.Source, policy.Dest))
+		} else if slices.Contains([]string{"inet", nftFamily(policy.Source.Addr())}, family) {
+			f.Remedy.Commands = append(f.Remedy.Commands, fmt.Sprintf("nft insert rule %s %s saddr %s %s daddr %s accept", r.Chain, nftFamily(policy.Source.Addr()), policy.Source, nftFamily(policy.Source.Addr()), policy.Dest))
+		}
+		break
+	}
+	f.Remedy.Commands = append(f.Remedy.Commands, c.deleteEntries(fmt.Sprintf("--src %s --dst %s", policy.Source, policy.Dest)).Commands...)
+	return f
+}
+
+// nftFamily is the family of an address as nft names it.
+func nftFamily(a netip.Addr) string {
+	if a.Is4() {
+		return "ip"
+	}
+	return "ip6"
+}
+
+func isAre(n uint32) string {
+	if n == 1 {
+		return "is"
+	}
+	return "are"
+}
+
+func checkProxyARP(_ context.Context, c *Case) Finding {
+	worst := ok("the host answers for each address of a link that it routes elsewhere")
+	for _, d := range c.NS.After.Routing.Detached {
+		if d.Proxied {
+			continue
+		}
+		verdict, n := Info, uint32(0)
+		if x := c.NS.Entries.Detached[d]; x != nil {
+			n = x.Unanswered.Entries
+			if n > 0 && x.Answered == 0 {
+				verdict = Warn
+			}
+			if n >= manyUnanswered && x.Answered == 0 {
+				verdict = Critical
+			}
+		}
+		if verdict <= worst.Verdict {
+			continue
+		}
+		a := d.Prefix.Addr()
+		what, many := d.Prefix.String(), d.Prefix.Bits() < a.BitLen()
+		if !many {
+			what = a.String()
+		}
+		worst = found(verdict, "%s, routed by %s, lies in the network of %s (%s), and this host does not answer %s for it there", what, d.By, d.Within, d.Network, asks(a)).
+			with("route", fmt.Sprintf("%s dev %s", d.Prefix, d.By), fromLinks).
+			concerning(Concerns{Sources: []netip.Prefix{d.Prefix}, Destinations: []netip.Prefix{d.Prefix}})
+		if n > 0 {
+			worst.Summary += fmt.Sprintf(": %s between the two got no answer", plural(int(n), "connection"))
+			worst = worst.losing(c.perSecond(uint64(n)))
+		}
+		worst.Remedy = &Remedy{Do: "answer for the address on the link (proxy ARP), or give the clients addresses of a network of their own", Risk: "hosts of the link reach the clients without a route"}
+		switch {
+		case a.Is4():
+			worst.Remedy.Commands = []string{"sysctl -w net.ipv4.conf." + d.Within + ".proxy_arp=1"}
+		case !many:
+			worst.Remedy.Commands = []string{"sysctl -w net.ipv6.conf." + d.Within + ".proxy_ndp=1", fmt.Sprintf("ip -6 neigh add proxy %s dev %s", a, d.Within)}
+		}
+	}
+	return worst
+}
+
+func checkTun(_ context.Context, c *Case) Finding {
+	f := ok("no queue of a tun interface was full")
+	c.eachLink(func(b, a observe.Link) {
+		n := added(b.TxDropped, a.TxDropped)
+		if a.Kind != "tuntap" || n == 0 || c.perSecond(n) <= f.LostPerSecond {
+			return
+		}
+		program, known := c.NS.Readers[a.Name]
+		behind := "the program behind it does not read fast enough"
+		if known {
+			behind = fmt.Sprintf("%s, which reads it, does not keep up", program)
+		}
+		sent := added(b.TxPackets, a.TxPackets)
+		f = found(max(Info, grade(c.perSecond(n), 1, 100)), "the queue of %s was full and %d of %d packets were dropped: %s (txqueuelen %d)", a.Name, n, n+sent, behind, a.Queue).
+			with("Δtx_dropped", c.inWindow(n), fromLinks).losing(c.perSecond(n)).concerning(Concerns{Interfaces: []string{a.Name}})
+		f.Remedy = &Remedy{Do: "lengthen the queue for bursts; for a steady rate make the program faster", Risk: "a longer queue adds latency",
+			Commands: []string{fmt.Sprintf("ip link set dev %s txqueuelen %d", a.Name, max(4*a.Queue, 2000))}}
+	})
+	return f
+}
+
+func checkCarrier(_ context.Context, c *Case) Finding {
+	for _, l := range c.NS.After.Links {
+		if l.Loopback || !l.Up || l.Carrier || l.Kind == "dummy" {
+			continue
+		}
+		n := 0
+		for _, cause := range []trace.Cause{trace.CauseNeighbour, trace.CauseNeighbourQueue, trace.CauseQdisc, trace.CauseFarEnd, trace.CauseOther} {
+			g, _ := c.drops(cause)
+			for _, s := range c.wanted(g).Sampled {
+				if w, known := c.NS.Ways[s]; s.Interface == l.Name && s.InIfIndex != uint32(l.Index) || known && w.Err == nil && w.Interface == l.Name {
+					n++
+				}
+			}
+		}
+		if n < fewLost {
+			continue
+		}
+		f := found(Critical, "the link %s has no carrier (it is down, look at the cable), and routes still lead there: packets to it are dropped", l.Name).
+			with("state of "+l.Name, "up, no carrier", fromLinks).with("sampled packets that were dropped on the way there", fmt.Sprint(n), fromEvents).
+			losing(c.perSecond(uint64(n))).concerning(Concerns{Interfaces: []string{l.Name}})
+		for _, g := range c.NS.After.Routing.Gateways {
+			if g.Interface == l.Name {
+				f = f.with("route", fmt.Sprintf("%s via %s dev %s", routeName(g.Route), g.Address, l.Name), fromLinks)
+			}
+		}
+		f.Remedy = &Remedy{Do: "connect the link", Risk: "none: the link carries nothing"}
+		if family, there := c.otherWay(l.Name); there {
+			f.Remedy = &Remedy{Do: "connect the link; until then let the kernel use the other route", Commands: []string{"sysctl -w net." + family + ".conf.all.ignore_routes_with_linkdown=1"},
+				Risk: "none: the link carries nothing"}
+		}
+		return f
+	}
+	return ok("no route in use leads to a link without carrier")
+}
+
+// fewLost is below how many packets nothing is concluded.
+const fewLost = 2
+
+// otherWay reports whether a route leads by another interface to where those of a link lead, and its family.
+func (c *Case) otherWay(link string) (family string, there bool) {
+	for _, g := range c.NS.After.Routing.Gateways {
+		if g.Interface != link {
+			continue
+		}
+		for _, o := range c.NS.After.Routing.Gateways {
+			if o.Interface != link && o.Route.Overlaps(g.Route) && o.Route.Bits() <= g.Route.Bits() {
+				return map[bool]string{true: "ipv4", false: "ipv6"}[g.Address.Is4()], true
+			}
+		}
+	}
+	return "", false
+}
+
+func checkDuplicate(_ context.Context, c *Case) Finding {
+	for _, l := range c.NS.After.Links {
+		if len(l.Duplicates) > 0 {
+			a := l.Duplicates[0]
+			f := found(Critical, "%s on %s is a duplicate (dadfailed): another host of the link has the address, and the kernel does not use it here", a, l.Name).
+				with("flags of "+a.String(), "dadfailed", fromLinks).concerning(Concerns{Interfaces: []string{l.Name}})
+			f.Remedy = &Remedy{Do: "give one of the two hosts another address; then remove this one here and add it again", Commands: []string{"ip -6 addr show dev " + l.Name + " dadfailed"}, Risk: "connections to the old address end"}
+			return f
+		}
+	}
+	for _, l := range c.NS.After.Links {
+		for _, a := range l.Tentative {
+			if !l.Up || !l.Carrier || !slices.ContainsFunc(c.NS.Before.Links, func(b observe.Link) bool { return b.Index == l.Index && b.Carrier && slices.Contains(b.Tentative, a) }) || c.Window < observe.DefaultWindow {
+				continue
+			}
+			f := found(Warn, "%s on %s has been tentative for %.0f s: duplicate address detection does not end, and the kernel does not use the address", a, l.Name, c.Window.Seconds()).
+				with("flags of "+a.String(), "tentative", fromLinks).concerning(Concerns{Interfaces: []string{l.Name}})
+			f.Remedy = &Remedy{Do: "look whether the link forwards multicast; without other hosts on the link turn detection off for it", Commands: []string{"sysctl -w net.ipv6.conf." + l.Name + ".accept_dad=0"}, Risk: "a duplicate address is not noticed"}
+			return f
+		}
+	}
+	return ok("no address is a duplicate")
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/netdev"
+)
+
+// Gateway is a router on a link that a route uses as its next hop.
+type Gateway struct {
+	Address   netip.Addr
+	Interface string
+	Route     netip.Prefix // the widest destination of its routes
+	Multipath bool         // the route has further next hops
+	State     int          // of its neighbour entry (NUD_*); 0: no entry
+}
+
+// Dead reports whether the kernel asks for the gateway in vain.
+func (g *Gateway) Dead() bool { return g.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE) != 0 }
+
+// Detached is a route for a part of a link's own network by another interface. Hosts of the link ask for such an
+// address by ARP or neighbour discovery.
+type Detached struct {
+	Prefix  netip.Prefix
+	By      string // the interface of the route
+	Within  string // the link that has the network
+	Network netip.Prefix
+	Proxied bool // the host answers for the prefix on the link
+}
+
+// Bounds on what is kept of routing tables, which may hold all routes of the Internet.
+const (
+	mostGateways = 256
+	mostDetached = 256
+)
+
+// readRoutes reads the routes of all tables of the calling thread's namespace.
+func (r *NamespaceReading) readRoutes() {
+	names := map[int]*Link{}
+	for i := range r.Links {
+		names[r.Links[i].Index] = &r.Links[i]
+	}
+	states := neighbourStates()
+	r.Failed = failed(states)
+	uplinks, proxied := map[int]bool{}, proxiedAddresses()
+	visit := func(route netlink.Route) bool {
+		if route.Type != unix.RTN_UNICAST || route.Table == unix.RT_TABLE_LOCAL {
+			return true
+		}
+		dest := destinationOf(&route)
+		hops := []*netlink.NexthopInfo{{LinkIndex: route.LinkIndex, Gw: route.Gw}}
+		if len(route.MultiPath) > 0 {
+			hops = route.MultiPath
+		}
+		for _, hop := range hops {
+			link := names[hop.LinkIndex]
+			if link == nil {
+				continue
+			}
+			if dest.Bits() == 0 && dest.Addr().Is4() && (hop.Gw != nil || route.Scope == netlink.SCOPE_LINK || len(route.MultiPath) > 0) {
+				uplinks[hop.LinkIndex] = true // of IPv4: rp_filter is IPv4's
+			}
+			if gw, ok := netip.AddrFromSlice(hop.Gw); ok {
+				r.Routing.gateway(Gateway{Address: gw.Unmap(), Interface: link.Name, Route: dest, Multipath: len(hops) > 1, State: states[neighbour{hop.LinkIndex, gw.Unmap()}]})
+			}
+		}
+		if len(hops) == 1 && dest.Bits() > 0 {
+			r.detached(dest, names[hops[0].LinkIndex], proxied)
+		}
+		return true
+	}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		_ = netlink.RouteListFilteredIter(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE, visit)
+	}
+	r.Uplinks = len(uplinks)
+}
+
+// destinationOf is the destination of a route; a default route has 0 bits.
+func destinationOf(route *netlink.Route) netip.Prefix {
+	if route.Dst != nil {
+		if addr, ok := netip.AddrFromSlice(route.Dst.IP); ok {
+			bits, _ := route.Dst.Mask.Size()
+			return netip.PrefixFrom(addr.Unmap(), bits)
+		}
+	}
+	if route.Family == unix.AF_INET6 {
+		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+}
+
+// gateway adds a next hop, once for each interface. IPv6 has a route for each hop of a multipath route.
+func (r *Routing) gateway(g Gateway) {
+	for i := range r.Gateways {
+		known := &r.Gateways[i]
+		if known.Address == g.Address && known.Interface == g.Interface {
+			if g.Route.Bits() < known.Route.Bits() {
+				known.Route = g.Route
+			}
+			known.Multipath = known.Multipath || g.Multipath
+			return
+		}
+	}
+	if len(r.Gateways) < mostGateways {
+		r.Gateways = append(r.Gateways, g)
+	}
+}
+
+// detached adds a route for a part of another link's network.
+func (r *NamespaceReading) detached(dest netip.Prefix, by *Link, proxied map[netip.Addr]bool) {
+	if by == nil || len(r.Routing.Detached) == mostDetached {
+		return
+	}
+	for i := range r.Links {
+		l := &r.Links[i]
+		if l.Loopback || !l.Up || l.NoARP || l.Index == by.Index || l.Index == by.Master || l.Master == by.Index {
+			continue
+		}
+		for _, own := range l.Addresses {
+			if own.Addr().IsLinkLocalUnicast() || !own.Contains(dest.Addr()) || dest.Bits() <= own.Bits() || own.Addr().Is4() != dest.Addr().Is4() {
+				continue
+			}
+			r.Routing.Detached = append(r.Routing.Detached, Detached{Prefix: dest, By: by.Name, Within: l.Name, Network: own.Masked(),
+				Proxied: proxied[dest.Addr()] || dest.Addr().Is4() && r.proxyARP(l.Name)})
+			return
+		}
+	}
+}
+
+// proxyARP reports whether the host answers ARP on a link for addresses that it routes elsewhere.
+func (r *NamespaceReading) proxyARP(link string) bool {
+	for _, name := range []string{"all", link} {
+		if on, _ := Number(r.Sysctl, "net.ipv4.conf."+name+".proxy_arp"); on == 1 {
+			return true
+		}
+	}
+	return false
+}
+
+// neighbour is an address on a link.
+type neighbour struct {
+	link    int
+	address netip.Addr
+}
+
+// neighbourStates are the states of the neighbour entries of the calling thread's namespace.
+func neighbourStates() map[neighbour]int {
+	states := map[neighbour]int{}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		list, _ := netdev.Whole(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, family) })
+		for _, n := range list {
+			if addr, ok := netip.AddrFromSlice(n.IP); ok {
+				states[neighbour{n.LinkIndex, addr.Unmap()}] = n.State
+			}
+		}
+	}
+	return states
+}
+
+// proxiedAddresses are those for which the host answers by a proxy entry.
+func proxiedAddresses() map[netip.Addr]bool {
+	proxied := map[netip.Addr]bool{}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		list, _ := netdev.Whole(func() ([]netlink.Neigh, error) { return netlink.NeighProxyList(0, family) })
+		for _, n := range list {
+			if addr, ok := netip.AddrFromSlice(n.IP); ok {
+				proxied[addr.Unmap()] = true
+			}
+		}
+	}
+	return proxied
+}
+
+// failed lists the next hops that do not answer.
+func failed(states map[neighbour]int) (list []netip.Addr) {
+	for n, state := range states {
+		if state&netlink.NUD_FAILED != 0 {
+			list = append(list, n.address)
+		}
+	}
+	slices.SortFunc(list, netip.Addr.Compare)
+	return slices.Compact(list)
+}
