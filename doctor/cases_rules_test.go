@@ -114,7 +114,9 @@ var ruleCases = []checkCase{
 	{"RL03", "rules of iptables-legacy that could not be read", all(rules(func(r *firewall.Ruleset) { r.Compat = true }), func(s *observe.Sample) {
 		s.Namespaces[0].After.LegacyTables, s.Namespaces[0].RulesErr = []string{"filter"}, errors.New("no iptables-legacy-save")
 	}), Unknown},
-	{"RL04", "late", rules(func(r *firewall.Ruleset) { r.Chains[0] = firewall.Chain{Hook: "forward", Longest: 50, Established: 20} }), Warn},
+	{"RL04", "late", rules(func(r *firewall.Ruleset) {
+		r.Chains[0] = firewall.Chain{Name: "inet filter forward", Hook: "forward", Longest: 50, Established: 20}
+	}), Warn},
 	{"RL05", "what NAT never touches", plain(2000), Info},
 	{"RL06", "no rule needs it", all(rules(func(r *firewall.Ruleset) { r.SourceNAT = 0 }), func(s *observe.Sample) { s.Namespaces[0].NewPerSecond = 10 }), Warn},
 	{"RL06", "no rule needs it, and no event was counted", all(rules(func(r *firewall.Ruleset) { r.SourceNAT = 0 }), uncounted), Warn},
@@ -125,8 +127,8 @@ var ruleCases = []checkCase{
 	{"RL07", "a helper by rule", rules(func(r *firewall.Ruleset) { r.Helpers = 1 }), Info},
 	{"RL07", "a helper by a rule for all ports", rules(func(r *firewall.Ruleset) { r.Helpers, r.WideHelpers = 2, 1 }), Warn},
 	{"RL07", "automatic helpers", sysctl("net.netfilter.nf_conntrack_helper", "1"), Warn},
-	{"RL08", "trace", rules(func(r *firewall.Ruleset) { r.Traces = 1 }), Critical},
-	{"RL08", "log", rules(func(r *firewall.Ruleset) { r.Logs = 2 }), Warn},
+	{"RL08", "trace", rules(func(r *firewall.Ruleset) { r.Traces, r.TraceIn = 1, "inet filter forward" }), Critical},
+	{"RL08", "log", rules(func(r *firewall.Ruleset) { r.Logs, r.LogIn = 2, "inet filter forward" }), Warn},
 	{"RL08", "invalid packets logged", sysctl("net.netfilter.nf_conntrack_log_invalid", "6"), Info},
 	{"RL08", "all invalid packets logged", sysctl("net.netfilter.nf_conntrack_log_invalid", "255"), Warn},
 	{"RL09", "bridge", all(sysctl("net.bridge.bridge-nf-call-iptables", "1"), func(s *observe.Sample) {

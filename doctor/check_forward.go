@@ -381,6 +381,9 @@ func checkNoRoute(_ context.Context, c *Case) Finding {
 	case black && all > n/2 && c.wanted(g).Packets == 0:
 		return c.withDrops(found(Info, "a blackhole, unreachable or prohibit route refused %s of a scan%s", plural(int(all), "packet"), c.towards(trace.CauseBlackhole)), trace.CauseBlackhole)
 	case g.Packets > n/2: // IPv6 counts them there, too
+		if f, is := c.withoutTunnel(g); is {
+			return f
+		}
 		f := found(c.unwanted(g), "a blackhole, unreachable or prohibit route refuses %.0f packets/s%s", g.PerSecond, c.towards(trace.CauseBlackhole)).losing(g.PerSecond)
 		f.Remedy = &Remedy{Do: "if the packets are wanted, delete the route or rule that these show", Commands: []string{"ip route show table all match DESTINATION", "ip rule"}, Risk: "it may be there for a reason"}
 		return c.withDrops(f.filling("DESTINATION", c.sampleDest(trace.CauseBlackhole)), trace.CauseBlackhole)

@@ -443,3 +443,20 @@ func checkDuplicate(_ context.Context, c *Case) Finding {
 	}
 	return ok("no address is a duplicate")
 }
+
+// withoutTunnel judges packets that an IPsec policy selects and that the kernel drops as a blackhole route does, while
+// it has no security association for them.
+func (c *Case) withoutTunnel(g trace.DropGroup) (Finding, bool) {
+	for _, s := range g.Sampled {
+		for _, p := range c.NS.After.Routing.Policies {
+			if p.Blocks || !p.Source.Contains(s.Packet.Source.Addr()) || !p.Dest.Contains(s.Packet.Dest.Addr()) {
+				continue
+			}
+			f := found(Critical, "the IPsec policy %s to %s wants packets encrypted, and no security association exists: %.0f packets/s are dropped%s", p.Source, p.Dest, g.PerSecond, c.towards(trace.CauseBlackhole)).
+				losing(g.PerSecond).with("policy", p.String(), "xfrm netlink").concerning(Concerns{Destinations: []netip.Prefix{p.Dest}})
+			f.Remedy = &Remedy{Do: "start the program that negotiates the tunnel (IKE), or delete the policy", Commands: []string{"ip xfrm policy", "ip xfrm state"}, Risk: "without the policy the packets leave in clear"}
+			return c.withDrops(f, trace.CauseBlackhole), true
+		}
+	}
+	return Finding{}, false
+}
