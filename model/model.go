@@ -131,6 +131,9 @@ func (m *Model) Receive(in Arrival) Outcome {
 	if !foreign {
 		in.Frame = Untagged(in.Frame)
 	}
+	if from, ok := earlySource(in.Frame); ok && m.denied(from) {
+		return Outcome{Action: Drop, Reason: ReasonDenied}
+	}
 	v, action, reason := read(in.Frame)
 	if v == nil {
 		return Outcome{Action: action, Reason: reason}
@@ -183,6 +186,9 @@ func (m *Model) decide(in Arrival, v *view) plan {
 		return pass(ReasonNotRouted)
 	}
 	if v.later {
+		if m.denied(v.src.Addr()) {
+			return drop(ReasonDenied)
+		}
 		return m.laterFragment(in, v)
 	}
 	p := drop(ReasonDenied)

@@ -3,6 +3,7 @@
 #ifndef SLUICE_BEFORE_FLOW_H
 #define SLUICE_BEFORE_FLOW_H
 
+#include "denied.h"
 #include "nat/inward.h"
 #include "nat/stateless.h"
 #include "service/cookie.h"
@@ -54,6 +55,14 @@ __noinline int firewall(const struct packet *p)
 		return r->action == ACTION_DROP ? REASON_DENIED : REASON_NONE;
 	}
 	return REASON_NONE;
+}
+
+// Reports whether rules deny the source of a packet without any other condition.
+static __always_inline bool source_denied(const struct packet *p)
+{
+	const union addr *source = &p->tuple.saddr;
+
+	return have_denied && (p->family == FAMILY_6 ? denied6(source->d[0], source->d[1]) : denied4(source->w[0]));
 }
 
 static __always_inline void fragment_key_of(struct fragment_key *key, const struct packet *p)

@@ -96,6 +96,8 @@ static __always_inline enum reason before_flow(struct packet *p, struct plan *pl
 {
 	enum reason known = REASON_NONE, reason;
 
+	if (source_denied(p))
+		return REASON_DENIED;
 	if (p->flags & PACKET_LATER_FRAGMENT) {
 		plan->flags |= PLAN_NO_L4;
 		known = fragment_later(p);
@@ -117,6 +119,8 @@ static __always_inline enum reason to_group(struct packet *p)
 	enum reason reason = have_rules ? firewall(p) : REASON_NONE;
 
 	p->flags &= ~PACKET_FIRST_FRAGMENT; // it is not stored for later fragments
+	if (source_denied(p))
+		return REASON_DENIED;
 	if (reason != REASON_NONE)
 		return reason;
 	return never_routed(p) ? REASON_NOT_ROUTED : REASON_OTHER_STATION;
@@ -124,7 +128,7 @@ static __always_inline enum reason to_group(struct packet *p)
 
 static __always_inline bool before_flow_needed(const struct packet *p)
 {
-	return have_rules || p->flags & (PACKET_LATER_FRAGMENT | PACKET_FIRST_FRAGMENT);
+	return have_rules || have_denied || p->flags & (PACKET_LATER_FRAGMENT | PACKET_FIRST_FRAGMENT);
 }
 
 // Reports whether a packet was refused by a limit, an access list or for lack of backends.
@@ -312,16 +316,59 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 	return verdict;
 }
 
-// Counts a packet that passes unexamined.
-static __always_inline void other(enum family family, enum reason reason)
+// Counts a packet that is not parsed, and stores the outcome.
+static __always_inline void unparsed(enum family family, enum action action, enum reason reason)
 {
 	struct work *w = the_work();
 
 	if (w) {
-		w->plan.action = ACTION_PASS;
+		w->plan.action = action;
 		w->plan.reason = reason;
 	}
-	count(family, ACTION_PASS, reason);
+	count(family, action, reason);
+}
+
+// Counts a packet that passes unexamined.
+static __always_inline void other(enum family family, enum reason reason)
+{
+	unparsed(family, ACTION_PASS, reason);
+}
+
+// Reports whether the source of a frame is denied, and counts the packet. Leaves a frame without a
+// complete IP header to the full path, and ICMPv6 and extension headers, because neighbour
+// discovery of denied sources passes.
+static __always_inline bool early_denied(void *data, void *end, const bool v6)
+{
+	struct ipv6hdr *ip6 = data + ETH_HLEN;
+	struct iphdr *ip = data + ETH_HLEN;
+	union addr source;
+
+	if (!have_denied || dry_run)
+		return false;
+	if (v6) {
+		if ((void *)(ip6 + 1) > end || ip6->nexthdr == IPPROTO_ICMPV6 || is_extension(ip6->nexthdr))
+			return false;
+		__builtin_memcpy(&source, &ip6->saddr, sizeof(source));
+		if (!denied6(source.d[0], source.d[1]))
+			return false;
+	} else if ((void *)(ip + 1) > end || !denied4(ip->saddr)) {
+		return false;
+	}
+	if (observed)
+		unparsed(v6 ? FAMILY_6 : FAMILY_4, ACTION_DROP, REASON_DENIED);
+	else
+		count_one(v6 ? FAMILY_6 : FAMILY_4, ACTION_DROP, REASON_DENIED);
+	return true;
+}
+
+static __always_inline bool xdp_denied(struct xdp_md *ctx, const bool v6)
+{
+	return early_denied((void *)(long)ctx->data, (void *)(long)ctx->data_end, v6);
+}
+
+static __always_inline bool tc_denied(struct __sk_buff *ctx, const bool v6)
+{
+	return early_denied((void *)(long)ctx->data, (void *)(long)ctx->data_end, v6);
 }
 
 // Reports whether the direct path of services without flows is tried first.
@@ -362,6 +409,8 @@ int sluice_xdp(struct xdp_md *ctx)
 		return XDP_PASS;
 	}
 	if (type == bpf_htons(ETH_P_IP)) {
+		if (xdp_denied(ctx, false))
+			return XDP_DROP;
 		if (station == STATION_OWN) {
 			if (direct_first())
 				verdict = xdp_direct(ctx);
@@ -370,6 +419,8 @@ int sluice_xdp(struct xdp_md *ctx)
 		}
 		return verdict >= 0 ? verdict : xdp_rest(ctx, station, false);
 	}
+	if (xdp_denied(ctx, true))
+		return XDP_DROP;
 	if (station == STATION_OWN)
 		verdict = xdp_fast6(ctx);
 	return verdict >= 0 ? verdict : xdp_rest(ctx, station, true);
@@ -392,6 +443,8 @@ static __always_inline int tc_packet(struct __sk_buff *ctx)
 		return TC_ACT_UNSPEC;
 	}
 	if (type == bpf_htons(ETH_P_IP)) {
+		if (tc_denied(ctx, false))
+			return TC_ACT_SHOT;
 		if (station == STATION_OWN) {
 			if (direct_first())
 				verdict = tc_direct(ctx);
@@ -400,6 +453,8 @@ static __always_inline int tc_packet(struct __sk_buff *ctx)
 		}
 		return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, station, false, false);
 	}
+	if (tc_denied(ctx, true))
+		return TC_ACT_SHOT;
 	if (station == STATION_OWN)
 		verdict = tc_fast6(ctx);
 	return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, station, true, false);

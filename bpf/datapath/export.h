@@ -30,6 +30,7 @@ const struct reindex *export_reindex __attribute__((unused));
 const struct bucket *export_bucket __attribute__((unused));
 const struct flow4 *export_flow4 __attribute__((unused));
 const struct flow6 *export_flow6 __attribute__((unused));
+const struct denied_line *export_denied_line __attribute__((unused));
 const struct owner_pair *export_owner_pair __attribute__((unused));
 const enum layout *export_layout __attribute__((unused));
 const enum entry_flag *export_entry_flag __attribute__((unused));
@@ -58,5 +59,6 @@ const enum port_classes *export_port_classes __attribute__((unused));
 const enum map_size *export_map_size __attribute__((unused));
 const enum no_rule *export_no_rule __attribute__((unused));
 const enum plan_owner *export_plan_owner __attribute__((unused));
+const enum denied_layout *export_denied_layout __attribute__((unused));
 
 #endif

@@ -250,6 +250,18 @@ struct {
 	__type(value, __u64);
 } hosts SEC(".maps");
 
+// The table of denied sources, absent while no rule denies sources without a condition. User space
+// creates each table with the size of its content.
+struct denied_table {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, DENIED_LINES);
+	__uint(map_flags, BPF_F_MMAPABLE | BPF_F_INNER_MAP);
+	__type(key, __u32);
+	__type(value, struct denied_line);
+};
+
+PARTS(denied, struct denied_table);
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 64);

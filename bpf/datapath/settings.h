@@ -340,6 +340,26 @@ enum routed {
 	ROUTED_HERE = 0x100, // in LIST_ROUTED: an address of this host
 };
 
+// A line of a table of denied sources, see denied.h.
+struct denied_line {
+	__u64 w[8]; // 16 prefixes of IPv4, or 4 of IPv6, as in packets; unused ones are 0 and last
+};
+ASSERT_SIZE(struct denied_line, 64);
+
+// Position of the groups in a table, and bits of a group. A list of groups ends with 0.
+enum denied_layout {
+	DENIED_GROUPS4 = 0, // first line of the groups
+	DENIED_GROUPS6 = 5,
+	DENIED_LINES = 22,	 // first line of prefixes
+	DENIED_PROBES = 8,	 // a prefix is in one of this many lines
+	DENIED_LENGTH = 0xff,	 // length of the prefixes
+	DENIED_ZERO = 0x100,	 // contains the prefix 0, which has no place in the lines
+	DENIED_PRESENT = 0x200,	 // set in every group
+	DENIED_COUNT_SHIFT = 16, // number of lines
+	DENIED_FIRST_SHIFT = 40, // first line
+	DENIED_BITS = 24,	 // bits of both
+};
+
 // A firewall rule at the first hook.
 struct firewall_rule {
 	__u64 sources; // sets, 0 for all

@@ -26,6 +26,7 @@ const volatile __u32 sweep_ms = 2000;	// duration of a pass over the tables
 const volatile bool cache_hops = true;	// flows and backends cache their next hop
 const volatile bool have_rules = false; // firewall rules at the first hook
 const volatile __u32 rule_count = 0;
+const volatile bool have_denied = false; // sources that rules drop without another condition
 const volatile bool have_services = true;
 const volatile bool have_owned = false;	 // virtual addresses, which refuse packets without a service
 const volatile bool have_ranges = false; // listeners with port ranges or on all ports

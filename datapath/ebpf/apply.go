@@ -196,6 +196,11 @@ func (d *Datapath) restore(h *compile.Host) error {
 // seconds, and the programs in force must not run on map content for other programs.
 func (d *Datapath) put(want *compile.Desired, s *datapath.Snapshot, h *compile.Host) error {
 	t := d.t
+	if first := d.denyFirst(want); first != nil {
+		if err := d.put(first, s, h); err != nil {
+			return err
+		}
+	}
 	d.verified, d.uses = false, compile.Uses{}
 	programs, err := d.load(want.Switches)
 	if err != nil {
@@ -282,10 +287,11 @@ func (d *Datapath) write(want *compile.Desired, s *datapath.Snapshot, h *compile
 	if had == nil {
 		had = &compile.Desired{}
 	}
-	hosts, ownedHosts := withoutNewlyOwned(want.Hosts, had.Hosts, func(k wire.HostKey) uint32 { return k.List })
-	members, ownedMembers := withoutNewlyOwned(want.Members, had.Members, func(k wire.MemberKey) uint32 { return k.List })
+	hosts, ownedHosts := withoutNewlyOwned(want.Hosts, had.Hosts, hostList)
+	members, ownedMembers := withoutNewlyOwned(want.Members, had.Members, memberList)
 	d.putInitialRoutes()
 	err = errors.Join(
+		t.PutDenied(deniedDuring(want, had)),
 		table.Equalise(t.Maps["hosts"], hosts, nil), table.Equalise(t.Maps["members"], members, nil),
 		putFirewall(t.Maps["firewall_rules"], want.Firewall), table.Equalise(t.Maps["sessions"], want.Sessions, nil),
 		table.Equalise(t.Maps["reverses"], want.Reverses, nil), table.Equalise(t.Maps["prefixes"], prefixes, keepPrefixCounts),
@@ -295,6 +301,9 @@ func (d *Datapath) write(want *compile.Desired, s *datapath.Snapshot, h *compile
 	if err == nil {
 		d.putDirects(directs)
 		err = d.attach(s.Config, want.Switches.Paired, h, programs)
+	}
+	if err == nil {
+		err = t.PutDenied(want.Denied)
 	}
 	if err == nil {
 		err = errors.Join(table.PutChanges(t.Maps["hosts"], ownedHosts), table.PutChanges(t.Maps["members"], ownedMembers))

@@ -276,30 +276,32 @@ func (s *subject) options(in model.Arrival) *ebpf.RunOptions {
 	return o
 }
 
-// beforeTC lets a frame arrive at XDP with TC behind it, and reports whether XDP has sent it.
-func (s *subject) beforeTC(in model.Arrival) (sent bool, o *ebpf.RunOptions, err error) {
+// beforeTC lets a frame arrive at XDP with TC behind it. It reports whether XDP has sent or dropped it.
+func (s *subject) beforeTC(in model.Arrival) (sent, dropped bool, o *ebpf.RunOptions, err error) {
 	o = &ebpf.RunOptions{Data: in.Frame, DataOut: s.caller.room(len(in.Frame)),
 		Context: xdpContext{DataEnd: uint32(len(in.Frame)), Ingress: uint32(s.ifaces[in.Interface])}}
 	ret, err := s.caller.run(s.d.programs.Programs["sluice_xdp"], o)
 	switch {
 	case err != nil:
-		return false, nil, fmt.Errorf("xdp: %w", err)
+		return false, false, nil, fmt.Errorf("xdp: %w", err)
 	case ret == 4: // XDP_REDIRECT
 		s.byXDP++
-		return true, o, nil
+		return true, false, o, nil
+	case ret == 1 && s.d.switches.Denied: // XDP_DROP
+		return false, true, o, nil
 	case ret != 2 || !bytes.Equal(o.DataOut, in.Frame): // XDP_PASS
-		return false, nil, fmt.Errorf("xdp: verdict %d for what is left to TC, and %x of %x", ret, o.DataOut, in.Frame)
+		return false, false, nil, fmt.Errorf("xdp: verdict %d for what is left to TC, and %x of %x", ret, o.DataOut, in.Frame)
 	}
-	return false, nil, nil
+	return false, false, nil, nil
 }
 
 func (s *subject) run(in model.Arrival) (model.Outcome, error) {
 	if s.d.switches.Paired {
-		if sent, o, err := s.beforeTC(in); err != nil || sent {
+		if sent, dropped, o, err := s.beforeTC(in); err != nil || sent || dropped {
 			if err != nil {
 				return model.Outcome{}, err
 			}
-			return s.outcome(in, o, true, false)
+			return s.outcome(in, o, sent, false)
 		}
 	}
 	if !s.xdp() && len(in.Frame) < 34 { // the kernel makes no such skb

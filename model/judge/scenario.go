@@ -164,6 +164,10 @@ func Scenarios() []Scenario {
 			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 85, 8080}, []Protocol{TCP, UDP, Ping, Other}},
 			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53, 85}, []Protocol{TCP, UDP, Ping}},
 			{"lan0", inside4, far4, []uint16{53, 25}, all}}},
+		{Name: "denied", YAML: denied, Opens: []Opening{
+			{"wan0", clients4, one("192.0.2.10"), []uint16{80, 53, 25}, []Protocol{TCP, UDP, Ping, Other}},
+			{"wan0", clients6, one("2001:db8::10"), []uint16{80, 53}, []Protocol{TCP, UDP, Ping, Other}},
+			{"lan0", inside4, far4, []uint16{53, 25}, all}}},
 		{Name: "limits", YAML: limits, Opens: []Opening{
 			{"wan0", clients4, Addresses("192.0.2.%d", 10, 14), []uint16{80, 53}, []Protocol{TCP, UDP}},
 			{"wan0", sites6, Addresses("2001:db8::%x", 0x10, 0x14), []uint16{80, 53}, []Protocol{TCP, UDP}}}},

@@ -184,6 +184,30 @@ nat:
   - {name: bih, type: siit, prefix: "64:ff9b::/96", eam: [{ipv4: 203.0.113.16/28, ipv6: "fd00:2::/124"}]}
 `
 
+const denied = `
+firewall:
+  sets:
+    bad: [203.0.113.2, 203.0.113.4, 203.0.113.5, 203.0.113.8/30, "2001:db8:5::4", "2001:db8:5::5/128", "2001:db8:5::8/125", "fd00:2::3"]
+    late: [203.0.113.0/29, "2001:db8:5::/126", 10.0.2.5]
+  rules:
+    - {name: mail, action: drop, hook: ingress, protocol: tcp, ports: [25]}
+    - {name: bad, action: drop, hook: ingress, source: "@bad"}
+    - {name: inside, action: drop, hook: ingress, source: 10.0.2.8}
+    - {name: friend, action: accept, hook: ingress, source: 203.0.113.1}
+    - {name: late, action: drop, hook: ingress, source: "@late"}
+    - {name: flood, action: drop, hook: ingress, source: "2001:db8:5::/64", protocol: udp, rate: 1/day, burst: 400}
+services:
+  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}, {address: "2001:db8::10", ports: [80]}], protocol: tcp, mode: fullnat, scheduler: rr, deny: [late],
+     source-pool: [10.0.2.100, "fd00:2::100"],
+     backends: [{name: a, address: 10.0.2.2, port: 8080}, {name: b, address: "fd00:2::3", port: 8080}]}
+  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: stateless, scheduler: maglev,
+     backends: [{name: a, address: 10.0.2.4, port: 5353}, {name: b, address: 10.0.2.5, port: 5353}]}
+  - {name: dns6, listen: [{address: "2001:db8::10", ports: [53]}], protocol: udp, mode: dnat,
+     backends: [{name: a, address: "fd00:2::4"}, {name: b, address: "fd00:2::5"}]}
+nat:
+  - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.201]}
+`
+
 const lists = `
 firewall:
   sets:

@@ -73,6 +73,14 @@ func Changes(have, want *Desired, lines []string) *datapath.Change {
 	tally(&c.Elements, have.IfaceListeners, want.IfaceListeners, nil)
 	tally(&c.Elements, have.Members, want.Members, nil)
 	tally(&c.Elements, have.Hosts, want.Hosts, nil)
+	for g, prefixes := range want.Denied {
+		deniedChange(&c.Elements, have.Denied[g], prefixes)
+	}
+	for g, prefixes := range have.Denied {
+		if want.Denied[g] == nil {
+			c.Elements.Removed += len(prefixes)
+		}
+	}
 	tally(&c.Elements, have.Prefixes, want.Prefixes, nil)
 	tally(&c.Elements, have.Sessions, want.Sessions, nil)
 	sort.Strings(lines)
@@ -143,6 +151,26 @@ func stateName(s uint8) string {
 		return "drain"
 	}
 	return "down"
+}
+
+// deniedChange counts the changes between two sorted lists.
+func deniedChange(c *datapath.Count, have, want []wire.DeniedPrefix) {
+	for len(have) > 0 && len(want) > 0 {
+		order := have[0].Compare(want[0])
+		if order <= 0 {
+			have = have[1:]
+		}
+		if order >= 0 {
+			want = want[1:]
+		}
+		if order < 0 {
+			c.Removed++
+		} else if order > 0 {
+			c.Added++
+		}
+	}
+	c.Removed += len(have)
+	c.Added += len(want)
 }
 
 func tally[K comparable, V comparable](c *datapath.Count, have, want map[K]V, note func(string, K)) {

@@ -35,8 +35,9 @@ type Desired struct {
 	Reverses       map[wire.ListenerKey]wire.Reverse
 	Sessions       map[wire.SessionKey]uint32
 	Members        map[wire.MemberKey]uint64
-	Hosts          map[wire.HostKey]uint64 // single addresses of the same lists
-	Firewall       []wire.FirewallRule
+	Hosts          map[wire.HostKey]uint64                  // single addresses of the same lists
+	Denied         map[wire.DeniedGroup][]wire.DeniedPrefix // sources of the early rules, sorted
+	Firewall       []wire.FirewallRule                      // all other rules
 	Rules          map[uint32]wire.NatRule
 	Order          []uint32                   // ids of rules in configuration order
 	Mappable       map[uint32]*config.NATRule // rules with mapping requests (PCP) allowed
@@ -76,6 +77,7 @@ type compiler struct {
 	snapshot    *datapath.Snapshot // with the interfaces' addresses filled in
 	unresolved  *datapath.Snapshot // before the addresses were filled in
 	lists       [4]map[netip.Prefix]uint64
+	rules       []*config.FirewallRule // all but the early ones
 	poolIDs     map[netip.Addr]uint32
 	runs        []uint64                       // new content of the map of runs
 	usedRuns    []bool                         // places used by the state in force or by this one
@@ -104,10 +106,8 @@ func Compile(s *datapath.Snapshot, st *State, h *Host) (*Desired, error) {
 func compileWith(s *datapath.Snapshot, st *State, h *Host, numbers *ids.Draft) (*Desired, error) {
 	c := newCompiler(s, datapath.Resolve(s, h.ListenAddress), st, h, numbers)
 	s = c.snapshot
-	for name, prefixes := range s.Config.Firewall.Sets {
-		if _, err := c.set(name, prefixes); err != nil {
-			return nil, fmt.Errorf("set %s: %w", name, err)
-		}
+	if err := c.deny(); err != nil {
+		return nil, err
 	}
 	for i := range s.Services {
 		if err := c.service(&s.Services[i]); err != nil {
@@ -126,7 +126,7 @@ func compileWith(s *datapath.Snapshot, st *State, h *Host, numbers *ids.Draft) (
 		return nil, err
 	}
 	c.neighbours()
-	for _, r := range s.Rules {
+	for _, r := range c.rules {
 		if err := c.rule(r); err != nil {
 			return nil, fmt.Errorf("firewall rule %s: %w", r.Name, err)
 		}
@@ -147,7 +147,7 @@ func newCompiler(unresolved, s *datapath.Snapshot, st *State, h *Host, numbers *
 		Services: map[uint32]wire.Service{}, Slots: map[uint32][]uint16{}, Backends: map[uint32]wire.Backend{},
 		Listeners: map[wire.ListenerKey]wire.Listener{}, Ranges: map[wire.ListenerPrefix]wire.Listener{}, IfaceListeners: map[wire.IfaceListenerKey]uint32{},
 		Reverses: map[wire.ListenerKey]wire.Reverse{}, Sessions: map[wire.SessionKey]uint32{},
-		Members: map[wire.MemberKey]uint64{}, Hosts: map[wire.HostKey]uint64{}, Rules: map[uint32]wire.NatRule{}, Mappable: map[uint32]*config.NATRule{}, Prefixes: map[wire.PrefixKey]wire.Prefix{},
+		Members: map[wire.MemberKey]uint64{}, Hosts: map[wire.HostKey]uint64{}, Denied: map[wire.DeniedGroup][]wire.DeniedPrefix{}, Rules: map[uint32]wire.NatRule{}, Mappable: map[uint32]*config.NATRule{}, Prefixes: map[wire.PrefixKey]wire.Prefix{},
 		Pools: map[uint32]wire.PoolAddr{}, Runs: map[[2]uint16][]uint32{}, Ports: map[uint32][]flow.Ports{}, Block: map[uint32]int{}, Sets: map[uint32]config.PortSet{}, unlisted: map[uint32]bool{}, Ifaces: map[uint32]wire.InterfaceAddr{}, interfaceLists: map[uint32]config.Interfaces{},
 		Draft: numbers, Tables: s.Config.Tables, Resolved: s,
 		Names: names{map[uint32]string{}, map[uint32]string{}, map[uint32][]uint32{}, map[uint32]string{}, map[uint32]string{}, map[uint32]bool{}, map[uint32]config.Log{}},
@@ -273,6 +273,7 @@ func (c *compiler) finish() {
 		s.Edits = s.Edits || p.Clamp != 0
 	}
 	s.Pools = len(c.Pools) > len(c.unlisted)
+	s.Denied = len(c.Denied) > 0
 	if c.state.AllOn {
 		s.AllOn()
 	}

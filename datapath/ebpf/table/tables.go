@@ -402,7 +402,7 @@ func (t *Tables) Prepare(s wire.Switches, dryRun bool, only ...string) (*Program
 		"timeout_established": s.Established, "timeout_transitory": s.Transitory, "timeout_udp": s.UDP, "timeout_icmp": s.ICMP,
 		"timeout_other": s.Other, "have_services": s.Services, "have_owned": s.Owned, "have_reverse": s.Reverse, "have_nat": s.NAT,
 		"nat_by_egress": s.ByEgress, "have_prefixes": s.Prefixes, "have_crossing": s.Crossing, "have_family_change": s.FamilyChange, "have_pools": s.Pools, "have_blocks": s.Blocks, "have_mappings": s.Mappings, "host_lists": s.HostLists,
-		"trie_lists": s.TrieLists, "have_rules": s.Rules,
+		"trie_lists": s.TrieLists, "have_rules": s.Rules, "have_denied": s.Denied,
 		"have_ranges": s.Ranges, "have_iface_listeners": s.IfaceListeners, "have_any": s.Any, "have_direct": s.Direct, "have_mac_keys": s.MACKeys, "have_edits": s.Edits,
 		"have_cookies": s.Cookies, "have_resets": s.Resets, "have_forwards": s.Forwards, "local_port_last": s.LocalPortLast,
 		"rule_count": s.RuleCount, "dry_run": dryRun, "tc_behind": s.Paired && !dryRun, "cache_hops": !t.RouteEvery, "hold_fragments": len(only) == 0,

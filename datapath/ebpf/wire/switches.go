@@ -7,6 +7,7 @@ package wire
 type Switches struct {
 	XDP, TC, Bare                                                                          bool // which programs are loaded
 	Services, Reverse, NAT, ByEgress, Prefixes, Crossing, Pools, Blocks, Mappings, Rules   bool
+	Denied                                                                                 bool // sources that are dropped before parsing
 	Ranges, IfaceListeners, Any, Direct, MACKeys, Edits, Cookies, Resets, Forwards, Paired bool
 	HostLists, TrieLists                                                                   uint32 // bits LIST_*
 	LocalPortLast                                                                          uint32
@@ -23,7 +24,7 @@ type Switches struct {
 // have programs of their own, rules close the straight path.
 func (s *Switches) AllOn() {
 	for _, on := range []*bool{&s.Owned, &s.Services, &s.Reverse, &s.NAT, &s.ByEgress, &s.Prefixes, &s.Crossing, &s.Pools, &s.Blocks,
-		&s.Ranges, &s.IfaceListeners, &s.Any, &s.Direct, &s.MACKeys, &s.Edits, &s.Cookies, &s.Resets, &s.Forwards, &s.CrossByEgress, &s.FamilyChange, &s.Persistence, &s.Rates} {
+		&s.Ranges, &s.IfaceListeners, &s.Any, &s.Direct, &s.MACKeys, &s.Edits, &s.Cookies, &s.Resets, &s.Forwards, &s.CrossByEgress, &s.FamilyChange, &s.Persistence, &s.Rates, &s.Denied} {
 		*on = true
 	}
 	s.HostLists, s.TrieLists = ^uint32(0), ^uint32(0)

@@ -790,6 +790,7 @@ const (
 	MapClientRates          = "client_rates"
 	MapClients              = "clients"
 	MapControl              = "control"
+	MapDenied               = "denied"
 	MapDirects              = "directs"
 	MapEarly                = "early"
 	MapEnded                = "ended"
@@ -864,6 +865,8 @@ const (
 	VarExportBucket         = "export_bucket"
 	VarExportCheck          = "export_check"
 	VarExportChoice         = "export_choice"
+	VarExportDeniedLayout   = "export_denied_layout"
+	VarExportDeniedLine     = "export_denied_line"
 	VarExportDirectPlace    = "export_direct_place"
 	VarExportEncap          = "export_encap"
 	VarExportEntryFlag      = "export_entry_flag"
@@ -913,6 +916,7 @@ const (
 	VarHaveBlocks           = "have_blocks"
 	VarHaveCookies          = "have_cookies"
 	VarHaveCrossing         = "have_crossing"
+	VarHaveDenied           = "have_denied"
 	VarHaveDirect           = "have_direct"
 	VarHaveEdits            = "have_edits"
 	VarHaveFamilyChange     = "have_family_change"
@@ -1020,6 +1024,7 @@ type MapSpecs struct {
 	ClientRates    *ebpf.MapSpec `ebpf:"client_rates"`
 	Clients        *ebpf.MapSpec `ebpf:"clients"`
 	Control        *ebpf.MapSpec `ebpf:"control"`
+	Denied         *ebpf.MapSpec `ebpf:"denied"`
 	Directs        *ebpf.MapSpec `ebpf:"directs"`
 	Early          *ebpf.MapSpec `ebpf:"early"`
 	Ended          *ebpf.MapSpec `ebpf:"ended"`
@@ -1088,6 +1093,8 @@ type VariableSpecs struct {
 	ExportBucket         *ebpf.VariableSpec `ebpf:"export_bucket"`
 	ExportCheck          *ebpf.VariableSpec `ebpf:"export_check"`
 	ExportChoice         *ebpf.VariableSpec `ebpf:"export_choice"`
+	ExportDeniedLayout   *ebpf.VariableSpec `ebpf:"export_denied_layout"`
+	ExportDeniedLine     *ebpf.VariableSpec `ebpf:"export_denied_line"`
 	ExportDirectPlace    *ebpf.VariableSpec `ebpf:"export_direct_place"`
 	ExportEncap          *ebpf.VariableSpec `ebpf:"export_encap"`
 	ExportEntryFlag      *ebpf.VariableSpec `ebpf:"export_entry_flag"`
@@ -1137,6 +1144,7 @@ type VariableSpecs struct {
 	HaveBlocks           *ebpf.VariableSpec `ebpf:"have_blocks"`
 	HaveCookies          *ebpf.VariableSpec `ebpf:"have_cookies"`
 	HaveCrossing         *ebpf.VariableSpec `ebpf:"have_crossing"`
+	HaveDenied           *ebpf.VariableSpec `ebpf:"have_denied"`
 	HaveDirect           *ebpf.VariableSpec `ebpf:"have_direct"`
 	HaveEdits            *ebpf.VariableSpec `ebpf:"have_edits"`
 	HaveFamilyChange     *ebpf.VariableSpec `ebpf:"have_family_change"`
@@ -1204,6 +1212,7 @@ type Maps struct {
 	ClientRates    *ebpf.Map `ebpf:"client_rates"`
 	Clients        *ebpf.Map `ebpf:"clients"`
 	Control        *ebpf.Map `ebpf:"control"`
+	Denied         *ebpf.Map `ebpf:"denied"`
 	Directs        *ebpf.Map `ebpf:"directs"`
 	Early          *ebpf.Map `ebpf:"early"`
 	Ended          *ebpf.Map `ebpf:"ended"`
@@ -1265,6 +1274,7 @@ func (m *Maps) Close() error {
 		m.ClientRates,
 		m.Clients,
 		m.Control,
+		m.Denied,
 		m.Directs,
 		m.Early,
 		m.Ended,
@@ -1334,6 +1344,8 @@ type Variables struct {
 	ExportBucket         *ebpf.Variable `ebpf:"export_bucket"`
 	ExportCheck          *ebpf.Variable `ebpf:"export_check"`
 	ExportChoice         *ebpf.Variable `ebpf:"export_choice"`
+	ExportDeniedLayout   *ebpf.Variable `ebpf:"export_denied_layout"`
+	ExportDeniedLine     *ebpf.Variable `ebpf:"export_denied_line"`
 	ExportDirectPlace    *ebpf.Variable `ebpf:"export_direct_place"`
 	ExportEncap          *ebpf.Variable `ebpf:"export_encap"`
 	ExportEntryFlag      *ebpf.Variable `ebpf:"export_entry_flag"`
@@ -1383,6 +1395,7 @@ type Variables struct {
 	HaveBlocks           *ebpf.Variable `ebpf:"have_blocks"`
 	HaveCookies          *ebpf.Variable `ebpf:"have_cookies"`
 	HaveCrossing         *ebpf.Variable `ebpf:"have_crossing"`
+	HaveDenied           *ebpf.Variable `ebpf:"have_denied"`
 	HaveDirect           *ebpf.Variable `ebpf:"have_direct"`
 	HaveEdits            *ebpf.Variable `ebpf:"have_edits"`
 	HaveFamilyChange     *ebpf.Variable `ebpf:"have_family_change"`

@@ -46,6 +46,20 @@ const (
 	ChoiceSummed = 2
 )
 
+// Values of enum denied_layout.
+const (
+	DeniedGroups4    = 0
+	DeniedGroups6    = 5
+	DeniedLines      = 22
+	DeniedProbes     = 8
+	DeniedLength     = 255
+	DeniedZero       = 256
+	DeniedPresent    = 512
+	DeniedCountShift = 16
+	DeniedFirstShift = 40
+	DeniedBits       = 24
+)
+
 // Values of enum direct_place.
 const (
 	DirectBits       = 13
