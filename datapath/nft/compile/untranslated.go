@@ -78,7 +78,8 @@ func (c *compiler) untranslated(b *base, p *peers, table rs.Family, head map[rs.
 		head[invalid] = rules
 		if p.used[rs.ID{Table: table, Name: setServers}] || p.used[rs.ID{Table: table, Name: setServers + ranges}] {
 			const rst = 0x04
-			head[early] = []rs.Rule{rs.NewRule().KnownOpen().Accept().Rule(""),
+			// The first rule decides for nearly all packets, and with a single expression.
+			head[early] = []rs.Rule{rs.NewRule().TranslatedOpen().Accept().Rule(""), rs.NewRule().KnownOpen().Accept().Rule(""),
 				rs.NewRule().CutOff().TCPFlags(rst, 0, "tcp flags & rst == 0").Goto(chainCutOff).Rule("")}
 			head[rs.ID{Table: table, Name: chainCutOff}] = []rs.Rule{rs.NewRule().Counter().RejectReset().Rule(commentCutOff)}
 		}

@@ -157,6 +157,21 @@ func (b *Builder) Known() *Builder {
 // of enum ip_conntrack_status, as set by conntrack.CutOff.
 const cutOff = 1<<5 | 1<<10
 
+// translated are the status bits of a connection after its first packet, if its destination is translated:
+// IPS_CONFIRMED and IPS_DST_NAT of enum ip_conntrack_status.
+const translated = 1<<3 | 1<<5
+
+// TranslatedOpen matches the packets of a connection with a translated destination after the first one, in both
+// directions, except connections marked by conntrack.CutOff. The state of a connection without a reply remains "new",
+// but its status matches too.
+func (b *Builder) TranslatedOpen() *Builder {
+	const mask = translated | cutOff
+	b.attrs.ctLoad(unix.NFT_CT_STATUS, -1, 0)
+	b.attrs.bitwise(0, 0, Number(mask).Raw, Number(0).Raw)
+	b.attrs.cmp(unix.NFT_CMP_EQ, 0, Number(translated).Raw)
+	return b.say("ct status & %#x == %#x", mask, translated)
+}
+
 // KnownOpen is Known without connections marked by conntrack.CutOff.
 func (b *Builder) KnownOpen() *Builder {
 	b.Known()
