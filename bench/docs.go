@@ -52,6 +52,9 @@ func WriteDocs(dir, page string) error {
 			unexplained = append(unexplained, fmt.Errorf("%s: %s: not explained in explained.yaml", s.Name, what))
 		}
 	}
+	if err := writeCaseStudies(&b, dir, filepath.ToSlash(link), machines); err != nil {
+		return err
+	}
 	if len(missing) > 0 {
 		b.WriteString("## Not measured yet\n\n")
 		for _, s := range missing {

@@ -64,6 +64,7 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 		return nil
 	})
 	r.Forwarded, r.Named = append(r.Forwarded, ports...), append(r.Named, named...)
+	r.ForwardedLegacy = append(r.ForwardedLegacy, ports...)
 }
 
 // add records a rule and returns it as a step of a packet's path.

@@ -50,6 +50,8 @@ type Ruleset struct {
 	KubeServices int
 	// Forwarded lists ports of the host's own addresses with translation to other destinations.
 	Forwarded []PortRange
+	// ForwardedLegacy is the part of Forwarded that rules of iptables-legacy translate.
+	ForwardedLegacy []PortRange
 	// Named lists single destination addresses, local or not, with translation to others.
 	Named []netip.Addr
 	// Unread counts verdict maps that Chain.Longest does not include.

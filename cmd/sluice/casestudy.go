@@ -35,7 +35,7 @@ func newCaseStudy(a *app) *cobra.Command {
 			"lowers the limit of the connection table until new connections are refused, asks the doctor for\n" +
 			"the cause, repairs it with sluice tune, and measures again; at last the table is small again and the\n" +
 			"eBPF datapath translates, which makes no entry in it. With --docker the server is a container of a Docker\n" +
-			"daemon of its own, published with -p 8080:8080, and there is no run on the eBPF datapath.\n\n" +
+			"daemon of its own, published with -p 8080:8080; the last run puts eBPF in front of the same container.\n\n" +
 			"It " + hostChange + "\nAll of them come back in any case, also when it is killed.",
 		Example: "  sluice lab case-study\n  sluice lab case-study --allow-host-sysctl --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {

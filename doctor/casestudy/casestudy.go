@@ -182,7 +182,10 @@ func (s *study) play(ctx context.Context) (err error) {
 	if err := s.collapse(ctx); err != nil {
 		return err
 	}
-	return s.beyond(ctx)
+	if err := s.rules(ctx, trackOnly); err != nil {
+		return err
+	}
+	return s.beyond(ctx, faults.Server, backendPort)
 }
 
 // backendPort is the target port of forwarded connections. It differs from the previous run's port.
@@ -347,13 +350,10 @@ func (s *study) tuneTable(ctx context.Context) error {
 	return nil
 }
 
-// beyond makes the table as small as it was and runs the same service on the
+// beyond makes the table as small as it was and runs a service for the same server on the
 // eBPF datapath, which needs no connection table of the kernel at all.
-func (s *study) beyond(ctx context.Context) error {
+func (s *study) beyond(ctx context.Context, address, port string) error {
 	gateway := s.lab.Node("gateway")
-	if err := s.rules(ctx, trackOnly); err != nil {
-		return err
-	}
 	if err := host.Set(tableMax, strconv.Itoa(smallTable)); err != nil {
 		return fmt.Errorf("case study: %w", err)
 	}
@@ -361,7 +361,7 @@ func (s *study) beyond(ctx context.Context) error {
 		return fmt.Errorf("case study: empty the gateway's table: %w", err)
 	}
 	s.Progress("beyond: the same service on the eBPF datapath, with %s = %d again", tableMax, smallTable)
-	d, err := daemon.Start(ctx, gateway, s.Sluice, "casestudy.yaml", []byte(serviceConfig))
+	d, err := daemon.Start(ctx, gateway, s.Sluice, "casestudy.yaml", []byte(fmt.Sprintf(serviceConfig, address, port)))
 	if err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -422,7 +422,7 @@ func (s *study) forget(ctx context.Context) error {
 	return err
 }
 
-// serviceConfig is the port forward as a service.
+// serviceConfig is the port forward as a service, for the address and port of the server.
 const serviceConfig = `datapath: ebpf
 services:
   - name: web
@@ -431,7 +431,7 @@ services:
     protocol: tcp
     mode: dnat
     backends:
-      - {name: server, address: ` + faults.Server + `, port: ` + backendPort + `}
+      - {name: server, address: %s, port: %s}
 `
 
 func oneLine(err error) string {

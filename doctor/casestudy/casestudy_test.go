@@ -107,10 +107,13 @@ func TestDocker(t *testing.T) {
 		runs[run.Name] = run
 	}
 	before, after := runs["before"], runs["after"]
-	for _, run := range []casestudy.Run{before, after} {
+	for _, run := range []casestudy.Run{before, after, runs["beyond"]} {
 		if run.Complete != 4000 || run.Failed != 0 || run.Refused != 0 {
-			t.Errorf("%s: %d of 4000 complete, %d failed, %d refused", run.Name, run.Complete, run.Failed, run.Refused)
+			t.Errorf("%s: %d of 4000 complete, %d failed, %d refused; notes %q", run.Name, run.Complete, run.Failed, run.Refused, r.Notes)
 		}
+	}
+	if beyond := runs["beyond"]; beyond.Entries > 100 || beyond.Flows < 1000 {
+		t.Errorf("%d entries of connection tracking and %d flows with eBPF before the container", beyond.Entries, beyond.Flows)
 	}
 	if run := runs["collapse"]; run.Complete > 2000 || run.Refused == 0 {
 		t.Errorf("collapse: %d requests complete with a table of 1000, %d refused", run.Complete, run.Refused)

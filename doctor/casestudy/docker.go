@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -34,15 +35,16 @@ http {
 }
 `
 
-// playDocker runs the case with a container port published by Docker: in every run, Docker's own
-// rules translate.
+// playDocker runs the case with a container port published by Docker. Docker's own rules translate in every run
+// except the last, which puts the eBPF datapath in front of the same container.
 func (s *study) playDocker(ctx context.Context) (err error) {
 	docker, err := faults.StartDocker(ctx, s.lab.Node("gateway"), "nft")
 	if err != nil {
 		return fmt.Errorf("case study: %w", err)
 	}
 	defer func() { err = errors.Join(err, docker.Stop()) }()
-	if err := s.container(ctx, docker); err != nil {
+	address, err := s.container(ctx, docker)
+	if err != nil {
 		return fmt.Errorf("case study: %w", err)
 	}
 	s.Progress("taking the host's settings; while another program holds them, this waits")
@@ -62,11 +64,14 @@ func (s *study) playDocker(ctx context.Context) (err error) {
 	if err := s.forget(ctx); err != nil {
 		return fmt.Errorf("case study: empty the gateway's table: %w", err)
 	}
-	return s.collapse(ctx)
+	if err := s.collapse(ctx); err != nil {
+		return err
+	}
+	return s.beyond(ctx, address, "8080")
 }
 
-// container starts the server: nginx, or busybox where that is not installed.
-func (s *study) container(ctx context.Context, docker *faults.Docker) error {
+// container starts the server: nginx, or busybox where that is not installed. It returns the container's address.
+func (s *study) container(ctx context.Context, docker *faults.Docker) (address string, err error) {
 	program, files := "nginx", map[string]string{"/nginx.conf": nginxInDocker, "/etc/passwd": "root:x:0:0::/:/\n", "/etc/group": "root:x:0:\n"}
 	words := []string{"/bin/nginx", "-e", "/tmp/error.log", "-c", "/nginx.conf"}
 	if _, err := exec.LookPath(program); err != nil {
@@ -74,24 +79,25 @@ func (s *study) container(ctx context.Context, docker *faults.Docker) error {
 	}
 	s.report.Server = program + " in a container of Docker, -p 8080:8080"
 	if err := docker.Image(ctx, "web", []string{program}, files); err != nil {
-		return err
+		return "", err
 	}
 	var openFiles unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &openFiles); err != nil {
-		return err
+		return "", err
 	}
 	limit := min(openFiles.Max, 65535)
 	id, err := docker.Run(ctx, append([]string{"run", "-d", "-p", "8080:8080", "--ulimit", fmt.Sprintf("nofile=%d:%d", limit, limit),
 		"--sysctl", "net.core.somaxconn=65535", "--sysctl", "net.ipv4.tcp_max_syn_backlog=65535", "web"}, words...)...)
 	if err != nil {
-		return err
+		return "", err
 	}
-	pid, err := docker.Run(ctx, "inspect", "-f", "{{.State.Pid}}", id)
+	found, err := docker.Run(ctx, "inspect", "-f", "{{.State.Pid}} {{.NetworkSettings.IPAddress}}", id)
 	if err != nil {
-		return err
+		return "", err
 	}
+	pid, address, _ := strings.Cut(found, " ")
 	s.server = "/proc/" + pid + "/ns/net"
-	return s.answers(ctx, faults.Gateway+":8080", func() string {
+	return address, s.answers(ctx, faults.Gateway+":8080", func() string {
 		log, err := docker.Run(ctx, "logs", id)
 		return fmt.Sprint(log, " ", err)
 	})

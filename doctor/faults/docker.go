@@ -20,12 +20,12 @@ import (
 
 // dockerKeeper runs dockerd with its own cgroup file systems, because the node's /sys hides them.
 // When the other end of its input is closed, for whatever reason, it removes the containers and
-// ends the daemon. $0 is the base of its files.
+// ends the daemon. $0 is the base of its files, "$@" are further options of dockerd.
 const dockerKeeper = `trap '' HUP INT TERM
 mount -t tmpfs none /sys/fs/cgroup
 for c in $(awk 'NR > 1 && $2 > 0 { print $1 }' /proc/cgroups); do mkdir /sys/fs/cgroup/$c; mount -t cgroup -o $c none /sys/fs/cgroup/$c || rmdir /sys/fs/cgroup/$c; done
 [ -n "$(ls /sys/fs/cgroup)" ] || mount -t cgroup2 none /sys/fs/cgroup
-(trap - HUP INT TERM; exec dockerd --data-root $0/data --exec-root $0/run --pidfile $0/pid -H unix://$0/sock --storage-driver vfs --userland-proxy=false) </dev/null &
+(trap - HUP INT TERM; exec dockerd --data-root $0/data --exec-root $0/run --pidfile $0/pid -H unix://$0/sock --storage-driver vfs --userland-proxy=false "$@") </dev/null &
 cat >/dev/null
 for id in $(docker -H unix://$0/sock ps -aq); do docker -H unix://$0/sock rm -f $id; done
 kill $!
@@ -40,8 +40,9 @@ type Docker struct {
 	log    bytes.Buffer
 }
 
-// StartDocker starts a daemon that makes its rules by one kind of iptables, "nft" or "legacy".
-func StartDocker(ctx context.Context, node *lab.Node, iptables string) (*Docker, error) {
+// StartDocker starts a daemon that makes its rules by one kind of iptables, "nft" or "legacy". Options of dockerd
+// override those of this package.
+func StartDocker(ctx context.Context, node *lab.Node, iptables string, options ...string) (*Docker, error) {
 	base, err := os.MkdirTemp("", "docker") // short: sockets have paths of 108 bytes at most
 	if err != nil {
 		return nil, err
@@ -53,6 +54,7 @@ func StartDocker(ctx context.Context, node *lab.Node, iptables string) (*Docker,
 	}
 	d := &Docker{base: base}
 	d.keeper = exec.Command("ip", "netns", "exec", node.Name(), "unshare", "-m", "sh", "-c", dockerKeeper, base)
+	d.keeper.Args = append(d.keeper.Args, options...)
 	d.keeper.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
 	d.keeper.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	d.keeper.Stdout, d.keeper.Stderr = &d.log, &d.log
@@ -73,10 +75,13 @@ func StartDocker(ctx context.Context, node *lab.Node, iptables string) (*Docker,
 	}
 }
 
+// Socket returns the path of the engine's socket.
+func (d *Docker) Socket() string { return d.base + "/sock" }
+
 // Run runs the docker program and returns its output.
 func (d *Docker) Run(ctx context.Context, args ...string) (string, error) {
 	var stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, "docker", append([]string{"-H", "unix://" + d.base + "/sock"}, args...)...)
+	cmd := exec.CommandContext(ctx, "docker", append([]string{"-H", "unix://" + d.Socket()}, args...)...)
 	cmd.Stderr = &stderr
 	text, err := cmd.Output()
 	if err != nil {
