@@ -22,12 +22,13 @@ import (
 	"github.com/sluice-lb/sluice/event"
 )
 
+// WithdrawTime is the time between the withdrawal of addresses and the end of their service. BGP updates reach the
+// routers of a site within some milliseconds.
+const WithdrawTime = 300 * time.Millisecond
+
 const (
 	// retryInterval is the time until the next attempt to write routes after an error.
 	retryInterval = time.Second
-	// withdrawTime is the time between the withdrawal of all addresses and the end of their service. BGP updates reach
-	// the routers of a site within some milliseconds.
-	withdrawTime = 300 * time.Millisecond
 	// maxAlike bounds the events of one instant: more changes with one reason become one event.
 	maxAlike = 16
 )
@@ -49,6 +50,9 @@ type Address struct {
 	Why    string   // the reason not to announce it, or ""
 	// Unknown marks a Why that may be wrong: the route stays as it is.
 	Unknown bool
+	// Settle is the time between the end of the reason for a withdrawal and the announcement. Other backends recover in
+	// that time, so that this gateway chooses the same ones as the others.
+	Settle time.Duration
 }
 
 // State of an address.
@@ -91,7 +95,11 @@ type Announcer struct {
 	failed  bool       // the last attempt returned an error
 	ended   bool
 	list    []Status
-	changes map[State]uint64 // of routes, since the start
+	usable  map[netip.Prefix]time.Time // withdrawn addresses without a reason, and the time since then
+	next    time.Duration              // until the first address with Settle is announced; 0 without any
+	changes map[State]uint64           // of routes, since the start
+	looked  time.Time                  // time of the last look for a BGP speaker
+	speaker bool                       // its result
 }
 
 // New returns an Announcer that changes nothing before the first Set, which adopts or removes the routes of an earlier
@@ -129,8 +137,8 @@ func (a *Announcer) Set(r *Request) (*datapath.Change, error) {
 	}
 	a.request, a.set = r, true
 	change, err := a.reconcile(time.Now())
-	if err != nil {
-		a.Kick()
+	if err != nil || a.next > 0 {
+		a.Kick() // Run sets the timer
 	}
 	return change, err
 }
@@ -139,7 +147,7 @@ func (a *Announcer) Set(r *Request) (*datapath.Change, error) {
 func (a *Announcer) Plan(r *Request) (*datapath.Change, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	d, err := a.decide(r)
+	d, err := a.decide(r, time.Now())
 	if err != nil {
 		return nil, err
 	}
@@ -175,8 +183,11 @@ func (a *Announcer) Counts() (now map[State]int, changes map[State]uint64) {
 func (a *Announcer) Run(ctx context.Context) {
 	said := ""
 	for {
-		err := a.follow()
+		next, err := a.follow()
 		var again <-chan time.Time
+		if next > 0 {
+			again = time.After(next)
+		}
 		text := ""
 		if err != nil {
 			if text = err.Error(); text != said {
@@ -194,14 +205,15 @@ func (a *Announcer) Run(ctx context.Context) {
 	}
 }
 
-func (a *Announcer) follow() error {
+// follow makes the routes equal to the request, and returns the time until the next call, or 0 if none is due.
+func (a *Announcer) follow() (next time.Duration, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.ended || !a.set || a.request == nil && a.place == (place{}) {
-		return nil
+		return 0, nil
 	}
-	_, err := a.reconcile(time.Now())
-	return err
+	_, err = a.reconcile(time.Now())
+	return a.next, err
 }
 
 // Release ends the announcer. It withdraws all addresses unless keep is set, and then waits until the routers know.
@@ -220,7 +232,7 @@ func (a *Announcer) Release(keep bool) error {
 		return err
 	}
 	if len(routes) > 0 {
-		time.Sleep(withdrawTime)
+		time.Sleep(WithdrawTime)
 	}
 	a.list = nil
 	return writeRecord(a.opt.StateDir, place{})
@@ -233,10 +245,13 @@ type decision struct {
 	remove []route // from at
 	left   []route // at the previous place
 	list   []Status
+	usable map[netip.Prefix]time.Time // as in Announcer
+	next   time.Duration
 }
 
 // decide compares a request with the routes of the kernel. a.mu must be locked.
-func (a *Announcer) decide(r *Request) (d decision, err error) {
+func (a *Announcer) decide(r *Request, now time.Time) (d decision, err error) {
+	d.usable = map[netip.Prefix]time.Time{}
 	var old map[route]bool
 	if r != nil {
 		d.at = place{r.Table, r.Protocol}
@@ -266,6 +281,10 @@ func (a *Announcer) decide(r *Request) (d decision, err error) {
 			exists[at.to] = true
 		}
 	}
+	withdrawn := map[netip.Prefix]bool{}
+	for _, s := range a.list {
+		withdrawn[s.Prefix] = s.State == Withdrawn
+	}
 	wanted := map[route]bool{}
 	for _, w := range r.Addresses {
 		s := Status{Prefix: w.Prefix, Owners: w.Owners, State: Announced, Table: r.Table, Metric: r.Metric, Why: w.Why}
@@ -276,6 +295,9 @@ func (a *Announcer) decide(r *Request) (d decision, err error) {
 			s.State = Withdrawn
 		} else {
 			s.Why = ""
+		}
+		if s.State == Announced && withdrawn[w.Prefix] && a.settling(w, now, &d) {
+			s.State, s.Why = Withdrawn, "usable again; it is announced when the other backends have been probed too"
 		}
 		at := route{w.Prefix, r.Metric}
 		if s.State == Announced {
@@ -299,6 +321,23 @@ func (a *Announcer) decide(r *Request) (d decision, err error) {
 	return d, nil
 }
 
+// settling reports whether a withdrawn address waits for its announcement, and records its wait in a decision.
+func (a *Announcer) settling(w Address, now time.Time, d *decision) bool {
+	since, known := a.usable[w.Prefix]
+	if !known {
+		since = now
+	}
+	left := w.Settle - now.Sub(since)
+	if left <= 0 {
+		return false
+	}
+	d.usable[w.Prefix] = since
+	if d.next == 0 || left < d.next {
+		d.next = left
+	}
+	return true
+}
+
 // change describes a decision for people.
 func (d *decision) change() *datapath.Change {
 	c := &datapath.Change{Datapath: "announcements"}
@@ -320,7 +359,7 @@ func (d *decision) change() *datapath.Change {
 // the table leaves no gap. a.mu must be locked.
 func (a *Announcer) reconcile(now time.Time) (*datapath.Change, error) {
 	a.failed = true
-	d, err := a.decide(a.request)
+	d, err := a.decide(a.request, now)
 	if err != nil {
 		return nil, err
 	}
@@ -353,6 +392,7 @@ func (a *Announcer) reconcile(now time.Time) (*datapath.Change, error) {
 		}
 	}
 	a.failed = err != nil
+	a.usable, a.next = d.usable, d.next
 	a.publish(d, added, removed, failed, now)
 	return d.change(), err
 }

@@ -93,7 +93,7 @@ func (s *speaker) apply(r *Request) {
 // look follows the host.
 func (s *speaker) look() {
 	s.t.Helper()
-	if err := s.node.Do(s.follow); err != nil {
+	if err := s.node.Do(func() error { _, err := s.follow(); return err }); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -260,6 +260,44 @@ func TestRestart(t *testing.T) {
 	if text := sees("203.0.113.10"); strings.Contains(text, "192.0.2.10 ") || strings.Contains(text, "192.0.2.12") || !strings.Contains(text, "Deleted unreachable 192.0.2.11") {
 		t.Errorf("route changes:\n%s", text)
 	}
+}
+
+// TestSettle announces a withdrawn address after its reason has been absent for the whole time.
+func TestSettle(t *testing.T) {
+	s := begin(t, gateway(t), t.TempDir())
+	address := one("192.0.2.10/32", "")
+	address.Settle = time.Minute
+	s.apply(request(address))
+	s.table(5100, four) // nothing was withdrawn before
+	now := time.Now()
+	at := func(after time.Duration, want string) {
+		t.Helper()
+		if err := s.node.Do(func() error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			_, err := s.reconcile(now.Add(after))
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		s.table(5100, want)
+	}
+	s.ip("link set wan0 down")
+	at(0, "")
+	s.ip("link set wan0 up")
+	at(time.Second, "")
+	if st := s.Statuses()[0]; st.State != Withdrawn || !strings.HasPrefix(st.Why, "usable again") || s.next != time.Minute {
+		t.Errorf("status %+v, next %s", st, s.next)
+	}
+	at(50*time.Second, "")
+	s.ip("link set wan0 down")
+	at(51*time.Second, "")
+	s.ip("link set wan0 up")
+	at(52*time.Second, "")
+	at(62*time.Second, "")
+	at(112*time.Second, four)
+	at(113*time.Second, four)
+	s.told("address 192.0.2.10 is announced: service web", "address 192.0.2.10 is withdrawn: interface wan0 is down", "address 192.0.2.10 is announced: service web")
 }
 
 // TestOtherTable changes the table and the metric: the routes are written before the old ones are removed.

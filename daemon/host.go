@@ -100,7 +100,7 @@ func newMapper(paths Datapaths, log *slog.Logger) *pcp.Server {
 // reading returns the fill level of the tables, including conntrack, and the drops.
 func (d *daemon) reading(ctx context.Context) event.Reading {
 	r := d.engine.Reading(ctx)
-	r.Warnings = slices.Concat(r.Warnings, d.control.Warnings(), d.audit.Warnings(), d.holder.Warnings())
+	r.Warnings = slices.Concat(r.Warnings, d.control.Warnings(), d.audit.Warnings(), d.holder.Warnings(), d.routes.Warnings())
 	limits, counters, err := conntrack.ReadNumbers(ctx, netdev.CurrentNamespace())
 	if err != nil { // without conntrack
 		return r

@@ -83,6 +83,9 @@ func TestAnnouncements(t *testing.T) {
 		if got := output(t, d, "show announcements"); got != table {
 			t.Errorf("show announcements:\n%s", got)
 		}
+		if got := output(t, d, "show"); !strings.Contains(got, "table 5100, but no BGP speaker") {
+			t.Errorf("no warning without a speaker:\n%s", got)
+		}
 		for _, w := range servers {
 			if err := w.Stop(); err != nil {
 				t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/config"
@@ -52,7 +53,7 @@ func (e *Engine) announcements(c *config.Config, plan placement, snapshots map[s
 			i, known := at[p]
 			if !known {
 				at[p] = len(r.Addresses)
-				r.Addresses = append(r.Addresses, announce.Address{Prefix: p, Owners: []string{w.Owner}, Why: s.why, Unknown: s.unknown})
+				r.Addresses = append(r.Addresses, announce.Address{Prefix: p, Owners: []string{w.Owner}, Why: s.why, Unknown: s.unknown, Settle: s.settle})
 				continue
 			}
 			r.Addresses[i] = shared(r.Addresses[i], w.Owner, s)
@@ -68,6 +69,20 @@ func (e *Engine) announcements(c *config.Config, plan placement, snapshots map[s
 type serving struct {
 	why     string // why it does not; "" if it does
 	unknown bool   // why may be wrong
+	// settle is the time in which the backends that are down could pass their check.
+	settle time.Duration
+}
+
+// maxSettle bounds the time between the recovery of a service and its announcement.
+const maxSettle = time.Minute
+
+// settleTime returns the time in which the backends of a service that are down could pass their check. After an outage
+// they recover within one interval of each other.
+func settleTime(s datapath.Service) time.Duration {
+	if s.Service == nil || s.Check == nil || !slices.ContainsFunc(s.State, func(b datapath.State) bool { return b > datapath.Drain }) {
+		return 0
+	}
+	return min(maxSettle, s.Check.Interval.D()+s.Check.Timeout.D())
 }
 
 // shared adds an owner to an address. The address is announced while this gateway serves one owner.
@@ -75,7 +90,7 @@ func shared(a announce.Address, owner string, s serving) announce.Address {
 	if slices.Contains(a.Owners, owner) {
 		return a
 	}
-	a.Owners = append(a.Owners, owner)
+	a.Owners, a.Settle = append(a.Owners, owner), max(a.Settle, s.settle)
 	switch {
 	case a.Why == "" || s.why == "":
 		a.Why, a.Unknown = "", false
@@ -90,10 +105,12 @@ func (e *Engine) serving(c *config.Config, plan placement, snapshots map[string]
 	list := make(map[string]serving, len(c.Services)+len(c.NAT))
 	services := servicesOf(snapshots)
 	for i := range c.Services {
-		s := e.servesService(services[c.Services[i].Name])
+		service := services[c.Services[i].Name]
+		s := e.servesService(service)
 		if why := e.rulesMissing(plan.services[i]); why != "" {
 			s = serving{why: why}
 		}
+		s.settle = settleTime(service)
 		list["service "+c.Services[i].Name] = s
 	}
 	for i := range c.NAT {
@@ -137,6 +154,17 @@ func (e *Engine) announce(c *config.Config, plan placement, snapshots map[string
 		e.opt.Log.Warn("announcements are incomplete", "error", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	return change
+}
+
+// withdrawBeforeDrain withdraws the addresses of services when the gateway begins to drain, and waits until the routers
+// use other gateways. New flows are refused only then.
+func (e *Engine) withdrawBeforeDrain(before map[backendKey]Override) {
+	if e.config == nil || e.config.Announcements() == nil || e.override[backendKey{}].State < datapath.Drain || before[backendKey{}].State >= datapath.Drain {
+		return
+	}
+	if change := e.announce(e.config, e.plan, e.inForce); change != nil && change.Objects.Removed > 0 {
+		time.Sleep(announce.WithdrawTime)
+	}
 }
 
 // noteMissing records whether a repair left a datapath without its rules.

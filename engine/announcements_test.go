@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/config"
@@ -19,10 +20,14 @@ import (
 type routers struct {
 	request *announce.Request
 	end     string
+	note    func(*announce.Request) // called by Set; may be nil
 }
 
 func (r *routers) Set(q *announce.Request) (*datapath.Change, error) {
 	r.request = q
+	if r.note != nil {
+		r.note(q)
+	}
 	return &datapath.Change{Datapath: "announcements", Objects: datapath.Count{Added: 1}}, nil
 }
 
@@ -106,6 +111,13 @@ func TestAnnouncements(t *testing.T) {
 	check("one of two services of an address is down", "192.0.2.10"+down(" (no backend of service api is usable)"))
 	h.set("a", false)
 	check("one backend is left", "192.0.2.10"+down(" (no backend of service api is usable)"))
+	settle := func(want time.Duration) {
+		t.Helper()
+		if got := r.request.Addresses[0].Settle; got != want {
+			t.Errorf("settle %s, want %s", got, want)
+		}
+	}
+	settle(3 * time.Second) // the interval and the timeout of the check
 	h.set("c", false)
 	h.set("v6", false)
 	check("all are down", "192.0.2.10 (no backend of service web is usable; no backend of service api is usable)"+
@@ -127,6 +139,7 @@ func TestAnnouncements(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("after the drain", "192.0.2.10"+pools)
+	settle(0) // all backends are up
 
 	// A datapath that cannot be repaired once may still carry packets.
 	for i, want := range []bool{true, false, false} {
@@ -185,5 +198,26 @@ func TestAnnouncementsOfTheConfiguration(t *testing.T) {
 	}
 	if err := e.Stop(context.Background(), true); err != nil || r.end != "true" {
 		t.Errorf("stop: %v, keep %s", err, r.end)
+	}
+}
+
+// TestDrainWithdrawsFirst: the routers use other gateways before the datapath refuses new flows. A drain that the
+// datapath refuses withdraws nothing.
+func TestDrainWithdrawsFirst(t *testing.T) {
+	e, r, _, fast, _ := announcing(t, announced, "a", "b", "c", "v6")
+	drain := []Override{{State: datapath.Drain}}
+	applied, first := len(fast.applied), ""
+	r.note = func(q *announce.Request) {
+		if first == "" {
+			first = fmt.Sprintf("%d %s", len(fast.applied)-applied, text(q))
+		}
+	}
+	fast.fail = errRefused
+	if _, err := e.ApplyStates(t.Context(), e.Config(), drain); !errors.Is(err, errRefused) || strings.Contains(text(r.request), "drains") {
+		t.Errorf("%v: after a refused drain: %s", err, text(r.request))
+	}
+	applied, first = len(fast.applied), ""
+	if _, err := e.ApplyStates(t.Context(), e.Config(), drain); err != nil || !strings.HasPrefix(first, "0 192.0.2.10 (the gateway drains") {
+		t.Errorf("%v: the first announcement is %s", err, first)
 	}
 }

@@ -189,6 +189,7 @@ func (e *Engine) ApplyStates(ctx context.Context, cfg *config.Config, states []O
 	for _, o := range states {
 		e.override[backendKey{o.Service, o.Backend}] = o
 	}
+	e.withdrawBeforeDrain(before)
 	apply := func() (Applied, error) { return e.applyIf(ctx, cfg, nil) }
 	if cfg == e.given {
 		apply = func() (Applied, error) { return e.applyStates(ctx) }
@@ -196,6 +197,9 @@ func (e *Engine) ApplyStates(ctx context.Context, cfg *config.Config, states []O
 	applied, err := apply()
 	if err != nil {
 		e.override = before
+		if e.config != nil {
+			e.announce(e.config, e.plan, e.inForce)
+		}
 		return applied, err
 	}
 	return e.publishView(applied), nil
