@@ -141,7 +141,7 @@ func (v view) single(a netip.Addr, w Want) placed {
 		s.State, s.Interface = Own, name
 	case slices.ContainsFunc(v.local, func(p netip.Prefix) bool { return p.Contains(a) }):
 		s.State, s.Why = Own, "by a local route"
-	case was:
+	case was && w.Leave == "": // VRRP moves addresses that Sluice leaves to others
 		s.State, s.Interface, s.Why = Lost, before, "it was the host's own, and Sluice does not take it over: "+w.remedy(before)
 	case !met:
 		s.State = Routed

@@ -57,6 +57,7 @@ func TestPlace(t *testing.T) {
 		{"an address taken away", []Want{one("a", "198.51.100.9"), {netip.MustParseAddr("10.0.2.77"), netip.MustParseAddr("10.0.2.77"), "b", "", true}},
 			"10.0.2.77 b lost lan0: it was the host's own, and Sluice does not take it over: write listen: {interface: lan0} to follow the interface's address, or give the host this one again; " +
 				"198.51.100.9 a lost wan0: it was the host's own, and Sluice does not take it over: give it to the host again, or write another"},
+		{"an address that VRRP has moved", []Want{left(one("a", "198.51.100.9"), "off")}, "198.51.100.9 a absent wan0: off"},
 		{"taken away with its network", []Want{one("a", "192.0.2.9")}, "192.0.2.9 a lost wan0: it was the host's own, and Sluice does not take it over: give it to the host again, or write another"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
