@@ -47,6 +47,7 @@ soak: deps ## the long random runs: SOAK packets (default a million) a scenario 
 	SLUICE_HOSTILE_PACKETS=$(SOAK)0 SLUICE_HOSTILE_SEED=$(SEED) SLUICE_MODEL_SEED=$(SEED) SLUICE_LEAK_RUNS=50 $(GO) test -count=1 -timeout 0 -v -run 'TestHostilePackets|TestNothingLeaks' ./datapath/ebpf
 	$(GO) test -count=1 -timeout 0 -v -run TestSYNFlood ./datapath/ebpf -flood 30s -flood-rate 0
 	SLUICE_ORACLE_SECONDS=3600 SLUICE_ORACLE_SEED=$(SEED) $(GO) test -count=1 -timeout 0 -v -run TestOracle ./e2e/oracle
+	SLUICE_SICK_COUNT=500 SLUICE_SICK_SEED=$(SEED) $(GO) test -count=1 -timeout 0 -v ./e2e/sick
 	SLUICE_KILLS=200 $(GO) test -count=1 -timeout 0 -v -run TestKillWhileApplying ./e2e
 
 generate: deps-dev ## compile the BPF programs, regenerate schema, docs and man pages

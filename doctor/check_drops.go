@@ -205,7 +205,7 @@ func (c *Case) closedService() Finding {
 
 // closedShare is the share of the received packets from which on packets to one closed port are
 // no scan.
-const closedShare = 0.10
+const closedShare = askedDropsShare
 
 // unknownDropsShare is the share of the received packets from which on drops without a reason
 // are no accident.

@@ -188,6 +188,8 @@ func checkRPFilter(_ context.Context, c *Case) Finding {
 		arrived := c.arrivedOn(trace.CauseRPFilter)
 		if one, _ := c.sysctl("net.ipv4.conf." + arrived + ".rp_filter"); max(all, one) == 2 {
 			f.Remedy = &Remedy{Do: "add a route that leads to the source: the filter is loose already and asks for any", Risk: "a route that is wrong takes other traffic along"}
+		} else if w, known := c.wayBack(); known && !w.Alive() {
+			f.Remedy = &Remedy{Do: fmt.Sprintf("correct the route back: it leads by %s to %s, which does not answer %s, so that a loose filter would not help", w.Interface, w.NextHop, asks(w.NextHop)), Risk: "a route that is wrong takes other traffic along"}
 		}
 		return c.withDrops(f.filling("IFACE", arrived), trace.CauseRPFilter)
 	}
@@ -211,6 +213,17 @@ func checkRPFilter(_ context.Context, c *Case) Finding {
 		return found(Info, "%s check strictly; with routes over more than one of %d interfaces that loses packets", strings.Join(strict, ", "), links)
 	}
 	return ok("reverse path filtering refused nothing")
+}
+
+// wayBack is the route to the source of a packet that the reverse path filter refused.
+func (c *Case) wayBack() (w observe.Way, known bool) {
+	g, _ := c.drops(trace.CauseRPFilter)
+	for _, s := range g.Sampled {
+		if w, known = c.NS.Ways[s]; known && w.Err == nil && w.Interface != "" {
+			return w, true
+		}
+	}
+	return w, false
 }
 
 // arrivedOn is the interface of a sample, IFACE where there is none.
@@ -384,9 +397,17 @@ func checkNoRoute(_ context.Context, c *Case) Finding {
 		if f, is := c.withoutTunnel(g); is {
 			return f
 		}
+		if f, is := c.refusing(g); is {
+			return f
+		}
 		f := found(c.unwanted(g), "a blackhole, unreachable or prohibit route refuses %.0f packets/s%s", g.PerSecond, c.towards(trace.CauseBlackhole)).losing(g.PerSecond)
 		f.Remedy = &Remedy{Do: "if the packets are wanted, delete the route or rule that these show", Commands: []string{"ip route show table all match DESTINATION", "ip rule"}, Risk: "it may be there for a reason"}
 		return c.withDrops(f.filling("DESTINATION", c.sampleDest(trace.CauseBlackhole)), trace.CauseBlackhole)
+	}
+	if lost, _ := c.drops(trace.CauseNoRoute); len(c.NS.After.Routing.Refusals) > 0 {
+		if f, is := c.refusing(c.wanted(lost)); is {
+			return f
+		}
 	}
 	if ignoring := c.learners(); len(ignoring) > 0 && c.forwards6() && !c.NS.After.Routing.Default6 && c.delta("Ip6InNoRoutes") > 0 {
 		return c.adverts(ignoring, n)

@@ -79,11 +79,14 @@ func (c *Case) leaks() Finding {
 		return Finding{}
 	}
 	l, rules := c.NS.Entries.Leaks[0], c.NS.Rules
+	if c.onLink(l.Out, l.First.Original.Source.Netip()) {
+		return Finding{} // back into its own network: a route is wrong, no rule
+	}
 	e := &l.First
 	is4 := e.Original.Source.Is4()
 	four, six := rules.Forwards.IPv4+rules.Forwards.Either > 0, rules.Forwards.IPv6+rules.Forwards.Either > 0
 	translating := rules.SourceNAT > 0 && (is4 && four || !is4 && six)
-	// Without any rule another router may translate: but not what leaves a network of public addresses.
+	// Without any rule another router may translate, except behind a link with a public address.
 	if !translating && !l.Before && !c.publicLink(l.Out, is4) || l.Entries < fewConnections && !translating {
 		return Finding{}
 	}
@@ -107,6 +110,13 @@ func (c *Case) leaks() Finding {
 
 // fewConnections is below how many connections without an answer nothing is concluded from them.
 const fewConnections = 3
+
+// onLink reports whether an address is in the network of a link.
+func (c *Case) onLink(name string, a netip.Addr) bool {
+	return slices.ContainsFunc(c.NS.After.Links, func(l observe.Link) bool {
+		return l.Name == name && slices.ContainsFunc(l.Addresses, func(p netip.Prefix) bool { return p.Contains(a) })
+	})
+}
 
 // publicLink reports whether the host has a public address on a link.
 func (c *Case) publicLink(name string, is4 bool) bool {

@@ -486,8 +486,12 @@ func checkRuleDrops(_ context.Context, c *Case) Finding {
 }
 
 func ruleText(g trace.DropGroup) string {
-	if len(g.Rules) == 1 {
-		return ": " + g.Rules[0].String()
+	if len(g.Rules) == 0 || len(g.Rules) > 3 {
+		return ""
 	}
-	return ""
+	var texts []string
+	for _, r := range g.Rules {
+		texts = append(texts, r.String())
+	}
+	return ": " + strings.Join(texts, ", or ")
 }

@@ -460,3 +460,29 @@ func (c *Case) withoutTunnel(g trace.DropGroup) (Finding, bool) {
 	}
 	return Finding{}, false
 }
+
+// refusing names the route or rule that refuses packets.
+func (c *Case) refusing(g trace.DropGroup) (Finding, bool) {
+	for _, s := range g.Sampled {
+		var best *observe.Refusal
+		for i := range c.NS.After.Routing.Refusals {
+			r := &c.NS.After.Routing.Refusals[i]
+			if r.Matches(s.Packet.Source.Addr(), s.Packet.Dest.Addr(), c.linkNameOf(s.InIfIndex)) && (best == nil || r.Destination.Bits() > best.Destination.Bits()) {
+				best = r
+			}
+		}
+		if best == nil {
+			continue
+		}
+		f := found(c.unwanted(g), "%s refuses %.0f packets/s, for example towards %s", best, g.PerSecond, s.Packet.Dest.Addr()).losing(g.PerSecond)
+		f.Remedy = &Remedy{Do: "delete it, if the packets are wanted", Risk: "it may be there for a reason"}
+		if best.Rule {
+			f.Remedy.Commands = []string{fmt.Sprintf("ip %srule del priority %d", ipFlag(s.Packet.Dest.Addr()), best.Priority)}
+		} else {
+			f.Remedy.Commands = []string{fmt.Sprintf("ip %sroute del %s %s table %d", ipFlag(best.Destination.Addr()), best.Kind, best.Destination, best.Table)}
+			f = f.concerning(Concerns{Destinations: []netip.Prefix{best.Destination}, Stages: []outcome.Stage{outcome.NeverLeft, outcome.Refused}})
+		}
+		return c.withDrops(f, g.Cause), true
+	}
+	return Finding{}, false
+}

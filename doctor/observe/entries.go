@@ -46,7 +46,7 @@ type Entries struct {
 	FTP []Pair
 
 	leaks      map[netip.Prefix]*Leak // by the sources' networks
-	translated map[netip.Prefix]bool  // networks of which sources are translated
+	translated map[netip.Prefix]bool  // networks with translated sources
 }
 
 // Leak are untranslated connections of one network.

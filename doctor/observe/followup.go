@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/netdev"
@@ -21,6 +23,7 @@ import (
 type Way struct {
 	Interface string
 	NextHop   netip.Addr // the destination itself where it is on the link
+	State     int        // of the next hop's neighbour entry (NUD_*); 0: no entry
 	Err       error      // the kernel refuses the packet
 }
 
@@ -79,7 +82,7 @@ func (r *NamespaceReading) lossOf(fields []string, raw bool) {
 	r.Losses[inode] = loss
 }
 
-// Bounds on what is looked up after a window.
+// Bounds of the lookups after a window.
 const (
 	mostLossy = 1024
 	mostWays  = 64 // of each cause
@@ -122,16 +125,23 @@ func (n *Namespace) followUp() {
 	})
 }
 
-// ways looks up the routes of dropped packets.
+// Alive reports whether the next hop answered lately.
+func (w *Way) Alive() bool {
+	return w.State&(netlink.NUD_REACHABLE|netlink.NUD_STALE|netlink.NUD_DELAY|netlink.NUD_PROBE|netlink.NUD_PERMANENT|netlink.NUD_NOARP) != 0
+}
+
+// ways looks up the routes of dropped packets. For packets that the reverse path filter refused, it looks up the route
+// back.
 func (n *Namespace) ways() {
 	n.Ways = map[*trace.DropSample]Way{}
 	names := map[int]string{}
 	for _, l := range n.After.Links {
 		names[l.Index] = l.Name
 	}
+	states := neighbourStates()
 	for _, g := range n.Drops {
 		switch g.Cause.ID {
-		case trace.CauseTTL.ID, trace.CauseNeighbour.ID, trace.CauseNeighbourQueue.ID, trace.CauseQdisc.ID, trace.CauseNoRoute.ID, trace.CauseFarEnd.ID, trace.CauseOther.ID:
+		case trace.CauseRPFilter.ID, trace.CauseBlackhole.ID, trace.CauseTTL.ID, trace.CauseNeighbour.ID, trace.CauseNeighbourQueue.ID, trace.CauseQdisc.ID, trace.CauseNoRoute.ID, trace.CauseFarEnd.ID, trace.CauseOther.ID:
 		default:
 			continue
 		}
@@ -145,12 +155,14 @@ func (n *Namespace) ways() {
 			}
 			var w Way
 			var index int
-			if s.InIfIndex == 0 {
+			if g.Cause.ID == trace.CauseRPFilter.ID {
+				index, w.NextHop, w.Err = netdev.NextHop(s.Packet.Source.Addr())
+			} else if s.InIfIndex == 0 {
 				index, w.NextHop, w.Err = netdev.NextHop(t.Dest.Addr())
 			} else {
 				index, w.NextHop, w.Err = netdev.Routed(int(s.InIfIndex), t)
 			}
-			w.Interface = names[index]
+			w.Interface, w.State = names[index], states[neighbour{index, w.NextHop}]
 			n.Ways[s] = w
 		}
 	}
@@ -183,7 +195,7 @@ func headerOf(t flow.Tuple) []byte {
 	return append(append(append(append(b, source...), dest...), ports...), make([]byte, 16)...)
 }
 
-// programsBehind finds the programs that hold sockets, and those of the namespace that serve tun interfaces. The kernel
+// programsBehind finds the programs that hold sockets, and the namespace's programs that serve tun interfaces. The kernel
 // names the interface of such a program, and not its namespace.
 func programsBehind(netns uint64, sockets map[uint64]*LossySocket, tuns []string) map[string]Program {
 	readers := map[string]Program{}

@@ -60,7 +60,7 @@ func TestRoutesAndAddresses(t *testing.T) {
 	for _, line := range []string{
 		"ip link add lan0 type veth peer name far0", "ip link add tun0 type veth peer name far1", "ip addr add 10.0.0.1/24 dev lan0", "ip -6 addr add 2001:db8::1/64 dev lan0",
 		"ip link set lan0 up", "ip link set tun0 up", "ip link set far1 up", "ip route add 10.0.0.200/32 dev tun0", "ip route add 192.0.2.0/24 dev tun0",
-		"ip route add default via 10.0.0.9 dev lan0", "ip route add 198.51.100.0/24 via 10.0.0.9 dev lan0",
+		"ip route add default via 10.0.0.9 dev lan0", "ip route add blackhole 198.18.0.0/15", "ip rule add from 10.0.0.0/24 iif lan0 unreachable priority 77", "ip route add 198.51.100.0/24 via 10.0.0.9 dev lan0",
 	} {
 		words := strings.Fields(line)
 		if out, err := host.Command(t.Context(), words[0], words[1:]...).CombinedOutput(); err != nil {
@@ -78,6 +78,10 @@ func TestRoutesAndAddresses(t *testing.T) {
 		detached := []Detached{{Prefix: netip.MustParsePrefix("10.0.0.200/32"), By: "tun0", Within: "lan0", Network: netip.MustParsePrefix("10.0.0.0/24")}}
 		if !slices.Equal(r.Routing.Detached, detached) {
 			t.Errorf("detached %v, want %v", r.Routing.Detached, detached)
+		}
+		refusals := []Refusal{{Kind: "unreachable", Source: netip.MustParsePrefix("10.0.0.0/24"), In: "lan0", Rule: true, Priority: 77}, {Kind: "blackhole", Destination: netip.MustParsePrefix("198.18.0.0/15"), Table: 254}}
+		if got := append(ruleRefusals(), r.Routing.Refusals...); !slices.Equal(got, refusals) {
+			t.Errorf("refusals %v, want %v", got, refusals)
 		}
 		for _, l := range links {
 			if l.Carrier != (l.Name == "tun0" || l.Name == "far1" || l.Name == "lo" && l.Up) {

@@ -31,6 +31,8 @@ type Routing struct {
 	Gateways []Gateway
 	// Detached are routes for parts of a link's network by other interfaces.
 	Detached []Detached
+	// Refusals are the routes and rules that refuse packets.
+	Refusals []Refusal
 	// Policies are the IPsec policies for packets that leave.
 	Policies []netdev.IPsecPolicy
 	// Advertised counts the router advertisements that an interface has ever received.
@@ -88,6 +90,7 @@ func readRouting(root fs.FS, links []Link) (r Routing) {
 			r.Marked++
 		}
 	}
+	r.Refusals = ruleRefusals()
 	r.Policies, _ = netdev.IPsecPolicies()
 	return r
 }

@@ -3,10 +3,12 @@
 package observe
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/netdev"
@@ -34,6 +36,93 @@ type Detached struct {
 	Proxied bool // the host answers for the prefix on the link
 }
 
+// Refusal is a route or a rule of the routing policy that refuses packets.
+type Refusal struct {
+	Kind        string // "blackhole", "unreachable", "prohibit"
+	Destination netip.Prefix
+	Source      netip.Prefix // of a rule; invalid: any
+	In          string       // of a rule: the input interface; "": any
+	Rule        bool
+	Table       int // of a route
+	Priority    int // of a rule
+}
+
+// String returns the refusal as the ip program names it.
+func (r *Refusal) String() string {
+	if !r.Rule {
+		return "the " + r.Kind + " route " + r.Destination.String()
+	}
+	text := "the rule (ip rule)"
+	if r.Source.IsValid() {
+		text += " from " + r.Source.String()
+	}
+	if r.In != "" {
+		text += " iif " + r.In
+	}
+	return text + " " + r.Kind
+}
+
+// Matches reports whether packets from source to dest that arrive by an interface are refused.
+func (r *Refusal) Matches(source, dest netip.Addr, in string) bool {
+	return (!r.Source.IsValid() || r.Source.Contains(source)) && (r.In == "" || r.In == in) && (!r.Destination.IsValid() || r.Destination.Contains(dest)) &&
+		(r.Destination.IsValid() || r.Source.IsValid() || r.In != "")
+}
+
+// refusals are the kinds of routes and rules that refuse.
+var refusals = map[uint8]string{unix.RTN_BLACKHOLE: "blackhole", unix.RTN_UNREACHABLE: "unreachable", unix.RTN_PROHIBIT: "prohibit"}
+
+// Attributes of a rule of the routing policy (linux/fib_rules.h).
+const (
+	fraDest     = 1
+	fraSource   = 2
+	fraInName   = 3
+	fraPriority = 6
+	fraMark     = 10
+)
+
+// ruleRefusals reads the rules of the routing policy that refuse. The library does not read the action of a rule.
+func ruleRefusals() (list []Refusal) {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		req := nl.NewNetlinkRequest(unix.RTM_GETRULE, unix.NLM_F_DUMP)
+		req.AddData(nl.NewIfInfomsg(family))
+		messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWRULE)
+		if err != nil {
+			continue
+		}
+		for _, m := range messages {
+			if len(m) < unix.SizeofRtMsg {
+				continue
+			}
+			header := nl.DeserializeRtMsg(m) // struct fib_rule_hdr has the same layout
+			r := Refusal{Rule: true, Kind: refusals[header.Type]}
+			attributes, err := nl.ParseRouteAttr(m[unix.SizeofRtMsg:])
+			if err != nil || r.Kind == "" || header.Flags&netlink.FibRuleInvert != 0 {
+				continue
+			}
+			marked := false
+			for _, a := range attributes {
+				addr, isAddress := netip.AddrFromSlice(a.Value)
+				switch {
+				case a.Attr.Type == fraDest && isAddress:
+					r.Destination = netip.PrefixFrom(addr, int(header.Dst_len))
+				case a.Attr.Type == fraSource && isAddress:
+					r.Source = netip.PrefixFrom(addr, int(header.Src_len))
+				case a.Attr.Type == fraInName:
+					r.In = unix.ByteSliceToString(a.Value)
+				case a.Attr.Type == fraPriority && len(a.Value) == 4:
+					r.Priority = int(binary.NativeEndian.Uint32(a.Value))
+				case a.Attr.Type == fraMark:
+					marked = true
+				}
+			}
+			if !marked {
+				list = append(list, r)
+			}
+		}
+	}
+	return list[:min(len(list), mostGateways)]
+}
+
 // Bounds on what is kept of routing tables, which may hold all routes of the Internet.
 const (
 	mostGateways = 256
@@ -50,6 +139,9 @@ func (r *NamespaceReading) readRoutes() {
 	r.Failed = failed(states)
 	uplinks, proxied := map[int]bool{}, proxiedAddresses()
 	visit := func(route netlink.Route) bool {
+		if kind, refuses := refusals[uint8(route.Type)]; refuses && route.Protocol != unix.RTPROT_KERNEL && len(r.Routing.Refusals) < mostGateways {
+			r.Routing.Refusals = append(r.Routing.Refusals, Refusal{Kind: kind, Destination: destinationOf(&route), Table: route.Table})
+		}
 		if route.Type != unix.RTN_UNICAST || route.Table == unix.RT_TABLE_LOCAL {
 			return true
 		}
