@@ -8,6 +8,29 @@ import (
 	"testing"
 )
 
+// TestNATTypesAreComparedRarely: code asks for a trait of config/traits.go in place of the name of a NAT type, so that
+// a new type changes few files.
+func TestNATTypesAreComparedRarely(t *testing.T) {
+	const most = 20
+	line := regexp.MustCompile(`(?m)^.*(?:[=!]=|\bcase\b).*\bNAT[A-Z].*$`)
+	name := regexp.MustCompile(`\b(?:config\.)?NAT(?:Masquerade|SNAT|PortForward|Static|NPT66|NAT64|SIIT)\b`)
+	var found []string
+	walk(t, ".go", func(path string, text []byte) {
+		if path == "config/traits.go" || strings.HasSuffix(path, "_test.go") {
+			return
+		}
+		for _, compared := range line.FindAllString(string(text), -1) {
+			for range name.FindAllString(compared, -1) {
+				found = append(found, path+": "+strings.TrimSpace(compared))
+			}
+		}
+	})
+	t.Logf("%d comparisons", len(found))
+	if len(found) >= most {
+		t.Errorf("%d comparisons with names of NAT types, at most %d are allowed: use or add a trait in config/traits.go\n%s", len(found), most-1, strings.Join(found, "\n"))
+	}
+}
+
 // TestNoForwardDeclarations: a header of bpf/ includes the definitions that it uses, so that the includes are the only
 // order of reading.
 func TestNoForwardDeclarations(t *testing.T) {

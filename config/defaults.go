@@ -4,6 +4,7 @@ package config
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sluice-lb/sluice/flow"
@@ -180,15 +181,13 @@ func DefaultPorts(block int) flow.Ports {
 }
 
 func (r *NATRule) setDefaults() {
-	switch r.Type {
-	case NATMasquerade, NATSNAT, NATNAT64:
+	if r.Type.HasBindings() {
 		if len(r.Ports) == 0 {
 			r.Ports = PortSet{DefaultPorts(r.PortBlock)}
 		}
 		orElse(&r.Unreachable, "host")
 	}
-	switch r.Type {
-	case NATMasquerade, NATSNAT, NATNAT64, NATStatic, NATPortForward:
+	if slices.Contains(natKeys[r.Type], "hairpin") {
 		orElse(&r.Hairpin, SwitchAuto)
 	}
 }

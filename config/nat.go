@@ -191,7 +191,7 @@ func (r *NATRule) Crosses() bool {
 // families, or nil.
 func (r *NATRule) Translator(rules []*NATRule) *NATRule {
 	for _, n := range rules {
-		if n.Type == NATNAT64 && n.Prefix.IsValid() && (len(n.Source) == 0 || slices.ContainsFunc(n.Source, func(p netip.Prefix) bool { return p.Contains(r.To.Address) })) {
+		if n.Type.CrossesStateful() && n.Prefix.IsValid() && (len(n.Source) == 0 || slices.ContainsFunc(n.Source, func(p netip.Prefix) bool { return p.Contains(r.To.Address) })) {
 			return n
 		}
 	}

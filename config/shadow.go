@@ -65,9 +65,9 @@ func (r *NATRule) translates() []netip.Prefix {
 		return nil
 	case len(r.Source) > 0:
 		return r.Source
-	case r.Type == NATMasquerade:
+	case r.Type.UsesInterfaceAddress():
 		return []netip.Prefix{four}
-	case r.Type == NATNAT64:
+	case r.Type.CrossesStateful():
 		return []netip.Prefix{six}
 	}
 	var all []netip.Prefix
@@ -84,7 +84,7 @@ func (r *NATRule) translates() []netip.Prefix {
 // would match. Rules that may be on different datapaths are not compared, because the file's order
 // has no effect between datapaths.
 func (r *NATRule) takesFrom(p netip.Prefix, other *NATRule) bool {
-	if (r.Type == NATNAT64) != (other.Type == NATNAT64) || r.Prefix != other.Prefix || r.Datapath != other.Datapath ||
+	if r.Type.CrossesStateful() != other.Type.CrossesStateful() || r.Prefix != other.Prefix || r.Datapath != other.Datapath ||
 		(r.Helper == "") != (other.Helper == "") || r.Hairpin == SwitchOff && other.Hairpin != SwitchOff || (r.Mark == 0) != (other.Mark == 0) ||
 		!r.In.Covers(other.In) || !r.Out.Covers(other.Out) {
 		return false

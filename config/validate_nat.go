@@ -39,17 +39,17 @@ func (v *validator) nat() {
 		v.natApplies(p, r, keys)
 		v.interfaces(p.key("in"), r.In)
 		v.interfaces(p.key("out"), r.Out)
-		switch r.Type {
-		case NATMasquerade, NATSNAT:
+		switch {
+		case r.Type.RewritesSource():
 			v.sourceNAT(p, r)
 			v.helpers(p, r.Helper)
-		case NATPortForward:
+		case r.Type.Forwards():
 			v.portForward(p, r)
-		case NATStatic, NATNPT66:
+		case r.Type.OneToOne():
 			v.prefixNAT(p, r)
-		case NATNAT64:
+		case r.Type.CrossesStateful():
 			v.nat64(p, r)
-		case NATSIIT:
+		case r.Type.CrossesStateless():
 			v.siit(p, r)
 		}
 		v.shares(p, r)
@@ -72,7 +72,7 @@ func (v *validator) pcp(p path, r *NATRule) {
 	case r.Mapping == AddressAndPortDependent:
 		v.errorf(p.key("pcp"), "write mapping: endpoint-independent, or remove pcp",
 			"pcp maps an endpoint for every remote one, mapping %s for a single one", r.Mapping).atKey = true
-	case r.Type == NATMasquerade && r.Out.Several():
+	case r.Type.UsesInterfaceAddress() && r.Out.Several():
 		v.errorf(p.key("pcp"), "make a rule for each interface, with pcp in one of them, or remove pcp",
 			"pcp maps a port of one outside address, and out %s may have several", r.Out).atKey = true
 	}
@@ -104,7 +104,7 @@ func (v *validator) sourceNAT(p path, r *NATRule) {
 		v.errorf(p, "write source, the inside prefixes, or out, the interface towards the outside",
 			"neither source nor out: the rule would translate every packet").depends = []path{p.key("source")}
 	}
-	if r.Type == NATMasquerade {
+	if r.Type.UsesInterfaceAddress() {
 		return
 	}
 	if r.To.Address.IsValid() {
@@ -205,13 +205,13 @@ func (v *validator) prefixNAT(p path, r *NATRule) {
 	}
 	ip := p.key("internal")
 	switch {
-	case r.Type == NATNPT66 && (e.Addr().Is4() || n.Addr().Is4()):
+	case r.Type.ChecksumNeutral() && (e.Addr().Is4() || n.Addr().Is4()):
 		v.errorf(ip, "write IPv6 prefixes, or type: static", "npt66 translates IPv6 prefixes")
 	case e.Addr().Is4() != n.Addr().Is4():
 		v.errorf(ip, "write two prefixes of one family; siit translates between them", "internal %s and external %s are of two families", n, e).depends = []path{p.key("external")}
 	case e.Bits() != n.Bits():
 		v.errorf(ip, fmt.Sprintf("write a prefix of /%d", e.Bits()), "internal %s and external %s are not equally long", n, e).depends = []path{p.key("external")}
-	case r.Type == NATNPT66 && e.Bits() > 64:
+	case r.Type.ChecksumNeutral() && e.Bits() > 64:
 		v.errorf(p.key("external"), "write prefixes of /64 or shorter", "npt66 needs an interface identifier of 64 bits (RFC 6296 §3.5)")
 	case e.Overlaps(n):
 		v.errorf(ip, "write two prefixes that share no address", "internal %s and external %s overlap", n, e)
@@ -307,7 +307,7 @@ func (v *validator) crossings() {
 	var of []string
 	for i := range v.c.NAT {
 		r := &v.c.NAT[i]
-		if r.Type != NATSIIT {
+		if !r.Type.CrossesStateless() {
 			continue
 		}
 		for _, e := range r.EAM {
@@ -341,7 +341,7 @@ func (v *validator) crossings() {
 
 // Default4 reports whether a siit rule translates every IPv4 packet between its interfaces.
 func (r *NATRule) Default4() bool {
-	return r.Type == NATSIIT && r.Prefix.IsValid() && len(r.EAM) == 0 && (r.In != "" || r.Out != "")
+	return r.Type.CrossesStateless() && r.Prefix.IsValid() && len(r.EAM) == 0 && (r.In != "" || r.Out != "")
 }
 
 // shares checks the distribution of outside ports to inside addresses.

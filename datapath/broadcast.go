@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluice-lb/sluice/config"
 )
 
 // Broadcasts returns a warning for each backend and target that is the broadcast address of a connected network, unless
@@ -34,7 +33,7 @@ func Broadcasts(s *Snapshot, networks []netip.Prefix, interfaces []string, read 
 		}
 	}
 	for _, n := range s.NAT {
-		if n.Type == config.NATPortForward {
+		if n.Type.Forwards() {
 			note("nat "+n.Name+": target", n.To.Address)
 		}
 	}

@@ -82,19 +82,19 @@ func (n *nearest) rule(r *config.NATRule) {
 	in := condition{r.In.Has(n.in), fmt.Sprintf("it takes packets that arrive by %s, not by %s", r.In, n.in)}
 	out := condition{n.out == "" || r.Out.Has(n.out), fmt.Sprintf("it takes packets that leave by %s, and this one leaves by %s", r.Out, n.out)}
 	except := condition{!within(r.Except, dest), fmt.Sprintf("%s is among its exceptions", dest)}
-	switch r.Type {
-	case config.NATPortForward:
+	switch {
+	case r.Type.Forwards():
 		n.listener(who, *r.Listen, r.Protocol, r.In)
-	case config.NATMasquerade, config.NATSNAT, config.NATNAT64:
-		any := len(r.Source) == 0 && source.Is4() == (r.Type != config.NATNAT64)
+	case r.Type.HasBindings():
+		any := len(r.Source) == 0 && source.Is4() != r.Type.CrossesStateful()
 		list := []condition{{any || within(r.Source, source), ""}}
-		if r.Type == config.NATNAT64 {
+		if r.Type.CrossesStateful() {
 			list = append(list, condition{r.Prefix.Contains(dest), fmt.Sprintf("it translates packets to %s, not to %s", r.Prefix, dest)})
 		}
 		n.consider(who, append(list, in, out, except)...)
-	case config.NATStatic, config.NATNPT66:
+	case r.Type.OneToOne():
 		n.consider(who, condition{r.Internal.Contains(source), ""}, in, out, except)
-	case config.NATSIIT:
+	case r.Type.CrossesStateless():
 		n.consider(who, condition{r.Prefix.Contains(dest) || slices.ContainsFunc(r.EAM, func(e config.EAMEntry) bool {
 			return e.IPv4.Contains(dest) || e.IPv6.Contains(dest)
 		}), ""}, in, except, condition{r.Prefix.Contains(source) || slices.ContainsFunc(r.EAM, func(e config.EAMEntry) bool {
@@ -160,7 +160,7 @@ func directServer(s *Snapshot, owner string) (server, remedy string) {
 		}
 	}
 	for _, n := range s.NAT {
-		if n.Name == owner && n.Type == config.NATPortForward && n.Hairpin == config.SwitchOff {
+		if n.Name == owner && n.Type.Forwards() && n.Hairpin == config.SwitchOff {
 			return "target", "hairpin: auto in nat rule " + n.Name
 		}
 	}
@@ -175,14 +175,12 @@ func Unhelped(c *config.Config, e *Explanation) string {
 	if at < 0 || h == "" || e.Action != "forward" || slices.Contains(c.NAT[at].Helper.Each(), h) {
 		return ""
 	}
-	switch n := &c.NAT[at]; n.Type {
-	case config.NATMasquerade, config.NATSNAT:
-		if h == "tftp" && e.Datapath == "ebpf" && n.Filtering != config.AddressAndPortDependent {
-			return "" // the answers have another source port, which may send to the host
-		}
-	case config.NATPortForward:
-	default:
+	n := &c.NAT[at]
+	if !n.Type.RewritesSource() && !n.Type.Forwards() {
 		return ""
+	}
+	if n.Type.RewritesSource() && h == "tftp" && e.Datapath == "ebpf" && n.Filtering != config.AddressAndPortDependent {
+		return "" // the answers have another source port, which may send to the host
 	}
 	return fmt.Sprintf("%s opens other connections, and those that the other side opens (as in active FTP) are not translated: "+
 		"write helper: %s in nat rule %s, which nftables then carries", h, h, e.Owner)

@@ -50,7 +50,7 @@ func Waiting(s *Snapshot, there func(name string) bool, addressed, sourced func(
 			follows(*n.Listen, "nat", n.Name, n.To.Address.Is6())
 		}
 		for _, name := range n.Out.Names() {
-			if told[name] || n.Type != config.NATMasquerade {
+			if told[name] || !n.Type.UsesInterfaceAddress() {
 				continue
 			}
 			if lacks := lacking(n, name, sourced); lacks != "" {

@@ -249,7 +249,7 @@ func (e *Engine) interference(cfg *config.Config, rule int, services, nat []Plac
 	for i := range cfg.NAT {
 		o := &cfg.NAT[i]
 		switch {
-		case o.Type != config.NATPortForward || !e.processesBefore(nat[rule], nat[i]):
+		case !o.Type.Forwards() || !e.processesBefore(nat[rule], nat[i]):
 		case hasOutsideAddress(n, o.Listen.Address):
 			return interferenceText("nat rule "+o.Name, nat[i], "packets to %s", o.Listen.Address)
 		case translatesSource(n, o.To.Address):
@@ -287,7 +287,7 @@ func (e *Engine) answersTaken(cfg *config.Config, services, nat []Place) (out []
 			}
 		}
 		for j := range cfg.NAT {
-			if n := &cfg.NAT[j]; n.Type == config.NATPortForward {
+			if n := &cfg.NAT[j]; n.Type.Forwards() {
 				tell("nat rule "+n.Name, nat[j], n.Protocol, n.To.Address, answerPorts(n.To.Port, []config.Listen{*n.Listen}))
 			}
 		}
@@ -335,11 +335,11 @@ func (e *Engine) processesBefore(one, other Place) bool {
 
 // translatesSource reports whether a rule changes the source of connections that an address opens.
 func translatesSource(n *config.NATRule, a netip.Addr) bool {
-	switch n.Type {
-	case config.NATMasquerade, config.NATSNAT:
+	switch {
+	case n.Type.RewritesSource():
 		return len(n.Source) == 0 && (a.Is4() || n.Type == config.NATSNAT) ||
 			slices.ContainsFunc(n.Source, func(p netip.Prefix) bool { return p.Contains(a) })
-	case config.NATStatic, config.NATNPT66:
+	case n.Type.OneToOne():
 		return n.Internal.Contains(a)
 	}
 	return false

@@ -97,16 +97,16 @@ func (m *Model) portsOf(c *client) int {
 // open creates a session for the first packet of an inside host to destination to. It also creates
 // a binding if none exists.
 func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
-	if r.Type == config.NATNAT64 && r.Prefix.Contains(v.src.Addr()) {
+	if r.Type.CrossesStateful() && r.Prefix.Contains(v.src.Addr()) {
 		return drop(ReasonLoop) // RFC 6146 §3.5
 	}
-	if r.Type == config.NATNAT64 && unroutable(to.Addr()) {
+	if r.Type.CrossesStateful() && unroutable(to.Addr()) {
 		return drop(ReasonUntranslatable)
 	}
-	if next, _ := m.host.route(to.Addr()); len(r.pool(next, v.v6)) == 0 && r.Type != config.NATNAT64 {
+	if next, _ := m.host.route(to.Addr()); len(r.pool(next, v.v6)) == 0 && !r.Type.CrossesStateful() {
 		return r.refuse(ReasonNoAddress)
 	}
-	if v.portless() && r.Type != config.NATNAT64 {
+	if v.portless() && !r.Type.CrossesStateful() {
 		return m.openPortless(r, v)
 	}
 	if reason := checkOpening(v); reason != "" {
@@ -114,10 +114,10 @@ func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 	}
 	var target *binding // hairpin: the binding of another inside host
 	forward, forwarded := netip.AddrPort{}, false
-	if r.Type == config.NATNAT64 {
+	if r.Type.CrossesStateful() {
 		forward, forwarded = m.forward64(in, v, to)
 	}
-	if r.Type == config.NATNAT64 && !forwarded && m.pooled(to.Addr()) {
+	if r.Type.CrossesStateful() && !forwarded && m.pooled(to.Addr()) {
 		target = m.binding64(v, to)
 		if target == nil && !m.host.Owns(to.Addr()) { // otherwise the packet may be for the host itself
 			return drop(ReasonNoBinding)
@@ -162,7 +162,7 @@ func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 
 // binding64 returns the binding of an IPv6 host with an outside endpoint, or nil.
 func (m *Model) binding64(v *view, to netip.AddrPort) *binding {
-	if b := m.outside[outsideKey{portClass(v.protocol), to}]; b != nil && b.rule.Type == config.NATNAT64 {
+	if b := m.outside[outsideKey{portClass(v.protocol), to}]; b != nil && b.rule.Type.CrossesStateful() {
 		return b
 	}
 	return nil
@@ -230,7 +230,7 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 	}
 	next, _ := m.host.route(to.Addr())
 	pool := r.pool(next, v.v6)
-	if r.Type == config.NATMasquerade && len(pool) > 0 {
+	if r.Type.UsesInterfaceAddress() && len(pool) > 0 {
 		key.source = pool[0]
 	}
 	c := m.client(clientKey{rule: r, address: v.src.Addr()})
@@ -266,7 +266,7 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 // alternatives returns the addresses for another outside endpoint of the binding. For masquerade
 // the next hop chose the address, and a hairpin session does not show that next hop.
 func (b *binding) alternatives() []netip.Addr {
-	if b.rule.Type == config.NATMasquerade {
+	if b.rule.Type.UsesInterfaceAddress() {
 		return []netip.Addr{b.outside.endpoint.Addr()}
 	}
 	return b.rule.pool(hop{}, b.inside.Addr().Is6())
@@ -315,7 +315,7 @@ func (m *Model) inbound(in Arrival, v *view) (plan, bool) {
 		return drop(ReasonClientFlows), true
 	}
 	remote := v.src
-	if b.rule.Type == config.NATNAT64 {
+	if b.rule.Type.CrossesStateful() {
 		remote = netip.AddrPortFrom(Embed(b.rule.Prefix, v.src.Addr()), v.src.Port())
 	}
 	if portClass(v.protocol) == flow.ICMP {
@@ -343,7 +343,7 @@ func (b *binding) permit(remote netip.Addr) {
 // clients with a port block on it may open sessions there.
 func (b *binding) joinable() bool {
 	a, r := b.outside.endpoint.Addr(), b.rule
-	return r.Type == config.NATMasquerade || r.holds(a) || r.PortBlock > 0 && !r.Deterministic
+	return r.Type.UsesInterfaceAddress() || r.holds(a) || r.PortBlock > 0 && !r.Deterministic
 }
 
 // admits applies the filtering behaviour of the binding (RFC 4787 §5). Packets of existing sessions
@@ -377,7 +377,7 @@ func (m *Model) openHairpin(r *rule, v *view, target *binding) plan {
 		return drop(ReasonFiltered)
 	}
 	remote := b.outside.endpoint
-	if target.rule.Type == config.NATNAT64 {
+	if target.rule.Type.CrossesStateful() {
 		remote = netip.AddrPortFrom(Embed(target.rule.Prefix, remote.Addr()), remote.Port())
 	}
 	s := &session{rule: r, binding: b, client: b.client}

@@ -3,7 +3,6 @@
 package model
 
 import (
-	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 )
 
@@ -37,7 +36,7 @@ func (m *Model) Counters() *datapath.Counters {
 	}
 	for _, r := range m.rules {
 		rc := datapath.RuleCounters{Name: r.Name, Packets: r.packets, Bytes: r.bytes}
-		if r.Type == config.NATPortForward { // its service holds the counts
+		if r.Type.Forwards() { // its service holds the counts
 			for _, s := range m.services {
 				if s.rule == r {
 					rc.Packets, rc.Bytes = s.packets, s.bytes

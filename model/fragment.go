@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 )
 
@@ -91,7 +90,7 @@ func (m *Model) mayMatch(in Arrival, v *view) bool {
 func (m *Model) masquerades(a netip.Addr) bool {
 	for _, r := range m.rules {
 		out, ok := m.host.Interface(string(r.Out))
-		if ok && r.Type == config.NATMasquerade && slices.Contains(out.sourceAddresses(), a) {
+		if ok && r.Type.UsesInterfaceAddress() && slices.Contains(out.sourceAddresses(), a) {
 			return true
 		}
 	}

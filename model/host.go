@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -234,7 +233,7 @@ func (m *Model) address(i Interface, v6 bool) (netip.Addr, bool) {
 	}
 	crosses := false
 	for _, r := range m.rules {
-		if r.Type == config.NATSIIT && len(r.Pool) > 0 && !v6 {
+		if r.Type.CrossesStateless() && len(r.Pool) > 0 && !v6 {
 			return r.Pool[0].First, true
 		}
 		crosses = crosses || r.Type.CrossesFamilies()

@@ -121,7 +121,7 @@ func (v *view) unsplice(ahead uint32) *view {
 // router on the IPv4 side of nat64 keeps its address, embedded in the prefix.
 func (m *Model) errorSource(v *view, h *half, out flow.Tuple) netip.Addr {
 	switch {
-	case h.rule != nil && h.rule.Type == config.NATNAT64 && !v.v6:
+	case h.rule != nil && h.rule.Type.CrossesStateful() && !v.v6:
 		return Embed(h.rule.Prefix, v.src.Addr())
 	case h.rule != nil && h.rule.Crosses() && !v.v6:
 		return Embed(m.translator(h.rule).Prefix, v.src.Addr())

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"net/netip"
 
-	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 )
 
@@ -28,7 +27,7 @@ func Embed(prefix netip.Prefix, a netip.Addr) netip.Addr {
 // rule's prefix.
 func (m *Model) Outside(sender netip.AddrPort) (netip.AddrPort, bool) {
 	for _, r := range m.rules {
-		if r.Type == config.NATNAT64 && r.Prefix.Contains(sender.Addr()) {
+		if r.Type.CrossesStateful() && r.Prefix.Contains(sender.Addr()) {
 			a, ok := extract(r.Prefix, sender.Addr())
 			return netip.AddrPortFrom(a, sender.Port()), ok
 		}
@@ -64,7 +63,7 @@ type prefix struct {
 
 // addPrefixes adds a static, npt66 or siit rule to the prefix table.
 func (m *Model) addPrefixes(r *rule) {
-	if r.Type == config.NATSIIT {
+	if r.Type.CrossesStateless() {
 		for _, e := range r.EAM {
 			m.prefixes = append(m.prefixes, &prefix{rule: r, from: e.IPv4.Masked(), to: e.IPv6.Masked(), eam: true},
 				&prefix{rule: r, from: e.IPv6.Masked(), to: e.IPv4.Masked(), eam: true})
@@ -107,7 +106,7 @@ func (m *Model) stateless(in Arrival, v *view) (plan, bool) {
 			return drop(ReasonUntranslatable), true
 		}
 		*half.a = a
-		p.neutral = p.neutral && half.p.rule.Type == config.NATNPT66
+		p.neutral = p.neutral && half.p.rule.Type.ChecksumNeutral()
 		p.clamp = p.clamp || half.p.rule.MSSClamp
 		p.count = append(p.count, &half.p.rule.tally)
 	}
@@ -142,7 +141,7 @@ func (m *Model) translate(a netip.Addr, source bool) *prefix {
 
 // apply translates one address.
 func (p *prefix) apply(a netip.Addr) (netip.Addr, bool) {
-	if p.rule.Type == config.NATNPT66 {
+	if p.rule.Type.ChecksumNeutral() {
 		return npt66(p.from, p.to, a)
 	}
 	return swap(p.from, p.to, a), true

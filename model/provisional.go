@@ -281,7 +281,7 @@ func (m *Model) sessionsOf(b *binding) []*session {
 func (m *Model) rename(s *session, was, now netip.AddrPort) {
 	delete(m.sessions, s.tuple[1])
 	t := &s.tuple[1]
-	if r := s.rule; t.Dest.Addr().Is6() && now.Addr().Is4() && r != nil && r.Type == config.NATNAT64 {
+	if r := s.rule; t.Dest.Addr().Is6() && now.Addr().Is4() && r != nil && r.Type.CrossesStateful() {
 		now = netip.AddrPortFrom(Embed(r.Prefix, now.Addr()), now.Port())
 	}
 	t.Dest = now

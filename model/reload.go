@@ -75,7 +75,7 @@ func (s *session) lostAddress(m *Model) bool {
 	if s.binding != nil {
 		outside = s.binding.outside.endpoint
 	}
-	return s.rule != nil && s.rule.Type == config.NATMasquerade && !m.host.Owns(outside.Addr())
+	return s.rule != nil && s.rule.Type.UsesInterfaceAddress() && !m.host.Owns(outside.Addr())
 }
 
 // configure activates a configuration and returns its listeners.
@@ -226,14 +226,14 @@ func (r *rule) changesTranslation(s *session, listeners *datapath.Listeners) boo
 	if s.binding != nil {
 		outside = s.binding.outside.endpoint.Addr()
 	}
-	pooled := r.Type == config.NATMasquerade || r.holds(outside)
+	pooled := r.Type.UsesInterfaceAddress() || r.holds(outside)
 	return !inside || taken || contains(r.Except, to.Addr()) || !pooled
 }
 
 // mayMap reports whether the current configuration permits an existing mapping.
 func (m *Model) mayMap(b *binding) bool {
 	r := b.rule
-	return r.inForce && r.PCP && contains(r.Source, b.inside.Addr()) && (r.Type == config.NATMasquerade || r.holds(b.outside.endpoint.Addr()))
+	return r.inForce && r.PCP && contains(r.Source, b.inside.Addr()) && (r.Type.UsesInterfaceAddress() || r.holds(b.outside.endpoint.Addr()))
 }
 
 // Mapped reports whether a host has a mapping.

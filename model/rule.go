@@ -22,7 +22,7 @@ type rule struct {
 // and a stateless rule adds prefixes. A masquerade rule with several interfaces becomes one rule
 // for each interface: its bindings have the address of the egress interface.
 func (m *Model) addRule(n *config.NATRule) {
-	if n.Type == config.NATMasquerade && n.Out.Several() {
+	if n.Type.UsesInterfaceAddress() && n.Out.Several() {
 		some := false
 		for _, i := range m.host.Interfaces {
 			if n.Out.Has(i.Name) {
@@ -51,15 +51,15 @@ func (m *Model) ruleOf(n *config.NATRule, name string) {
 	}
 	r.NATRule, r.inForce = n, true
 	ranges := slices.Clone(n.To.Addresses)
-	if n.Type != config.NATSIIT { // the siit pool is for routers in ICMP errors only (RFC 6791)
+	if !n.Type.CrossesStateless() { // the siit pool is for routers in ICMP errors only (RFC 6791)
 		ranges = append(ranges, n.Pool...)
 	}
 	r.pool4, r.pool6 = expand(ranges, false), expand(ranges, true)
 	m.rules = append(m.rules, r)
-	switch n.Type {
-	case config.NATPortForward:
+	switch {
+	case n.Type.Forwards():
 		m.activateService("nat "+n.Name, r.asService(), r)
-	case config.NATStatic, config.NATNPT66, config.NATSIIT:
+	case n.Type.OneToOne() || n.Type.CrossesStateless():
 		m.addPrefixes(r)
 	}
 }
@@ -67,7 +67,7 @@ func (m *Model) ruleOf(n *config.NATRule, name string) {
 // pool returns the outside addresses for packets through the next hop. Masquerade uses the
 // interface's address in the next hop's network, as the kernel does.
 func (r *rule) pool(by hop, v6 bool) []netip.Addr {
-	if r.Type == config.NATMasquerade {
+	if r.Type.UsesInterfaceAddress() {
 		a, ok := by.Interface.globalAddress(v6)
 		if near, in := by.connectedAddress(); in && !v6 {
 			a, ok = near, true
@@ -77,7 +77,7 @@ func (r *rule) pool(by hop, v6 bool) []netip.Addr {
 		}
 		return nil
 	}
-	if v6 && r.Type != config.NATNAT64 {
+	if v6 && !r.Type.CrossesStateful() {
 		return r.pool6
 	}
 	return r.pool4
@@ -114,8 +114,8 @@ func (m *Model) matchSource(r *rule, in Arrival, v *view) (to netip.AddrPort, ok
 	if !r.In.Has(in.Interface) || !r.inside(v.src.Addr()) {
 		return to, false
 	}
-	switch r.Type {
-	case config.NATNAT64:
+	switch {
+	case r.Type.CrossesStateful():
 		if !v.v6 || !r.Prefix.Contains(v.dst.Addr()) {
 			return to, false
 		}
@@ -127,14 +127,14 @@ func (m *Model) matchSource(r *rule, in Arrival, v *view) (to netip.AddrPort, ok
 			return to, false
 		}
 		return netip.AddrPortFrom(a, v.dst.Port()), ok
-	case config.NATMasquerade, config.NATSNAT:
+	case r.Type.RewritesSource():
 		next, routed := m.host.route(v.dst.Addr())
 		if !routed || m.host.Owns(v.dst.Addr()) || !r.Out.Has(next.Name) {
 			return to, false
 		}
 		// Masquerade without an address drops the packets that match its sources. A rule without
 		// sources leaves IPv6 alone.
-		masked := r.Type == config.NATMasquerade && (len(r.Source) > 0 || !v.v6)
+		masked := r.Type.UsesInterfaceAddress() && (len(r.Source) > 0 || !v.v6)
 		return v.dst, masked || len(r.pool(next, v.v6)) > 0
 	}
 	return to, false
@@ -143,8 +143,8 @@ func (m *Model) matchSource(r *rule, in Arrival, v *view) (to netip.AddrPort, ok
 // inside reports whether the rule translates the source address. Without a source list it
 // translates every address.
 func (r *rule) inside(a netip.Addr) bool {
-	switch r.Type {
-	case config.NATMasquerade, config.NATSNAT, config.NATNAT64:
+	switch {
+	case r.Type.HasBindings():
 		return len(r.Source) == 0 || contains(r.Source, a)
 	}
 	return false
@@ -209,7 +209,7 @@ func (m *Model) pooled(a netip.Addr) bool {
 func (m *Model) hairpinRule(own *rule, in Arrival, v *view) *rule {
 	for _, r := range append([]*rule{own}, m.rules...) {
 		if r != nil && r.inForce && r.Hairpin != config.SwitchOff && len(r.Source)+len(r.In) > 0 && r.inside(v.src.Addr()) &&
-			r.In.Has(in.Interface) && r.Type != config.NATNAT64 {
+			r.In.Has(in.Interface) && !r.Type.CrossesStateful() {
 			return r
 		}
 	}

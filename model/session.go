@@ -5,7 +5,6 @@ package model
 import (
 	"time"
 
-	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/packet"
@@ -171,7 +170,7 @@ func (m *Model) expire() {
 		if h.direction != flow.Original || m.now-max(h.seen[0], h.seen[1]) <= m.timeout(h.session) {
 			continue
 		}
-		if h.rule != nil && h.rule.Type == config.NATNAT64 && h.State() == "ESTABLISHED" {
+		if h.rule != nil && h.rule.Type.CrossesStateful() && h.State() == "ESTABLISHED" {
 			h.assured, h.seen[0] = false, m.now // its IPv6 host gets a probe (RFC 6146 §3.5.2.2)
 			continue
 		}

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"net/netip"
 
-	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 )
 
@@ -64,7 +63,7 @@ func (m *Model) siitRule(in Arrival, v *view) (crossing, bool) {
 		func(r *rule) bool { return !v.v6 && r.Default4() },
 	} {
 		for _, r := range m.rules {
-			if r.Type != config.NATSIIT || !named(r) {
+			if !r.Type.CrossesStateless() || !named(r) {
 				continue
 			}
 			if x, ok := m.cross(r, in, v); ok {
@@ -80,7 +79,7 @@ func (m *Model) siitRule(in Arrival, v *view) (crossing, bool) {
 
 func (m *Model) anyNamed(named func(*rule) bool) bool {
 	for _, r := range m.rules {
-		if r.Type == config.NATSIIT && named(r) {
+		if r.Type.CrossesStateless() && named(r) {
 			return true
 		}
 	}

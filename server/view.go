@@ -233,8 +233,8 @@ func (s *server) mappings(context.Context, *struct{}) (*body[[]api.Mapping], err
 // summary describes a NAT rule in one line.
 func summary(n *config.NATRule) string {
 	join := func(list any) string { return strings.Trim(strings.ReplaceAll(fmt.Sprint(list), " ", ","), "[]") }
-	switch n.Type {
-	case config.NATPortForward:
+	switch {
+	case n.Type.Forwards():
 		to := n.To.Address.String()
 		if n.To.Port != 0 {
 			to = netip.AddrPortFrom(n.To.Address, n.To.Port).String()
@@ -243,16 +243,16 @@ func summary(n *config.NATRule) string {
 			to += fmt.Sprintf("-%d", n.Target(n.Listen.Ports[0].Last).Port())
 		}
 		return fmt.Sprintf("%s %s -> %s", n.Protocol, listenText(*n.Listen), to)
-	case config.NATStatic, config.NATNPT66:
+	case n.Type.OneToOne():
 		return fmt.Sprintf("%s <-> %s", n.Internal, n.External)
-	case config.NATNAT64:
+	case n.Type.CrossesStateful():
 		return fmt.Sprintf("%s via %s -> %s", cmp.Or(join(n.Source), "any source"), n.Prefix, join(n.Pool))
-	case config.NATSIIT:
+	case n.Type.CrossesStateless():
 		if !n.Prefix.IsValid() {
 			return explicit(len(n.EAM))
 		}
 		return fmt.Sprintf("%s, %s", n.Prefix, explicit(len(n.EAM)))
-	case config.NATSNAT:
+	case n.Type == config.NATSNAT:
 		return fmt.Sprintf("%s -> %s", cmp.Or(join(n.Source), "any source"), join(n.To.Addresses))
 	}
 	return fmt.Sprintf("%s out %s", cmp.Or(join(n.Source), "any source"), cmp.Or(string(n.Out), "of any interface"))

@@ -25,7 +25,7 @@ func (d *Datapath) CarriesService(s *config.Service) error {
 
 // CarriesNAT returns nil if this datapath supports every option of the rule.
 func (d *Datapath) CarriesNAT(n *config.NATRule) error {
-	if err := cmp.Or(compile.CarriesNAT(n), d.checkInterfaces(append(n.In.Words(), n.Out.Words()...)...)); err != nil || n.Type != config.NATPortForward {
+	if err := cmp.Or(compile.CarriesNAT(n), d.checkInterfaces(append(n.In.Words(), n.Out.Words()...)...)); err != nil || !n.Type.Forwards() {
 		return err
 	}
 	return d.notOwn("target", n.To.Address)

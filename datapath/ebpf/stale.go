@@ -115,7 +115,7 @@ func (s *staleFlows) sourceEnds(f, twin table.Entry, at []datapath.Listener) boo
 	})
 	taken := slices.ContainsFunc(at, func(l datapath.Listener) bool { return !l.Bound })
 	excepted := slices.ContainsFunc(n.Except, func(p netip.Prefix) bool { return p.Contains(f.Key.Dest.Addr()) })
-	outside := n.Type == config.NATMasquerade || s.pools[uint32(f.Backend)]>>f.Owner&1 == 1
+	outside := n.Type.UsesInterfaceAddress() || s.pools[uint32(f.Backend)]>>f.Owner&1 == 1
 	return (!inside || taken || excepted || !outside) && s.mayEnd(f, twin)
 }
 

@@ -118,7 +118,7 @@ func (d *Datapath) Warnings() (out []string) {
 // crossingWarnings returns warnings about traffic that siit rules do not translate.
 func (d *Datapath) crossingWarnings() (out []string) {
 	for _, n := range d.snapshot.NAT {
-		if n.Type != config.NATSIIT {
+		if !n.Type.CrossesStateless() {
 			continue
 		}
 		if len(n.EAM) == 0 && n.In == "" && n.Out == "" {

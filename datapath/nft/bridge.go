@@ -92,7 +92,7 @@ func hairpinWarning(s *datapath.Snapshot, bridges []bridge) string {
 		}
 	}
 	for _, n := range s.NAT {
-		if n.Type == config.NATPortForward && n.Hairpin != config.SwitchOff {
+		if n.Type.Forwards() && n.Hairpin != config.SwitchOff {
 			if why := hairpinObstacle(bridges, n.To.Address); why != "" {
 				return fmt.Sprintf("nat %s: the target %s", n.Name, why)
 			}

@@ -90,14 +90,14 @@ func (l *labels) set(f *flow.Flow) {
 
 // owns reports whether a NAT rule translates the flow.
 func owns(n *config.NATRule, f *flow.Flow) bool {
-	switch n.Type {
-	case config.NATPortForward:
+	switch {
+	case n.Type.Forwards():
 		return (n.Listen.Address == f.Original.Dest.Addr() || !n.Listen.Address.IsValid() && n.To.Address == f.Reply.Source.Addr()) && f.DestTranslated() &&
 			(n.Protocol == flow.Any || n.Protocol == f.Original.Protocol) && inPorts(n.Listen.Ports, f.Original.Dest.Port())
-	case config.NATStatic:
+	case n.Type == config.NATStatic:
 		return n.External.Contains(f.Original.Dest.Addr()) && f.DestTranslated() ||
 			n.Internal.Contains(f.Original.Source.Addr()) && f.SourceTranslated()
-	case config.NATMasquerade, config.NATSNAT:
+	case n.Type.RewritesSource():
 		if !f.SourceTranslated() || !inPrefixes(n.Source, f.Original.Source.Addr()) {
 			return false
 		}

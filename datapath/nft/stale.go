@@ -219,7 +219,7 @@ func (s *stale) rerouted(f *flow.Flow) bool {
 		owned = true
 		if n.Out.Has(via) {
 			at := s.has(f.Reply.Dest.Addr())
-			return n.Type == config.NATMasquerade && at != via && n.Out.Has(at)
+			return n.Type.UsesInterfaceAddress() && at != via && n.Out.Has(at)
 		}
 	}
 	return owned
@@ -231,10 +231,10 @@ func (s *stale) differs(n *config.NATRule) bool { return s.differ["nat "+n.Name]
 // packets already have its address.
 func (s *stale) translates(n *config.NATRule, f *flow.Flow) bool {
 	from, to := f.Original.Source.Addr(), f.Original.Dest.Addr()
-	switch n.Type {
-	case config.NATStatic:
+	switch {
+	case n.Type == config.NATStatic:
 		return n.External.Contains(to) || n.Internal.Contains(from) && s.by(n.Out, to)
-	case config.NATMasquerade, config.NATSNAT:
+	case n.Type.RewritesSource():
 	default:
 		return false
 	}

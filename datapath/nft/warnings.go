@@ -83,7 +83,7 @@ func (d *Datapath) loopbacks() (out []string) {
 		}
 	}
 	for _, n := range d.snapshot.NAT {
-		if n.Type == config.NATPortForward {
+		if n.Type.Forwards() {
 			note("nat "+n.Name, "target", n.To.Address)
 		}
 	}

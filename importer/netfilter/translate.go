@@ -184,12 +184,12 @@ func (t *translator) publishesGateway() bool {
 // remarks adds the differences that every configuration of this form has.
 func (t *translator) remarks() {
 	sources := slices.ContainsFunc(t.d.Config.NAT, func(n config.NATRule) bool {
-		return n.Type == config.NATMasquerade || n.Type == config.NATSNAT || n.Type == config.NATStatic
+		return n.Type.RewritesSource() || n.Type == config.NATStatic
 	})
 	if sources && t.d.Config.Datapath != config.DatapathNftables {
 		t.d.Remark("eBPF translates the answers of inside hosts to connections from outside that ask for their own addresses. Where such connections are routed to inside hosts, set datapath: nftables.")
 	}
-	listens := len(t.d.Config.Services) > 0 || slices.ContainsFunc(t.d.Config.NAT, func(n config.NATRule) bool { return n.Type == config.NATPortForward })
+	listens := len(t.d.Config.Services) > 0 || slices.ContainsFunc(t.d.Config.NAT, func(n config.NATRule) bool { return n.Type.Forwards() })
 	if listens && len(t.forOwn) == 0 {
 		t.d.Remark("On nftables, connections of the gateway itself to a published address are translated too.")
 	}

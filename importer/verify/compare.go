@@ -285,7 +285,7 @@ func (p *Pair) about(probe Probe) map[string]bool {
 	}
 	for i := range c.NAT {
 		n := &c.NAT[i]
-		source := pool(n.To.Addresses) || len(n.Source) == 0 && (n.Type == config.NATMasquerade || n.Type == config.NATSNAT)
+		source := pool(n.To.Addresses) || len(n.Source) == 0 && n.Type.RewritesSource()
 		for _, s := range n.Source {
 			source = source || s.Contains(probe.Src)
 		}

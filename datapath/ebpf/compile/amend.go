@@ -202,7 +202,7 @@ func (a *Amendment) shared(inForce *Desired, u *Uses, room uint32) bool {
 			u.add(inForce.Resolved.Services[i].Service, 1)
 		}
 		for _, n := range inForce.Resolved.NAT {
-			if n.Type == config.NATPortForward {
+			if n.Type.Forwards() {
 				u.add(forwardService(n).Service, 1)
 			}
 		}

@@ -100,9 +100,7 @@ func carriesMode(s *config.Service) error {
 }
 
 func CarriesNAT(n *config.NATRule) error {
-	switch n.Type {
-	case config.NATSNAT, config.NATMasquerade, config.NATStatic, config.NATNPT66, config.NATPortForward, config.NATNAT64, config.NATSIIT:
-	default:
+	if !n.Type.Known() {
 		return fmt.Errorf("%s is not available in the ebpf datapath", n.Type)
 	}
 	if n.Listen != nil {
@@ -111,13 +109,13 @@ func CarriesNAT(n *config.NATRule) error {
 		}
 	}
 	switch {
-	case n.Type == config.NATMasquerade && n.Out == "":
+	case n.Type.UsesInterfaceAddress() && n.Out == "":
 		return errors.New("masquerade without out would give one inside endpoint the address of every interface that its packets leave by: not available in the ebpf datapath; name the interface in out")
 	case n.Helper != "":
 		return fmt.Errorf("helper %s needs the kernel's connection tracking", n.Helper)
 	case n.Mark != 0:
 		return errors.New("mark is put on connections of the kernel, which the ebpf datapath does not make")
-	case n.Type == config.NATPortForward && n.Protocol != flow.TCP && n.Protocol != flow.UDP && !(n.Protocol == flow.ICMP && n.Crosses()):
+	case n.Type.Forwards() && n.Protocol != flow.TCP && n.Protocol != flow.UDP && !(n.Protocol == flow.ICMP && n.Crosses()):
 		return fmt.Errorf("protocol %s is not carried by the ebpf datapath", n.Protocol)
 	}
 	return nil

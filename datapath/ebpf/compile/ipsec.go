@@ -37,12 +37,12 @@ func (h *Host) BypassedByService(s *config.Service) (netdev.IPsecPolicy, bool) {
 // gateway address and a single host are ignored: they protect the gateway's own tunnels and L2TP.
 func (h *Host) BypassedByNAT(n *config.NATRule) (netdev.IPsecPolicy, bool) {
 	return h.bypassed(func(p netdev.IPsecPolicy) bool {
-		switch n.Type {
-		case config.NATPortForward:
+		switch {
+		case n.Type.Forwards():
 			return matchesProtocol(p, n.Protocol) && (h.matchesReplies(p, *n.Listen) || p.Dest.Contains(n.To.Address))
-		case config.NATMasquerade, config.NATSNAT:
+		case n.Type.RewritesSource():
 			return toInside(p, n) || !(p.Source.IsSingleIP() && p.Dest.IsSingleIP()) && h.matchesSources(p, n)
-		case config.NATStatic, config.NATNPT66:
+		case n.Type.OneToOne():
 			return p.Dest.Overlaps(n.Internal) || p.Source.Overlaps(n.External)
 		}
 		return false

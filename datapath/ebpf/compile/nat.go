@@ -24,14 +24,14 @@ var filterings = map[config.Behaviour]uint8{
 }
 
 func (c *compiler) nat(n *config.NATRule) error {
-	switch n.Type {
-	case config.NATSNAT, config.NATMasquerade, config.NATNAT64:
+	switch {
+	case n.Type.HasBindings():
 		return c.sources(n)
-	case config.NATPortForward:
+	case n.Type.Forwards():
 		return c.portForward(n)
-	case config.NATStatic, config.NATNPT66:
+	case n.Type.OneToOne():
 		return c.prefixPair(n)
-	case config.NATSIIT:
+	case n.Type.CrossesStateless():
 		return c.siit(n)
 	}
 	return fmt.Errorf("%s is not available in the ebpf datapath", n.Type)
@@ -96,7 +96,7 @@ func (c *compiler) iface(name string) uint32 {
 // becomes one rule per interface, with that interface's address.
 func (c *compiler) sources(n *config.NATRule) error {
 	switch {
-	case n.Type == config.NATNAT64:
+	case n.Type.CrossesStateful():
 		_, err := c.source(n, n.Name, n.Pool, 0)
 		return err
 	case n.Type == config.NATSNAT:
@@ -238,7 +238,7 @@ func (c *compiler) source(n *config.NATRule, key string, pool []config.AddressRa
 		return 0, err
 	}
 	w.Group = uint8(group)
-	if n.Type == config.NATNAT64 {
+	if n.Type.CrossesStateful() {
 		w.Prefix, w.PrefixLen = wire.AddrOf(n.Prefix.Masked().Addr()), uint8(n.Prefix.Bits())
 		// The entry has no rule id: several rules may share a prefix, and the source selects one.
 		c.Prefixes[prefixKey(wire.RoleCrossing, n.Prefix)] = wire.Prefix{Kind: wire.PrefixNAT64,
@@ -272,17 +272,17 @@ func (c *compiler) source(n *config.NATRule, key string, pool []config.AddressRa
 // configured sources this applies to IPv4 only. part: other rules of the group have the remaining
 // sources.
 func sourcesOf(n *config.NATRule, count [2]uint16, part bool) (list []netip.Prefix) {
-	drops := n.Type == config.NATMasquerade && !part
+	drops := n.Type.UsesInterfaceAddress() && !part
 	if len(n.Source) == 0 {
-		if (count[0] > 0 || drops) && n.Type != config.NATNAT64 {
+		if (count[0] > 0 || drops) && !n.Type.CrossesStateful() {
 			list = append(list, netip.PrefixFrom(netip.IPv4Unspecified(), 0))
 		}
-		if count[1] > 0 || n.Type == config.NATNAT64 {
+		if count[1] > 0 || n.Type.CrossesStateful() {
 			list = append(list, netip.PrefixFrom(netip.IPv6Unspecified(), 0))
 		}
 	}
 	for _, p := range n.Source {
-		if n.Type == config.NATNAT64 || drops || count[familyIndex(p.Addr())] > 0 {
+		if n.Type.CrossesStateful() || drops || count[familyIndex(p.Addr())] > 0 {
 			list = append(list, p)
 		}
 	}
@@ -443,7 +443,7 @@ func (c *compiler) prefixPair(n *config.NATRule) error {
 		return err
 	}
 	w.Kind = wire.PrefixStatic
-	if n.Type == config.NATNPT66 {
+	if n.Type.ChecksumNeutral() {
 		w.Kind = wire.PrefixNPT66
 	}
 	put := func(role uint8, from, to netip.Prefix) error {

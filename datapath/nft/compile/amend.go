@@ -95,7 +95,7 @@ func (c *compiler) sameButServices(previous *Result) bool {
 		!sameRules(was.snapshot.NAT, is.snapshot.NAT) || !sameRules(was.snapshot.Rules, is.snapshot.Rules) {
 		return false
 	}
-	if slices.ContainsFunc(is.snapshot.NAT, func(n *config.NATRule) bool { return n.Type == config.NATNPT66 }) {
+	if slices.ContainsFunc(is.snapshot.NAT, func(n *config.NATRule) bool { return n.Type.ChecksumNeutral() }) {
 		return false // npt66 depends on the IPv6 addresses of services and backends
 	}
 	all := is.snapshot.Config.Services

@@ -131,11 +131,10 @@ func onlyPort(s *config.Service, port uint16) bool {
 // CarriesNAT returns nil if nftables supports all settings of the rule, else an error with the
 // first unsupported one.
 func CarriesNAT(n *config.NATRule) error {
-	switch n.Type {
-	case config.NATNAT64, config.NATSIIT:
+	switch {
+	case n.Type.CrossesFamilies():
 		return errNot("%s", n.Type)
-	case config.NATMasquerade, config.NATSNAT, config.NATPortForward, config.NATStatic, config.NATNPT66:
-	default:
+	case !n.Type.Known():
 		return fmt.Errorf("type %q: not one of masquerade, snat, port-forward, static, npt66", n.Type)
 	}
 	switch {
@@ -150,8 +149,8 @@ func CarriesNAT(n *config.NATRule) error {
 	case n.PortsPerClient > 0:
 		return errNot("ports-per-client")
 	}
-	switch n.Type {
-	case config.NATPortForward:
+	switch {
+	case n.Type.Forwards():
 		if n.Listen == nil {
 			return errors.New("listen: missing")
 		}
@@ -161,8 +160,8 @@ func CarriesNAT(n *config.NATRule) error {
 		if n.Helper != "" && len(helperProtocols(config.Helper(n.Helper), n.Protocol)) == 0 {
 			return fmt.Errorf("helper %s does not know protocol %s", n.Helper, n.Protocol)
 		}
-	case config.NATStatic, config.NATNPT66:
-		if n.Mark != 0 && n.Type == config.NATNPT66 {
+	case n.Type.OneToOne():
+		if n.Mark != 0 && n.Type.ChecksumNeutral() {
 			return errNot("mark of npt66, which keeps no connections,")
 		}
 		if n.External.Bits() != n.Internal.Bits() || n.External.Addr().Is4() != n.Internal.Addr().Is4() {

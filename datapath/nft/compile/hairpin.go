@@ -65,7 +65,7 @@ func (c *compiler) sameNetworks(s *Service, table rs.Family) {
 		}
 	}
 	for _, n := range c.snapshot.NAT {
-		if n.Type == config.NATPortForward && n.Hairpin != config.SwitchOff && familyOf(n.To.Address) == table {
+		if n.Type.Forwards() && n.Hairpin != config.SwitchOff && familyOf(n.To.Address) == table {
 			p, _ := datapath.Connected(c.env.Networks, n.To.Address)
 			networks = append(networks, p)
 		}

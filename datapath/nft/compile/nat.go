@@ -20,14 +20,14 @@ func (c *compiler) nat(n *config.NATRule, b *base) (*Service, error) {
 	}
 	s := &Service{Name: n.Name, Fragment: &rs.Fragment{Owner: "nat " + n.Name}}
 	chain := "nat/" + identifier(n.Name)
-	switch n.Type {
-	case config.NATMasquerade, config.NATSNAT:
+	switch {
+	case n.Type.RewritesSource():
 		return s, c.sourceNAT(s, n, b, chain)
-	case config.NATPortForward:
+	case n.Type.Forwards():
 		c.portForward(s, n, chain)
-	case config.NATStatic:
+	case n.Type == config.NATStatic:
 		c.static(s, n, b, chain)
-	case config.NATNPT66:
+	case n.Type.ChecksumNeutral():
 		c.npt66(s, n, b, chain)
 	}
 	return s, nil
@@ -190,7 +190,7 @@ func (c *compiler) sourceNATFamily(s *Service, n *config.NATRule, f rs.Family, c
 		}
 	}
 	rules = append(rules, c.assignTimeouts(s, f, flow.Any)...)
-	if n.Type == config.NATMasquerade {
+	if n.Type.UsesInterfaceAddress() {
 		rules = append(rules, c.withoutAddress(s, n, f, chain)...)
 		named, err := c.routeSources(s, n, f, chain)
 		if err != nil {

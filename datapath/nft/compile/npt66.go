@@ -83,7 +83,7 @@ func (c *compiler) tracked6() (listeners, servers []netip.Prefix) {
 		}
 	}
 	for _, n := range c.snapshot.NAT {
-		if n.Type == config.NATPortForward {
+		if n.Type.Forwards() {
 			add(&listeners, n.Listen.Address)
 			add(&servers, n.To.Address)
 		}

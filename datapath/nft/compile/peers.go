@@ -184,7 +184,7 @@ func (c *compiler) tracked() (listeners, servers map[peer][]flow.Ports) {
 		}
 	}
 	for _, n := range c.snapshot.NAT {
-		if n.Type == config.NATPortForward {
+		if n.Type.Forwards() {
 			at := []string{n.Listen.Interface}
 			if n.Listen.Interface == "" {
 				at = namesOrAny(n.In)
