@@ -3,7 +3,10 @@
 package sluice
 
 import (
+	"go/parser"
+	"go/token"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -44,4 +47,41 @@ func TestNoForwardDeclarations(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestImportGroups: imports are in at most three groups, separated by an empty line: the standard library, other
+// modules, this module.
+func TestImportGroups(t *testing.T) {
+	kind := func(path string) int {
+		switch {
+		case standard(path):
+			return 0
+		case path == module || strings.HasPrefix(path, module+"/"):
+			return 2
+		}
+		return 1
+	}
+	walk(t, ".go", func(path string, text []byte) {
+		files := token.NewFileSet()
+		file, err := parser.ParseFile(files, path, text, parser.ImportsOnly|parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if generated(text) {
+			return
+		}
+		for i := 1; i < len(file.Imports); i++ {
+			before, now := file.Imports[i-1], file.Imports[i]
+			first, _ := strconv.Unquote(before.Path.Value)
+			second, _ := strconv.Unquote(now.Path.Value)
+			start := now.Pos()
+			if now.Doc != nil {
+				start = now.Doc.Pos()
+			}
+			apart := files.Position(start).Line > files.Position(before.End()).Line+1
+			if kind(first) > kind(second) || apart != (kind(first) != kind(second)) {
+				t.Errorf("%s:%d: import %q belongs to another group: standard library, other modules, this module", path, files.Position(now.Pos()).Line, second)
+			}
+		}
+	})
 }

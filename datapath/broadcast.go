@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-
 )
 
 // Broadcasts returns a warning for each backend and target that is the broadcast address of a connected network, unless

@@ -8,14 +8,13 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/trace"
-
-	"github.com/cilium/ebpf"
 )
 
 // BenchmarkDrops measures what one drop event costs inside the kernel: counting

@@ -5,12 +5,11 @@ package ebpf
 import (
 	"time"
 
-	"github.com/sluice-lb/sluice/model"
-
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+	"github.com/sluice-lb/sluice/model"
 )
 
 // Advance implements golden.Subject: it makes everything older, and sweeps.

@@ -5,10 +5,9 @@ package ebpf
 import (
 	"errors"
 
+	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
 	"github.com/sluice-lb/sluice/datapath/ebpf/table"
-
-	"github.com/sluice-lb/sluice/datapath"
 )
 
 // amendment returns the change of backends for a snapshot, or nil if it needs a full compilation.

@@ -12,10 +12,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
-
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/model/golden"

@@ -13,15 +13,14 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
-	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
-
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
 	"github.com/sluice-lb/sluice/netdev"
 )
 

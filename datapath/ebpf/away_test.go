@@ -12,11 +12,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
-
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
 	"github.com/sluice-lb/sluice/model"
 	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/packet"

@@ -6,7 +6,6 @@ import (
 	"unsafe"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/sluice-lb/sluice/flow"
 )
 

@@ -5,10 +5,9 @@ package ebpf
 import (
 	"strings"
 
+	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
-	"github.com/sluice-lb/sluice/datapath"
 )
 
 // hookNames lists the hooks of the loaded programs.

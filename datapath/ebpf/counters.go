@@ -9,11 +9,10 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
 	"github.com/sluice-lb/sluice/datapath/ebpf/table"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
-	"github.com/sluice-lb/sluice/datapath"
 )
 
 // Counters returns the counters since the tables were created.

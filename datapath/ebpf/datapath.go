@@ -13,16 +13,15 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
-	"github.com/sluice-lb/sluice/datapath/ebpf/table"
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
 	"github.com/vishvananda/netns"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 	"github.com/sluice-lb/sluice/netdev"
 )
 

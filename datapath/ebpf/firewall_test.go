@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/sluice-lb/sluice/model"
 )
 

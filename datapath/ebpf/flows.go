@@ -7,11 +7,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/table"
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 	"github.com/sluice-lb/sluice/flow"
 )
 

@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
 const (

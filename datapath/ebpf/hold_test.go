@@ -10,14 +10,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
-	"github.com/sluice-lb/sluice/datapath/ebpf/table"
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/ringbuf"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/packet"

@@ -13,14 +13,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
 	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
 	"github.com/sluice-lb/sluice/datapath/ebpf/table"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
-	"github.com/vishvananda/netlink"
-
-	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/model/golden"

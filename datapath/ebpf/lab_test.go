@@ -13,10 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
-
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )

@@ -10,16 +10,15 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
-	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
-	"github.com/sluice-lb/sluice/datapath/ebpf/table"
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/kernel"
 )

@@ -6,11 +6,10 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )

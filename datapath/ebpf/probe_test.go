@@ -9,10 +9,9 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/cilium/ebpf/ringbuf"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 	"github.com/sluice-lb/sluice/model"
 )
 

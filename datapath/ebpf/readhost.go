@@ -9,11 +9,10 @@ import (
 	"os"
 	"slices"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
-
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
 	"github.com/sluice-lb/sluice/netdev"
 )
 

@@ -12,14 +12,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
-	"github.com/sluice-lb/sluice/datapath/ebpf/table"
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/lab/labtest"

@@ -10,12 +10,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/table"
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )

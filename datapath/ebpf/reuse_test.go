@@ -9,7 +9,6 @@ import (
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/sluice-lb/sluice/model"
 	"github.com/sluice-lb/sluice/packet"
 )

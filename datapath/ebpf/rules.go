@@ -8,11 +8,11 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
 	"github.com/sluice-lb/sluice/datapath/ebpf/table"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
-	"github.com/cilium/ebpf"
 )
 
 // putRules writes NAT rules field by field to preserve their counters. If an id of a masquerade

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/cilium/ebpf/asm"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
 // TestStacksFitLinux61 adds up the stacks of every chain of calls, as the verifier of Linux 6.1

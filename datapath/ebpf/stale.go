@@ -8,14 +8,13 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
-	"github.com/sluice-lb/sluice/datapath/ebpf/table"
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 	"github.com/sluice-lb/sluice/flow"
 )
 

@@ -8,10 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/table"
-
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/model"
 	"github.com/sluice-lb/sluice/model/golden"

@@ -5,12 +5,11 @@ package ebpf
 import (
 	"slices"
 
+	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
 	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
 	"github.com/sluice-lb/sluice/datapath/ebpf/table"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
-	"github.com/sluice-lb/sluice/datapath"
 )
 
 // stateOf returns the compiler's view of the tables for a snapshot.

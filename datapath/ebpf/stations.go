@@ -15,7 +15,6 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
 	"github.com/sluice-lb/sluice/datapath/ebpf/table"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/sluice-lb/sluice/netdev"
 )
 

@@ -12,12 +12,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
-
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
 	"github.com/sluice-lb/sluice/netdev"
 )
 

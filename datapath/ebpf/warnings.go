@@ -7,10 +7,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
-
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
 	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/netdev"
 )

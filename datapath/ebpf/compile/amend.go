@@ -10,11 +10,10 @@ import (
 	"slices"
 	"sort"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
 // Amendment is a change to the backends of some services only. Applying it avoids compiling,

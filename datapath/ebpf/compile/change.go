@@ -8,10 +8,9 @@ import (
 	"slices"
 	"sort"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/sluice-lb/sluice/balance"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
 const maxLines = 300 // limit of the lines that describe one change

@@ -8,11 +8,10 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
 const MaxBlocks = len(wire.BlockMap{}.Words) * 64 // blocks of one pool address

@@ -5,10 +5,9 @@ package compile
 import (
 	"net/netip"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
 // neighbours gives dnat backends a source address for clients on the backend's network: the address

@@ -7,10 +7,9 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
-	"github.com/sluice-lb/sluice/config"
 )
 
 // PoolRules returns the rules of each pool address, bit n for rule n.

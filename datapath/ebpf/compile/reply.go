@@ -6,9 +6,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 	"github.com/sluice-lb/sluice/flow"
 )
 

@@ -7,11 +7,10 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-lb/sluice/datapath"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
 // perCPUAtOnce bounds the memory for reading a per-CPU array, because a machine may have hundreds of CPUs.

@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
-	"github.com/cilium/ebpf"
 )
 
 var idSpec = &ebpf.MapSpec{

@@ -17,13 +17,12 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-lb/sluice/balance"
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
 // mostPool is the maximum number of pool addresses: each has three classes of ports, and 16 bits number them

@@ -7,9 +7,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
-
 	"github.com/cilium/ebpf"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
 // TickRate is measured once, because the kernel does not change it.
