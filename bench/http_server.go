@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/load"
+	"github.com/sluice-lb/sluice/pause"
 )
 
 // tool returns a check for programs that a row needs. The check names a missing program, or returns "".
@@ -149,12 +150,7 @@ func askWeb(t *Trial, n *network, url string, connections int) (*load.HTTPResult
 
 // wait sleeps for ms milliseconds or until the trial ends.
 func wait(ctx context.Context, ms int) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(time.Duration(ms) * time.Millisecond):
-		return nil
-	}
+	return pause.For(ctx, time.Duration(ms)*time.Millisecond)
 }
 
 func readable(path string) bool {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/netdev"
+	"github.com/sluice-lb/sluice/pause"
 )
 
 // Ask selects the scope of a Survey.
@@ -104,7 +105,7 @@ func Look(ctx context.Context, a Ask) (*Survey, error) {
 			return nil, err
 		}
 	}
-	if err := wait(ctx, a.Window-time.Since(start)); err != nil {
+	if err := pause.For(ctx, a.Window-time.Since(start)); err != nil {
 		return nil, err
 	}
 	var failed []error
@@ -221,19 +222,4 @@ func (s *Summary) addSifted(ctx context.Context, ns netdev.Namespace, m *matcher
 		return nil
 	})
 	return all, err
-}
-
-// wait sleeps for d or until ctx ends.
-func wait(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return ctx.Err()
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -56,6 +56,14 @@ const (
 // long count does not delay the end of a drain.
 func (c *Control) Run(ctx context.Context) {
 	go c.runCounts(ctx)
+	repeat(ctx, nil, func() time.Duration {
+		c.endDrains(ctx, time.Now())
+		return c.nextDeadline(time.Now())
+	})
+}
+
+// repeat calls f until the context ends: after each time that f returns, and when wake has an element.
+func repeat(ctx context.Context, wake <-chan struct{}, f func() time.Duration) {
 	next := time.NewTimer(0)
 	defer next.Stop()
 	for {
@@ -63,9 +71,9 @@ func (c *Control) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-next.C:
+		case <-wake:
 		}
-		c.endDrains(ctx, time.Now())
-		next.Reset(c.nextDeadline(time.Now()))
+		next.Reset(f())
 	}
 }
 
@@ -84,19 +92,11 @@ func (c *Control) nextDeadline(now time.Time) time.Duration {
 
 // runCounts counts connections until the context ends.
 func (c *Control) runCounts(ctx context.Context) {
-	next := time.NewTimer(0)
-	defer next.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-next.C:
-		case <-c.drains.begun:
-		}
+	repeat(ctx, c.drains.begun, func() time.Duration {
 		start := time.Now()
 		c.countDrains(ctx, start)
-		next.Reset(max(countEvery, 20*time.Since(start)))
-	}
+		return max(countEvery, 20*time.Since(start))
+	})
 }
 
 // endDrains ends the drains with a past deadline. During the trial of a change it waits.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/disk"
+	"github.com/sluice-lb/sluice/pause"
 )
 
 // Lock excludes a second daemon from the same state directory. The kernel releases it with the
@@ -144,10 +145,8 @@ func WaitReleased(ctx context.Context, dir string) error {
 	}
 	defer f.Close()
 	for syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) != nil {
-		select {
-		case <-ctx.Done():
+		if pause.For(ctx, 20*time.Millisecond) != nil {
 			return errors.New("the daemon answers no more, but has not ended yet: look at its log")
-		case <-time.After(20 * time.Millisecond):
 		}
 	}
 	text, err := io.ReadAll(io.LimitReader(f, 64<<10))

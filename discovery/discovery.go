@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/pause"
 )
 
 // Bounds of the frequency of queries and of configuration changes.
@@ -241,7 +242,7 @@ func (w *watch) run(ctx context.Context) {
 			} else {
 				again = min(again, firstTry)
 			}
-			if !sleep(ctx, rate) {
+			if pause.For(ctx, rate) != nil {
 				return
 			}
 		}
@@ -262,16 +263,6 @@ func keptText(kept, all int) string {
 		return ""
 	}
 	return fmt.Sprintf("%d of %d backends are not found any more, and stay because of least", kept, all)
-}
-
-// sleep waits for d and reports whether the context is still active.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
 }
 
 // usable returns the backends that the service supports, with defaults for missing values. refused

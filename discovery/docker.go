@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/pause"
 )
 
 // Bounds of the Docker engine.
@@ -127,7 +128,7 @@ func (d *docker) address(c container) netip.Addr {
 func (d *docker) awaitChange(ctx context.Context) {
 	answer, err := d.get(ctx, "/events", map[string][]string{"type": {"container"}, "label": {d.label}}, d.since)
 	if err != nil {
-		sleep(ctx, firstTry)
+		_ = pause.For(ctx, firstTry)
 		return
 	}
 	defer answer.Close()
@@ -135,7 +136,7 @@ func (d *docker) awaitChange(ctx context.Context) {
 		At int64 `json:"timeNano"`
 	}
 	if err := json.NewDecoder(answer).Decode(&event); err != nil {
-		sleep(ctx, firstTry)
+		_ = pause.For(ctx, firstTry)
 		return
 	}
 	next := event.At + 1 // so that no event is lost until the next call

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/pause"
 )
 
 // hostSysctlLock is held exclusively while settings of the host are changed, and shared by processes that rely on
@@ -75,10 +77,8 @@ func (l *Lab) checkUnclaimed(ctx context.Context, key string) error {
 		if r := records[i]; tries == 0 || r.Detached {
 			return errors.Join(fmt.Errorf("lab %s has changed it and not put %s back: take it down first", r.ID, r.HostSysctls[key]), err)
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(50 * time.Millisecond):
+		if err := pause.For(ctx, 50*time.Millisecond); err != nil {
+			return err
 		}
 	}
 }

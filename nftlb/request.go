@@ -185,11 +185,11 @@ func (s *store) delete(path string, body []byte) reply {
 		}
 		return s.deleteElements(name, item)
 	case kind == "farms" && list == "":
-		return s.outcome(s.deleteFarms(name), "error deleting farm")
+		return s.outcome(deleteNamed(s, "farm", name, s.farms, s.farmNamed, func(f *farm, a action) { s.setFarmAction(f, a) }, s.settle), "error deleting farm")
 	case kind == "policies" && list == "":
-		return s.outcome(s.deletePolicies(name), "error stopping policy")
+		return s.outcome(deleteNamed(s, "policy", name, s.policies, s.policyNamed, s.setPolicyAction, s.settleBackwards), "error stopping policy")
 	case kind == "addresses" && list == "":
-		return s.outcome(s.deleteAddresses(name), "error stopping address")
+		return s.outcome(deleteNamed(s, "address", name, s.addresses, s.addressNamed, func(a *address, to action) { s.setAddressAction(a, to) }, s.settleBackwards), "error stopping address")
 	}
 	return s.say(structure, "invalid request")
 }
@@ -201,62 +201,25 @@ func (s *store) outcome(r result, trouble string) reply {
 	return s.say(ok, "success")
 }
 
-func (s *store) deleteFarms(name string) result {
-	list := slices.Clone(s.farms)
+// deleteNamed deletes the objects of a kind with a name, or all without a name. Between the actions stop and remove,
+// settle makes the changes.
+func deleteNamed[T comparable](s *store, kind, name string, all []T, named func(string) T, set func(T, action), settle func()) result {
+	list := slices.Clone(all)
 	if name != "" {
-		f := s.farmNamed(name)
-		if f == nil {
-			s.note(". Unknown farm '%s'", name)
+		var none T
+		o := named(name)
+		if o == none {
+			s.note(". Unknown %s '%s'", kind, name)
 			return unknown
 		}
-		list = []*farm{f}
+		list = []T{o}
 	}
-	for _, f := range list {
-		s.setFarmAction(f, stop)
+	for _, o := range list {
+		set(o, stop)
 	}
-	s.settle()
-	for _, f := range list {
-		s.setFarmAction(f, remove)
-	}
-	return ok
-}
-
-func (s *store) deletePolicies(name string) result {
-	list := slices.Clone(s.policies)
-	if name != "" {
-		p := s.policyNamed(name)
-		if p == nil {
-			s.note(". Unknown policy '%s'", name)
-			return unknown
-		}
-		list = []*policy{p}
-	}
-	for _, p := range list {
-		s.setPolicyAction(p, stop)
-	}
-	s.settleBackwards()
-	for _, p := range list {
-		s.setPolicyAction(p, remove)
-	}
-	return ok
-}
-
-func (s *store) deleteAddresses(name string) result {
-	list := slices.Clone(s.addresses)
-	if name != "" {
-		a := s.addressNamed(name)
-		if a == nil {
-			s.note(". Unknown address '%s'", name)
-			return unknown
-		}
-		list = []*address{a}
-	}
-	for _, a := range list {
-		s.setAddressAction(a, stop)
-	}
-	s.settleBackwards()
-	for _, a := range list {
-		s.setAddressAction(a, remove)
+	settle()
+	for _, o := range list {
+		set(o, remove)
 	}
 	return ok
 }

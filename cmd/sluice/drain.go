@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/control"
+	"github.com/sluice-lb/sluice/pause"
 	"github.com/sluice-lb/sluice/table"
 )
 
@@ -214,10 +215,8 @@ func (a *app) awaitDrain(ctx context.Context, wait bool, look func(context.Conte
 			a.progress("%s", drainText(d))
 			told = time.Now()
 		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(drainLook):
+		if err := pause.For(ctx, drainLook); err != nil {
+			return nil, err
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/daemon"
+	"github.com/sluice-lb/sluice/pause"
 )
 
 func newStop(a *app) *cobra.Command {
@@ -87,9 +88,6 @@ func waitGone(ctx context.Context, c *api.Client) error {
 		case ctx.Err() != nil:
 			return errors.New("the daemon accepted the stop but still answers after 30s: look at its log")
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(20 * time.Millisecond):
-		}
+		_ = pause.For(ctx, 20*time.Millisecond)
 	}
 }

@@ -4,7 +4,6 @@ package ebpf
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -76,15 +75,7 @@ func TestSilentMACChange(t *testing.T) {
 func (c silentChange) run(t *testing.T, hook config.Attach) {
 	l := labFor(t, hopsTopology(), hook)
 	gw := l.Node("gateway")
-	pins := pinsOf(t)
-	d := openIn(t, gw, pins)
-	t.Cleanup(func() {
-		again := openIn(t, gw, pins)
-		if err := again.Remove(context.Background()); err != nil {
-			t.Error(err)
-		}
-		again.Close()
-	})
+	d := openUntilEnd(t, gw)
 	apply(t, d, hook, cmp.Or(c.yaml, agingYAML))
 	handle, err := gw.Handle()
 	if err != nil {

@@ -111,15 +111,7 @@ func TestNextHopUnderLoad(t *testing.T) {
 			t.Run(string(hook)+" "+c.name, func(t *testing.T) {
 				l := labFor(t, hopsTopology(), hook)
 				gw := l.Node("gateway")
-				pins := pinsOf(t)
-				d := openIn(t, gw, pins)
-				t.Cleanup(func() {
-					again := openIn(t, gw, pins)
-					if err := again.Remove(context.Background()); err != nil {
-						t.Error(err)
-					}
-					again.Close()
-				})
+				d := openUntilEnd(t, gw)
 				apply(t, d, hook, hopsYAML)
 				handle, err := gw.Handle()
 				if err != nil {
@@ -138,6 +130,22 @@ func TestNextHopUnderLoad(t *testing.T) {
 			})
 		}
 	}
+}
+
+// openUntilEnd opens the datapath in a node. The end of the test removes what it left in the kernel, whether or not the
+// test has closed it.
+func openUntilEnd(t *testing.T, n *lab.Node) *Datapath {
+	t.Helper()
+	pins := pinsOf(t)
+	d := openIn(t, n, pins)
+	t.Cleanup(func() {
+		again := openIn(t, n, pins)
+		if err := again.Remove(context.Background()); err != nil {
+			t.Error(err)
+		}
+		again.Close()
+	})
+	return d
 }
 
 func (c hopChange) run(t *testing.T, l *lab.Lab, d *Datapath, h hops) {

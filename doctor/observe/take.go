@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/netdev"
+	"github.com/sluice-lb/sluice/pause"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -91,7 +92,7 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 		}
 	}
 	s.sampleNew(ctx, reader)
-	if err := sleep(ctx, o.Window-time.Since(start)); err != nil {
+	if err := pause.For(ctx, o.Window-time.Since(start)); err != nil {
 		return fail(err)
 	}
 	gone += s.readAgain(ctx, reader)
@@ -232,19 +233,5 @@ func (s *Sample) collectDrops(ctx context.Context, w *trace.Watcher) {
 				n.Drops = append(n.Drops, g)
 			}
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return ctx.Err()
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/sluice-lb/sluice/pause"
 )
 
 // Watch is the trial after the values were written.
@@ -142,7 +144,7 @@ func (w *Watch) rate(ctx context.Context, d time.Duration) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := sleep(ctx, d); err != nil {
+	if err := pause.For(ctx, d); err != nil {
 		return 0, err
 	}
 	last, err := w.Drops(ctx)
@@ -161,7 +163,7 @@ func (w *Watch) trial(ctx context.Context, before float64) (during float64, err 
 		return 0, fmt.Errorf("drops during the trial: %w", err)
 	}
 	for time.Since(start) < w.Window {
-		if err := sleep(ctx, min(w.Every, w.Window)); err != nil {
+		if err := pause.For(ctx, min(w.Every, w.Window)); err != nil {
 			return during, errors.New("the trial was interrupted")
 		}
 		last, err := w.Drops(ctx)
@@ -174,17 +176,6 @@ func (w *Watch) trial(ctx context.Context, before float64) (during float64, err 
 		}
 	}
 	return during, nil
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // unfinished refuses to build on a trial that was neither confirmed nor taken

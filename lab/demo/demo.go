@@ -227,14 +227,6 @@ func (all servers) stop() {
 	}
 }
 
-// wait lets a background load run for d.
-func wait(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
-}
-
 // causes formats the causes of failures: " (3 timeout, 1 connection refused)".
 func causes(failures []host.Failure) string {
 	if len(failures) == 0 {

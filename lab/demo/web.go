@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/lab/daemon"
 	"github.com/sluice-lb/sluice/lab/host"
+	"github.com/sluice-lb/sluice/pause"
 )
 
 // webWindow is the maximum time until a dead backend of lb-dnat is removed: interval × fall + 0.5 s.
@@ -107,7 +108,7 @@ func (w *web) loseServer(ctx context.Context) error {
 	load := w.load
 	load.Rate = 400
 	end := w.background(ctx, load)
-	wait(ctx, 500*time.Millisecond)
+	_ = pause.For(ctx, 500*time.Millisecond)
 	w.say("killing the server of backend b under load")
 	late := lateness()
 	died := time.Now()
@@ -121,7 +122,7 @@ func (w *web) loseServer(ctx context.Context) error {
 		end()
 		return err
 	}
-	wait(ctx, time.Second)
+	_ = pause.For(ctx, time.Second)
 	w.say("bringing it back")
 	if err := w.victim.Start(); err != nil {
 		end()
@@ -131,7 +132,7 @@ func (w *web) loseServer(ctx context.Context) error {
 		end()
 		return err
 	}
-	wait(ctx, 500*time.Millisecond)
+	_ = pause.For(ctx, 500*time.Millisecond)
 	t := end()
 	outside := t.FailuresOutside(died, out)
 	took := fmt.Sprintf("%.2f s", out.Sub(died).Seconds())
@@ -180,7 +181,7 @@ func (w *web) reload(ctx context.Context) error {
 			end()
 			return err
 		}
-		wait(ctx, 50*time.Millisecond)
+		_ = pause.For(ctx, 50*time.Millisecond)
 	}
 	took := time.Since(start)
 	t := end()
@@ -194,19 +195,19 @@ func (w *web) loseDaemon(ctx context.Context) error {
 	load := w.load
 	load.Rate = 400
 	end := w.background(ctx, load)
-	wait(ctx, 300*time.Millisecond)
+	_ = pause.For(ctx, 300*time.Millisecond)
 	w.say("kill -9 of the daemon under load")
 	if err := w.gw.Kill(); err != nil {
 		end()
 		return err
 	}
-	wait(ctx, 700*time.Millisecond)
+	_ = pause.For(ctx, 700*time.Millisecond)
 	w.say("starting it again")
 	if err := w.gw.Restart(ctx); err != nil {
 		end()
 		return err
 	}
-	wait(ctx, 500*time.Millisecond)
+	_ = pause.For(ctx, 500*time.Millisecond)
 	t := end()
 	w.judge(len(t.Failures) == 0, "kill -9 of the daemon and its restart lose nothing",
 		"%d of %d requests failed%s", len(t.Failures), t.Sent(), causes(t.Failures))
