@@ -87,6 +87,7 @@ type Options struct {
 type Announcer struct {
 	opt    Options
 	kicked chan struct{}
+	lost   string // damage of the record at the start; "" for none
 
 	mu      sync.Mutex // protects the following fields
 	place   place      // of routes that may exist
@@ -106,11 +107,11 @@ type Announcer struct {
 // process.
 func New(opt Options) *Announcer {
 	opt.Log = cmp.Or(opt.Log, slog.Default())
-	p, err := readRecord(opt.StateDir)
-	if err != nil {
-		opt.Log.Warn(err.Error())
+	p, lost := readRecord(opt.StateDir)
+	if lost != "" {
+		opt.Log.Warn(lost)
 	}
-	return &Announcer{opt: opt, kicked: make(chan struct{}, 1), place: p, changes: map[State]uint64{}}
+	return &Announcer{opt: opt, lost: lost, kicked: make(chan struct{}, 1), place: p, changes: map[State]uint64{}}
 }
 
 // Kick makes the announcer read interfaces and routes again. It never blocks.

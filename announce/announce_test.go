@@ -370,6 +370,32 @@ func TestEnd(t *testing.T) {
 	left(false)
 }
 
+// TestDamagedRecord finds the routes of the usual table.
+func TestDamagedRecord(t *testing.T) {
+	for _, text := range []string{"", "{", `{"table": "x"}`, `{}`, `{"table": 5100, "protocol": 4000}`} {
+		n, dir := gateway(t), t.TempDir()
+		s := begin(t, n, dir)
+		s.apply(request(one("192.0.2.10/32", "")))
+		if err := os.WriteFile(filepath.Join(dir, recordFile), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s = begin(t, n, dir)
+		if w := s.Warnings(); len(w) != 1 || !strings.Contains(w[0], "damaged") {
+			t.Errorf("%s: warnings %q", text, w)
+		}
+		s.apply(nil)
+		s.table(5100, "")
+		s.apply(request(one("192.0.2.10/32", "")))
+		if err := os.WriteFile(filepath.Join(dir, recordFile), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Do(func() error { return Remove(dir) }); err != nil {
+			t.Fatal(err)
+		}
+		s.table(5100, "")
+	}
+}
+
 // TestPlan changes nothing.
 func TestPlan(t *testing.T) {
 	s := begin(t, gateway(t), t.TempDir())

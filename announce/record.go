@@ -26,19 +26,27 @@ type place struct {
 	Protocol uint8  `json:"protocol"`
 }
 
-func readRecord(dir string) (p place, err error) {
+// usual is the place of a configuration without the keys.
+var usual = place{5100, 76}
+
+// readRecord returns the place of the routes. If the record is damaged, it returns the usual place, and lost describes
+// the damage.
+func readRecord(dir string) (p place, lost string) {
 	path := filepath.Join(dir, recordFile)
 	text, err := disk.Read(path, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
-		return place{}, nil
+		return place{}, ""
 	}
 	if err == nil {
 		err = json.Unmarshal(text, &p)
 	}
-	if err != nil {
-		return place{}, fmt.Errorf("announcements: %s: %w; routes of another table than the configured one must be removed by hand (ip route flush table TABLE proto PROTOCOL)", path, err)
+	if err == nil && (p.Table == 0 || p.Protocol == 0) {
+		err = errors.New("no table or no protocol")
 	}
-	return p, nil
+	if err != nil {
+		return usual, fmt.Sprintf("announcements: %s: damaged (%v); routes are looked for in table %d with protocol %d: remove others with ip route flush table TABLE proto PROTOCOL", path, err, usual.Table, usual.Protocol)
+	}
+	return p, ""
 }
 
 // writeRecord replaces the file, or removes it if there are no routes.
@@ -62,9 +70,9 @@ func writeRecord(dir string, p place) error {
 
 // Left reports whether an earlier process has left routes.
 func Left(dir string) (bool, error) {
-	p, err := readRecord(dir)
-	if err != nil || p == (place{}) {
-		return false, err
+	p, _ := readRecord(dir)
+	if p == (place{}) {
+		return false, nil
 	}
 	routes, err := p.routes()
 	return len(routes) > 0, err
@@ -72,9 +80,9 @@ func Left(dir string) (bool, error) {
 
 // Remove removes the routes that an earlier process left.
 func Remove(dir string) error {
-	p, err := readRecord(dir)
-	if err != nil || p == (place{}) {
-		return err
+	p, _ := readRecord(dir)
+	if p == (place{}) {
+		return nil
 	}
 	if err := p.clear(); err != nil {
 		return err

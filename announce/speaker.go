@@ -16,24 +16,28 @@ const bgpPort = ":00B3"
 // speakerInterval is the minimum time between two looks at the sockets of the host.
 const speakerInterval = 5 * time.Second
 
-// Warnings returns a warning if addresses are announced and no BGP speaker can export them.
-func (a *Announcer) Warnings() []string {
+// Warnings returns the damage of the record at the start, and a warning if addresses are announced and no BGP speaker can
+// export them.
+func (a *Announcer) Warnings() (list []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.lost != "" {
+		list = append(list, a.lost)
+	}
 	announced := false
 	for _, s := range a.list {
 		announced = announced || s.State == Announced
 	}
 	if !announced || a.ended {
-		return nil
+		return list
 	}
 	if now := time.Now(); now.Sub(a.looked) >= speakerInterval {
 		a.looked, a.speaker = now, listens("/proc/thread-self/net/tcp") || listens("/proc/thread-self/net/tcp6")
 	}
 	if a.speaker {
-		return nil
+		return list
 	}
-	return []string{fmt.Sprintf("addresses are announced in routing table %d, but no BGP speaker listens on TCP port 179 of this host: start BIRD or FRR, and export the table", a.place.Table)}
+	return append(list, fmt.Sprintf("addresses are announced in routing table %d, but no BGP speaker listens on TCP port 179 of this host: start BIRD or FRR, and export the table", a.place.Table))
 }
 
 // listens reports whether a list of sockets has a listener on the port of BGP. The kernel lists all listeners before the
