@@ -15,6 +15,9 @@ import (
 
 // forwardCases are those of checks on forwarding and paths.
 var forwardCases = []checkCase{
+	{outcomesCheck, "silent server", func(s *observe.Sample) { exchanges(s, 12, 6, trace.PacketLoss{}, noAnswer) }, Warn},
+	{outcomesCheck, "most of all", func(s *observe.Sample) { exchanges(s, 2, 20, trace.PacketLoss{}, noAnswer) }, Critical},
+	{outcomesCheck, "one of many", func(s *observe.Sample) { exchanges(s, 40, 1, trace.PacketLoss{}, noAnswer) }, OK},
 	{"FW18", "a pool that nobody answers for", silent(0, 0), Warn},
 	{"FW18", "and what it sends gets no answer", silent(8, 0), Critical},
 	{"FW18", "which answers reach all the same", silent(8, 3), OK},

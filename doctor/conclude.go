@@ -45,6 +45,8 @@ var consequences = map[string][]string{
 // conclude names causes in the order in which to act on them: what loses packets
 // now before what may, causes before consequences, more loss before less.
 func (r *Report) conclude(s *observe.Sample) {
+	classes := r.failingClasses(s)
+	r.noteCounters(s)
 	var causes []*Finding
 	for i := range r.Findings {
 		if r.Findings[i].Verdict >= Warn {
@@ -55,10 +57,7 @@ func (r *Report) conclude(s *observe.Sample) {
 	type effect struct{ check, namespace string }
 	explained := map[effect]string{}
 	var named []namedCause
-	for _, f := range causes {
-		if f.CausedBy = explained[effect{f.Check, f.Namespace}]; f.CausedBy != "" {
-			continue
-		}
+	explain := func(f *Finding) {
 		for _, id := range consequences[f.Check] {
 			for _, e := range []effect{{id, f.Namespace}, {id, ""}} { // of the host as a whole, too
 				if explained[e] == "" {
@@ -66,6 +65,33 @@ func (r *Report) conclude(s *observe.Sample) {
 				}
 			}
 		}
+	}
+	concluded := map[*Finding]bool{}
+	var unexplained []Conclusion
+	for _, class := range classes {
+		if f := class.cause; f != nil {
+			if concluded[f] {
+				continue
+			}
+			concluded[f] = true
+			if f.Verdict < Warn {
+				r.raise(f, severityOf(class.class))
+			}
+			explain(f)
+		} else if len(s.Namespaces) > 1 {
+			unexplained = append(unexplained, class.concluded(s))
+			continue
+		}
+		r.Conclusion = append(r.Conclusion, class.concluded(s))
+	}
+	for _, f := range causes {
+		if concluded[f] || f.Check == outcomesCheck && len(classes) > 0 {
+			continue
+		}
+		if f.CausedBy = explained[effect{f.Check, f.Namespace}]; f.CausedBy != "" {
+			continue
+		}
+		explain(f)
 		first := slices.IndexFunc(named, func(n namedCause) bool { return n.Check == f.Check && n.Summary == f.Summary })
 		if first < 0 {
 			named = append(named, namedCause{*f, []string{f.Namespace}})
@@ -76,8 +102,25 @@ func (r *Report) conclude(s *observe.Sample) {
 	for _, n := range named {
 		r.Conclusion = append(r.Conclusion, n.concluded(s))
 	}
+	// A class without an explanation may follow from a cause in another namespace.
+	r.Conclusion = append(r.Conclusion, unexplained...)
 	if last := r.nothingFound(s); len(r.Conclusion) == 0 || r.CannotTell {
 		r.Conclusion = append(r.Conclusion, last)
+	}
+}
+
+// raise gives a finding that explains failing connections their severity.
+func (r *Report) raise(f *Finding, v Verdict) {
+	f.Verdict = v
+	for _, check := range Checks() {
+		if check.ID == f.Check {
+			if f.Symptom == "" {
+				f.Symptom = check.Symptom
+			}
+			if f.Remedy == nil {
+				f.Remedy = check.Remedy.filled(f.fill)
+			}
+		}
 	}
 }
 
@@ -184,7 +227,11 @@ func (r *Report) nothingFound(s *observe.Sample) Conclusion {
 		}
 		return c
 	}
-	c := Conclusion{Summary: "Nothing is wrong in " + where + ".", Commands: []string{"sluice drops --seconds 10", "sluice conns --by service --top 20"}}
+	summary := "Nothing is wrong in " + where + "."
+	if text := answeredText(s); text != "" {
+		summary = fmt.Sprintf("Nothing is wrong: %s, in %s.", text, where)
+	}
+	c := Conclusion{Summary: summary, Commands: []string{"sluice drops --seconds 10", "sluice conns --by service --top 20"}}
 	if n := len(blind); n > 0 {
 		c.Summary += fmt.Sprintf(" %s could not look; see their reasons.", plural(n, "check"))
 	}

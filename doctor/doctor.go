@@ -154,6 +154,9 @@ func Judge(ctx context.Context, s *observe.Sample) *Report {
 	}
 	r.Missing = missingCapabilities(s)
 	r.conclude(s)
+	for _, f := range r.Findings {
+		r.Worst = max(r.Worst, f.Verdict)
+	}
 	return r
 }
 
@@ -199,7 +202,6 @@ func (r *Report) add(check Check, c *Case, f Finding) {
 	for i := range f.Evidence {
 		f.Evidence[i].Value = agree(f.Evidence[i].Value)
 	}
-	r.Worst = max(r.Worst, f.Verdict)
 	r.Findings = append(r.Findings, f)
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor/outcome"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/hold"
 	"github.com/sluice-lb/sluice/netdev"
@@ -131,6 +132,8 @@ type Namespace struct {
 	Lossy []LossySocket
 	// Readers are the programs that serve tun interfaces, by interface.
 	Readers map[string]Program
+	// Traffic is what became of the exchanges of the window; nil when packets were not observed.
+	Traffic *outcome.Report
 }
 
 // NamespaceReading is one look at a namespace.

@@ -60,8 +60,10 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 	}
 	o.Progress("reading network namespaces: %d", len(list))
 	watcher := s.watchDrops(ctx, list, o)
+	var traffic *traffic
 	fail := func(err error) (*Sample, error) {
 		s.collectDrops(context.WithoutCancel(ctx), watcher) // ends it
+		s.collectTraffic(traffic)
 		return nil, err
 	}
 	start := time.Now()
@@ -79,6 +81,7 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 		}
 		s.Namespaces = append(s.Namespaces, n)
 	}
+	traffic = s.watchTraffic(ctx, o)
 	o.Progress("watching for %s", o.Window)
 	if o.During != nil {
 		if err := o.During(ctx); err != nil {
@@ -92,9 +95,11 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 		}
 	}
 	s.sampleNew(ctx, reader)
-	if err := pause.For(ctx, o.Window-time.Since(start)); err != nil {
+	if err := pause.For(ctx, max(o.Window-time.Since(start), traffic.left(o))); err != nil {
 		return fail(err)
 	}
+	s.collectTraffic(traffic)
+	traffic = nil
 	gone += s.readAgain(ctx, reader)
 	if o.Session == nil {
 		s.tablesAgain(ctx, reader)

@@ -286,6 +286,7 @@ func (c *Class) Interfaces() (list []string) {
 		add(e.request.out)
 		add(e.reply.in)
 		add(e.reply.out)
+		add(e.Reason.UnresolvedOn)
 		if d := e.Reason.Drop; d != nil {
 			add(d.Interface)
 		}

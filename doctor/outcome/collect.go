@@ -27,8 +27,9 @@ type Collector struct {
 	byTuple    map[flow.Tuple]party
 	buffers    map[uint64]arrival
 	neighbours map[netip.Addr]*asked
-	groups     int  // packets to groups and broadcasts
-	cut        bool // more exchanges than mostExchanges
+	routed     map[string]bool // interfaces by which requests with private sources are answered
+	groups     int             // packets to groups and broadcasts
+	cut        bool            // more exchanges than mostExchanges
 	end        time.Duration
 }
 
@@ -54,7 +55,8 @@ type asked struct {
 
 // NewCollector collects for a namespace.
 func NewCollector(h Host) *Collector {
-	return &Collector{host: h, byTuple: map[flow.Tuple]party{}, buffers: map[uint64]arrival{}, neighbours: map[netip.Addr]*asked{}}
+	return &Collector{host: h, byTuple: map[flow.Tuple]party{}, buffers: map[uint64]arrival{}, neighbours: map[netip.Addr]*asked{},
+		routed: map[string]bool{}}
 }
 
 // Add takes the next packet, in the order of time.

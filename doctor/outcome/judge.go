@@ -47,6 +47,11 @@ func (c *Collector) judge(lost trace.PacketLoss) map[*Exchange]Verdict {
 		}
 	}
 	for _, e := range c.exchanges {
+		if e.into == nil && c.delivered(e) && e.keepsPrivateSource() {
+			c.routed[e.request.out] = true
+		}
+	}
+	for _, e := range c.exchanges {
 		if e.into != nil {
 			continue
 		}
@@ -109,7 +114,7 @@ func (c *Collector) verdict(e *Exchange) Verdict {
 		switch {
 		case tcp && e.resets > 0 && !e.acknowledged:
 			return c.reset(e)
-		case tcp && e.repeated > 0 && !e.acknowledged:
+		case tcp && e.repeated > 0 && !e.acknowledged, tcp && c.strays(e):
 			return fail(ClientRejects)
 		}
 		e.Stage, e.Reason = Answered, Reason{}
@@ -139,7 +144,7 @@ func (c *Collector) verdict(e *Exchange) Verdict {
 	switch {
 	case e.Reason.Loop, e.request.in != "" && e.request.out == e.request.in && !e.request.encapsulated:
 		return fail(WrongWay)
-	case c.untranslated(e):
+	case !(tcp && e.acknowledged) && e.keepsPrivateSource() && !c.routed[e.request.out]:
 		return fail(Untranslated)
 	}
 	e.Reason.Bypass = tcp && e.acknowledged
@@ -150,6 +155,16 @@ func (c *Collector) verdict(e *Exchange) Verdict {
 		return fail(Refused)
 	}
 	return fail(NoAnswer)
+}
+
+// strays reports whether the answers of a connection leave by another interface than its requests arrive by,
+// and the client does not acknowledge them.
+func (c *Collector) strays(e *Exchange) bool {
+	if e.request.in == "" || e.reply.out == "" || e.reply.out == e.request.in || e.acknowledged || c.end-e.reply.firstSent < waits {
+		return false
+	}
+	// Acknowledgements to this host itself are not sampled: the answer is repeated without them.
+	return !c.toHost(e) || e.reply.lastSent-e.reply.firstSent >= waits
 }
 
 // reset decides a connection that is answered by resets.
@@ -238,9 +253,9 @@ func (c *Collector) unresolved(e *Exchange) netip.Addr {
 	return found
 }
 
-// untranslated reports whether a request left with a private source to a public destination. Such
-// addresses are never answered there.
-func (c *Collector) untranslated(e *Exchange) bool {
+// keepsPrivateSource reports whether a request left with a private source to a public destination. Unless
+// the network beyond knows the way back, such a request is never answered.
+func (e *Exchange) keepsPrivateSource() bool {
 	source, dest := e.request.tuple.Source.Addr(), e.request.tuple.Dest.Addr()
 	return source.IsPrivate() && dest.IsGlobalUnicast() && !dest.IsPrivate() && !e.SourceTranslated() && !e.request.encapsulated
 }

@@ -174,6 +174,13 @@ func TestStages(t *testing.T) {
 			s.opens(c, 8, 1)
 			s.answers(c, synAck)
 		}, ClientRejects, []string{"were answered by lan0", "repeat their requests"}},
+		{"answers by another interface", func(s *scene, i int) {
+			c := published(i)
+			s.see(trace.Received, "wan1", c.request, flags(syn))
+			s.see(trace.Transmitted, "lan0", c.reply.Reverse(), flags(syn), tracked(c.request, c.reply, flow.Original))
+			s.see(trace.Received, "lan0", c.reply, flags(synAck))
+			s.see(trace.Transmitted, "wan0", c.request.Reverse(), flags(synAck), tracked(c.request, c.reply, flow.Reply))
+		}, ClientRejects, []string{"arrive by wan1, the answers leave by wan0"}},
 		{"large packets", func(s *scene, i int) {
 			c := outbound(i, "198.51.100.8:443")
 			s.opens(c, 8, 1)

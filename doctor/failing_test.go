@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-lb/sluice/doctor/observe"
+	"github.com/sluice-lb/sluice/doctor/outcome"
+	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/trace"
+)
+
+// exchanges gives the namespace connections of clients behind lan0 to servers behind wan0: good ones that are
+// answered, and bad ones that see what follows their first packet.
+func exchanges(s *observe.Sample, good, bad int, lost trace.PacketLoss, follows func(request flow.Tuple) []trace.Packet) {
+	c := outcome.NewCollector(outcome.Host{Addresses: map[netip.Addr]bool{netip.MustParseAddr("203.0.113.1"): true}})
+	now := time.Duration(0)
+	add := func(list ...trace.Packet) {
+		for _, p := range list {
+			now += time.Millisecond
+			p.Time, p.TTL = now, 64
+			c.Add(&p)
+		}
+	}
+	for i := range good + bad {
+		request := flow.Tuple{Protocol: flow.TCP, Source: netip.MustParseAddrPort(fmt.Sprintf("10.0.0.2:%d", 2000+i)), Dest: netip.MustParseAddrPort("198.51.100.7:443")}
+		if i >= good {
+			request.Dest = netip.MustParseAddrPort("198.51.100.8:443")
+		}
+		add(trace.Packet{Point: trace.Received, Interface: "lan0", Tuple: request, TCPFlags: trace.TCPSyn})
+		if i >= good {
+			add(follows(request)...)
+			continue
+		}
+		add(trace.Packet{Point: trace.Transmitted, Interface: "wan0", InIfIndex: 3, Tuple: request, TCPFlags: trace.TCPSyn},
+			trace.Packet{Point: trace.Received, Interface: "wan0", Tuple: request.Reverse(), TCPFlags: trace.TCPSyn | trace.TCPAck},
+			trace.Packet{Point: trace.Transmitted, Interface: "lan0", InIfIndex: 2, Tuple: request.Reverse(), TCPFlags: trace.TCPSyn | trace.TCPAck})
+	}
+	s.Namespaces[0].Traffic = c.Report(now+3*time.Second, lost)
+}
+
+func dropsOf(cause trace.Cause, answer bool) func(request flow.Tuple) []trace.Packet {
+	return func(request flow.Tuple) []trace.Packet {
+		if !answer {
+			return []trace.Packet{{Point: trace.Dropped, Interface: "lan0", InIfIndex: 3, Tuple: request, TCPFlags: trace.TCPSyn, Cause: cause}}
+		}
+		return []trace.Packet{{Point: trace.Transmitted, Interface: "wan0", InIfIndex: 3, Tuple: request, TCPFlags: trace.TCPSyn},
+			{Point: trace.Received, Interface: "wan0", Tuple: request.Reverse(), TCPFlags: trace.TCPSyn | trace.TCPAck},
+			{Point: trace.Dropped, Interface: "wan0", InIfIndex: 2, Tuple: request.Reverse(), TCPFlags: trace.TCPSyn | trace.TCPAck, Cause: cause}}
+	}
+}
+
+func noAnswer(request flow.Tuple) []trace.Packet {
+	return []trace.Packet{{Point: trace.Transmitted, Interface: "wan0", InIfIndex: 3, Tuple: flow.Tuple{Protocol: flow.TCP,
+		Source: netip.AddrPortFrom(netip.MustParseAddr("203.0.113.1"), request.Source.Port()), Dest: request.Dest}, TCPFlags: trace.TCPSyn}}
+}
+
+// TestFailingClasses wants the first line to name the connections that fail, and the finding that explains them.
+func TestFailingClasses(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		bad   int
+		what  func(flow.Tuple) []trace.Packet
+		count func(n *observe.Namespace)
+		check string
+		text  []string
+	}{
+		{"explained by a counter of the same cause", 6, dropsOf(trace.CauseRPFilter, true), func(n *observe.Namespace) {
+			n.Delta["TcpExt.IPReversePathFilter"], n.Delta["IpExt.InNoRoutes"] = 6, 400
+		}, "FW02", []string{"6 of 6 connections to 198.51.100.8:443 were answered, and the answers were dropped here", "Cause: "}},
+		{"not explained by a counter of another one", 6, dropsOf(trace.CauseQdisc, false), func(n *observe.Namespace) {
+			n.Delta["TcpExt.IPReversePathFilter"] = 400
+		}, outcomesCheck, []string{"6 of 6 connections", "did not leave this host", "queueing discipline"}},
+		{"no check finds anything", 6, noAnswer, func(*observe.Namespace) {}, outcomesCheck, []string{"6 of 6 connections", "198.51.100.8:443", "wan0", "nothing came back"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := examined(t)
+			tc.count(s.Namespaces[0])
+			exchanges(s, 12, tc.bad, trace.PacketLoss{}, tc.what)
+			r := Judge(context.Background(), s)
+			c := r.Conclusion[0]
+			if c.Check != tc.check || c.Severity < Warn || r.ExitCode() == 0 || c.Do == "" {
+				t.Errorf("conclusion of %s, %s, exit code %d: %s", c.Check, c.Severity, r.ExitCode(), c)
+			}
+			for _, text := range tc.text {
+				if !strings.Contains(c.Summary, text) {
+					t.Errorf("%q lacks %q", c.Summary, text)
+				}
+			}
+		})
+	}
+}
+
+// TestCountersWithoutVictims wants counters to be notes where all connections were seen to work, and only there.
+func TestCountersWithoutVictims(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		lost trace.PacketLoss
+		want Verdict
+	}{{"all packets seen", trace.PacketLoss{}, Info}, {"some lost", trace.PacketLoss{Openings: 1}, Warn}} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := examined(t)
+			s.Namespaces[0].Delta["IpExt.InNoRoutes"] = 40
+			exchanges(s, 12, 1, tc.lost, noAnswer)
+			r := Judge(context.Background(), s)
+			for _, f := range r.Findings {
+				if f.Check == "FW08" && f.Verdict != tc.want {
+					t.Errorf("%s: %s, want %s", f.Summary, f.Verdict, tc.want)
+				}
+			}
+			if tc.want == Info && !strings.Contains(r.Conclusion[0].Summary, "12 of 13 connections and exchanges were answered; of the other 1: 1 of 1 connection") {
+				t.Errorf("conclusion: %s", r.Conclusion[0])
+			}
+		})
+	}
+}
