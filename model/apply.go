@@ -52,6 +52,17 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if !crossing && !v.v6 && v.sourceRoute { // Linux drops it (accept_source_route)
 		return Outcome{Action: Drop, Reason: ReasonUntranslatable}
 	}
+	mac, known := next.mac, next.known
+	if p.mac != (packet.MAC{}) {
+		mac, known = p.mac, true
+	}
+	var planned Planned
+	if !known && v.kind != icmpError && !v.later {
+		planned = Planned{Tuple: p.to, Gateway: via}
+	}
+	if routed && !known && !m.host.Owns(via) && len(in.Frame) <= maxUserFrame && !m.choices.Ends(ReasonNoNeighbour) {
+		return Outcome{Action: Drop, Reason: ReasonUnresolved, Planned: planned} // user space waits for the next hop
+	}
 	if crossing && v.kind == icmpError {
 		v.trailer = nil // the model builds a new error
 	}
@@ -92,10 +103,6 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		}
 		return Outcome{Action: Pass, Reason: ReasonNotRouted, Out: []Departure{{in.Interface, kernelFrame(in.Frame, b, v.trailer)}}}
 	}
-	mac, known := next.mac, next.known
-	if p.mac != (packet.MAC{}) {
-		mac, known = p.mac, true
-	}
 	if most := m.largest(v, b, next); known && !m.host.Owns(via) && len(b)+p.grow > most {
 		return m.tooBig(in, v, p, b, next, most)
 	}
@@ -107,11 +114,8 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 			return Outcome{Action: Drop, Reason: reason}
 		}
 	}
-	if !known && b[0]>>4 == 4 && !m.kernelForwards(b) && len(in.Frame) <= maxUserFrame && !m.choices.Ends(ReasonNoNeighbour) {
-		return Outcome{Action: Drop, Reason: ReasonUnresolved} // user space sends the packet when the next hop answers
-	}
 	if !known {
-		return Outcome{Action: Pass, Reason: ReasonNoNeighbour, Out: []Departure{{next.Name, kernelFrame(in.Frame, b, v.trailer)}}}
+		return Outcome{Action: Pass, Reason: ReasonNoNeighbour, Out: []Departure{{next.Name, kernelFrame(in.Frame, b, v.trailer)}}, Planned: planned}
 	}
 	b = append(b, v.trailer...) // padding keeps its place: no length field counts it
 	return Outcome{Action: p.action, Reason: p.reason, Out: []Departure{{next.Name, link(next.MAC, mac, b)}}}

@@ -67,9 +67,6 @@ type Candidate struct {
 	Direct bool
 	MAC    packet.MAC
 	Known  bool
-	// SourceTranslated reports that the packet gets a source address of the gateway, because the client and
-	// the backend share a network.
-	SourceTranslated bool
 }
 
 // Chance makes random choices from a seed. It suppresses no answer and expires nothing but cookies.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/packet"
 )
 
@@ -339,6 +340,14 @@ type Outcome struct {
 	// Out contains the sent frames. With Pass it is empty if the kernel gets the received frame
 	// unchanged. Otherwise it contains the changed frame.
 	Out []Departure
+	// Planned is set for packets to an unresolved next hop that begin with their ports.
+	Planned Planned
+}
+
+// Planned is the translation of a packet that waits for its next hop.
+type Planned struct {
+	Tuple   flow.Tuple
+	Gateway netip.Addr // the destination of the route lookup
 }
 
 // Action is the decision of a datapath about a frame.

@@ -44,23 +44,11 @@ func (m *Model) choiceProvisional(s *service, n *session, v *view) bool {
 	if !m.choices.Provisional() || s.Scheduler.Hashes() || len(s.backends) == 1 || v.midConnection() {
 		return false
 	}
-	indistinct := s.Mode.OneWay() && m.choices.Ends(ReasonNoNeighbour) || m.choices.Ends(ReasonUnresolved)
-	return s.chosen(m, v) == nil || indistinct && s.unreachable(m) > 1
+	return s.chosen(m, v) == nil
 }
 
 // backendProvisional reports whether the backend of the session is provisional.
 func (s *session) backendProvisional() bool { return s.provisional && !s.service.Scheduler.Hashes() }
-
-// unreachable returns the number of backends with an unresolved next hop. Packets to such backends
-// are indistinguishable.
-func (s *service) unreachable(m *Model) (n int) {
-	for _, b := range s.backends {
-		if !m.resolved(b) {
-			n++
-		}
-	}
-	return n
-}
 
 // confirm replaces the provisional endpoint of a binding with the observed one of a packet from its
 // inside host.
@@ -302,17 +290,8 @@ func (m *Model) confirmSession(v *view, h *half) *half {
 		m.confirmPortless(h.session, a)
 	}
 	refused := m.choices.Ends(ReasonUntranslatable) || m.choices.Ends(ReasonTooBig) || m.choices.Ends(ReasonToFragment6)
-	switch {
-	case h.provisional && (ok || refused):
+	if h.provisional && (ok || refused) {
 		return m.exchange(h, v, nil)
-	case h.exchangeable() && m.choices.Ends(ReasonUnresolved) && m.resolved(h.backend):
-		for _, b := range h.service.backends {
-			if !m.resolved(b) && b.Address.Is4() {
-				now := m.exchange(h, v, b)
-				now.markProvisional(h.service.unreachable(m) > 1)
-				return now
-			}
-		}
 	}
 	return h
 }

@@ -335,7 +335,6 @@ func (s *service) chosen(m *Model, v *view) *backend {
 		}
 		c := Candidate{Address: b.Address, Direct: s.Mode == config.ModeDSR}
 		_, c.MAC, c.Known = m.host.NextHop(b.Address)
-		c.SourceTranslated = s.translatesSource(m, v, b.Address)
 		legal, candidates = append(legal, b), append(candidates, c)
 	}
 	if i := m.choices.Backend(candidates); i >= 0 {

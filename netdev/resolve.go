@@ -178,8 +178,19 @@ func manage(n Hop, extended int) error {
 	return nil
 }
 
-// HardwareAddr returns the MAC of a neighbour; nil if the kernel does not know it.
-func HardwareAddr(n Hop) (net.HardwareAddr, error) {
+// Resolution is the progress of the kernel with the hardware address of a neighbour.
+type Resolution int
+
+// Resolutions.
+const (
+	NotAsked Resolution = iota // no entry, or an entry without a request
+	Asked                      // requests are sent (NUD_INCOMPLETE)
+	Resolved                   // the kernel sends to the address
+	Failed                     // no request was answered (NUD_FAILED)
+)
+
+// ResolutionOf returns the state of a neighbour.
+func ResolutionOf(n Hop) (Resolution, error) {
 	family := netlink.FAMILY_V4
 	if n.Addr.Is6() {
 		family = netlink.FAMILY_V6
@@ -189,17 +200,24 @@ func HardwareAddr(n Hop) (net.HardwareAddr, error) {
 	request.AddData(nl.NewRtAttr(netlink.NDA_DST, n.Addr.AsSlice()))
 	answers, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
 	if errors.Is(err, unix.ENOENT) {
-		return nil, nil // the kernel has no entry yet
+		return NotAsked, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("neighbour %s on interface %d: %w", n.Addr, n.Ifindex, err)
+		return NotAsked, fmt.Errorf("neighbour %s on interface %d: %w", n.Addr, n.Ifindex, err)
 	}
 	for _, a := range answers {
-		if e, err := netlink.NeighDeserialize(a); err == nil && e.State&usable != 0 && len(e.HardwareAddr) == 6 {
-			return e.HardwareAddr, nil
+		e, err := netlink.NeighDeserialize(a)
+		switch {
+		case err != nil:
+		case e.State&usable != 0:
+			return Resolved, nil
+		case e.State&netlink.NUD_INCOMPLETE != 0:
+			return Asked, nil
+		case e.State&netlink.NUD_FAILED != 0:
+			return Failed, nil
 		}
 	}
-	return nil, nil
+	return NotAsked, nil
 }
 
 // Kept returns the neighbours that do not age: those kept fresh by the kernel (true), and permanent ones (false).

@@ -225,6 +225,8 @@ static __always_inline enum reason apply(void *ctx, struct packet *p, struct pla
 		return xdp ? xdp_fragment6(ctx, p) : tc_fragment6(ctx, p);
 	if (reason == REASON_TO_FRAGMENT)
 		reason = xdp ? xdp_fragment4(ctx, p, plan) : tc_fragment4(ctx, p, plan);
+	else if (reason == REASON_NO_NEIGHBOUR)
+		reason = xdp ? xdp_unresolved(ctx, p, plan) : tc_unresolved(ctx, p, plan);
 	if (dry_run || (plan->flags & PLAN_HERE) == PLAN_HERE ||
 	    (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
 		return reason;
@@ -245,8 +247,6 @@ static __always_inline enum reason apply(void *ctx, struct packet *p, struct pla
 		p->tos = tos; // an ICMP error repeats the class of the packet, not of the rule
 		return done;
 	}
-	if (reason == REASON_NO_NEIGHBOUR)
-		return xdp ? xdp_unresolved(ctx, p, plan) : tc_unresolved(ctx, p, plan);
 	if (plan->flags & PLAN_KERNEL)
 		return reason;
 	h = hop_of(plan);

@@ -25,19 +25,21 @@ static __always_inline void count(__u32 family, __u32 action, __u32 reason)
 		count_one(family, action, reason);
 }
 
+// Reports whether a link has no hardware addresses (tun), so that no neighbour can be resolved.
+static __always_inline bool without_neighbours(__u32 ifindex)
+{
+	struct interface_addr *out = bpf_map_lookup_elem(&interfaces, &ifindex);
+
+	return out && !(out->mac[0] | out->mac[1] | out->mac[2] | out->mac[3] | out->mac[4] | out->mac[5]);
+}
+
 // Requests resolution of the neighbour in the result of a route lookup.
 __noinline int ask_neighbour(const struct bpf_fib_lookup *fib)
 {
-	struct interface_addr *out;
 	struct event *e;
-	__u32 ifindex;
 
-	if (!fib || dry_run)
+	if (!fib || dry_run || without_neighbours(fib->ifindex))
 		return 0;
-	ifindex = fib->ifindex;
-	out = bpf_map_lookup_elem(&interfaces, &ifindex);
-	if (out && !(out->mac[0] | out->mac[1] | out->mac[2] | out->mac[3] | out->mac[4] | out->mac[5]))
-		return 0; // a link without hardware addresses (tun) has no neighbours to resolve
 	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 	if (!e)
 		return 0;

@@ -37,6 +37,7 @@ const enum entry_flag *export_entry_flag __attribute__((unused));
 const enum heard *export_heard __attribute__((unused));
 const enum check *export_check __attribute__((unused));
 const enum source_check *export_source_check __attribute__((unused));
+const enum packet_flag *export_packet_flag __attribute__((unused));
 const enum own_kind *export_own_kind __attribute__((unused));
 const enum route_mtu_family *export_route_mtu_family __attribute__((unused));
 const enum spliced *export_spliced __attribute__((unused));

@@ -77,7 +77,7 @@ enum reason {
 	REASON_NOT_ROUTED,	     // a local, multicast or loopback address, an address without a route, a source that the kernel refuses, an address of this host inside a siit mapping, or a local protocol of the kernel such as neighbour discovery: the kernel decides and does not route the packet
 	REASON_EXCEPTED,	     // the rule's "except" contains the destination
 	REASON_LOCAL_SOCKET,	     // a local socket owns the port
-	REASON_NO_NEIGHBOUR,	     // the hardware address of the next hop is unknown: the kernel resolves it and sends the packet
+	REASON_NO_NEIGHBOUR,	     // the hardware address of the next hop is unknown, and the daemon does not run or has no room to hold the packet: the kernel resolves the address and sends the packet
 	REASON_TO_FRAGMENT,	     // larger than the MTU without DF: the kernel fragments it
 	REASON_FORWARDING_OFF,	     // the kernel does not forward on this interface (net.ipv4.ip_forward, net.ipv6.conf.*.forwarding)
 	REASON_NO_ROUTE,	     // no route to the translated destination
@@ -118,7 +118,7 @@ enum reason {
 	REASON_TO_FRAGMENT6,	     // too large for the next link without DF, and changes its IP version or leaves with an address of this host: the daemon translates it and sends it in fragments
 	REASON_UNSERVED,	     // to a virtual address of the gateway, but to a port or protocol without a service; answered according to when-down
 	REASON_OTHER_STATION,	     // frame to the hardware address of another station, or a group frame (broadcast, multicast) with a packet to one host: the kernel forwards neither
-	REASON_UNRESOLVED,	     // the hardware address of the next hop is unknown, and the packet leaves with an address of this host, so that the kernel would not forward it: the daemon sends it when the address is known
+	REASON_UNRESOLVED,	     // the hardware address of the next hop is unknown: the daemon holds the packet and sends it when the address is known, or answers with an ICMP error
 	REASON_MOVING,		     // without a flow here, to a service or port-forward that moves from or to nftables, which may have the flow: the kernel decides
 	REASON_REROUTED,	     // the route of a source NAT flow no longer leads through the rule's "out", for example after a failover: the flow ends, and a retransmission opens another one
 	REASON_COUNT,		     // number of reasons

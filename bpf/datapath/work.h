@@ -7,14 +7,16 @@
 #include "message.h"
 
 // packet.flags
-#define PACKET_LATER_FRAGMENT 0x01
-#define PACKET_FIRST_FRAGMENT 0x02 // more fragments follow
-#define PACKET_ERROR 0x04	   // ICMP error
-#define PACKET_DF 0x08
-#define PACKET_EXTENDED 0x10 // IPv6 extension headers
-#define PACKET_QUERY 0x20    // ICMP echo request
-#define PACKET_MORE 0x80     // fragment that is not the last one
-#define PACKET_NO_FLOW 0x40  // ports cannot change, or ICMP that is neither query, reply nor error
+enum packet_flag {
+	PACKET_LATER_FRAGMENT = 0x01,
+	PACKET_FIRST_FRAGMENT = 0x02, // more fragments follow
+	PACKET_ERROR = 0x04,	      // ICMP error
+	PACKET_DF = 0x08,
+	PACKET_EXTENDED = 0x10, // IPv6 extension headers
+	PACKET_QUERY = 0x20,	// ICMP echo request
+	PACKET_NO_FLOW = 0x40,	// ports cannot change, or ICMP that is neither query, reply nor error
+	PACKET_MORE = 0x80,	// fragment that is not the last one
+};
 
 // interface_addr.flags
 enum interface_flag {

@@ -39,17 +39,17 @@ const expireEvery, reportEvery = 50 * time.Millisecond, time.Second
 const prepareAfter = time.Second
 
 // holder keeps fragments received before their first fragment. When the first fragment arrives, it
-// sends them through its own copy of the program. Two other kinds pass the program at once and
-// leave in fragments: packets that exceed the MTU after translation to IPv6, and packets that the
-// kernel would not fragment. Translated packets that the kernel would not accept wait for their
-// next hop. One goroutine owns the holder.
+// runs them through its own copy of the program. Packets with an unresolved next hop wait for the
+// neighbour table. Two other kinds pass the program at once and leave in fragments: packets that
+// exceed the MTU after translation to IPv6, and packets that the kernel would not fragment. One
+// goroutine owns the holder.
 type holder struct {
 	d          *Datapath
 	waiting    map[wire.FragmentKey][]heldFrame
 	senders    map[wire.Addr]int
 	frames     int
 	due        []wire.FragmentKey // datagrams with a received first fragment
-	large      []heldFrame        // packets that need fragmentation
+	run        []heldFrame        // packets for the program: they need fragmentation, or their next hop is resolved or silent
 	unresolved map[netdev.Hop]*unresolved
 	expired    time.Duration // monotonic time of the last call of expire
 
@@ -99,7 +99,7 @@ func (h *holder) serve(ring heldRing, holding *uint32) {
 	for {
 		*holding = uint32(h.frames)
 		wait, some := h.nextCheck(monotonic())
-		if h.frames+len(h.large)+h.failed > 0 {
+		if h.frames+len(h.run)+h.failed > 0 {
 			wait, some = min(wait, expireEvery), true
 		}
 		if h.changed > 0 {
@@ -126,8 +126,8 @@ func (h *holder) serve(ring heldRing, holding *uint32) {
 		if now := monotonic(); now-h.expired >= expireEvery { // also while the ring is busy
 			h.expire(now)
 		}
-		h.release()
 		h.resolve(monotonic())
+		h.release()
 		if now := monotonic(); h.changed > 0 && now-h.changed >= prepareAfter {
 			if _, err := h.ready(); err != nil { // release logs the error if a packet needs them
 				h.changed = now
@@ -197,11 +197,11 @@ func (h *holder) receive(b []byte) {
 		return
 	}
 	if w.Key == (wire.FragmentKey{}) {
-		if len(h.large) >= heldFrames {
+		if len(h.run) >= heldFrames {
 			h.d.failedEvents.Add(1)
 			return
 		}
-		h.large = append(h.large, f)
+		h.run = append(h.run, f)
 		return
 	}
 	if h.frames >= heldFrames || h.senders[w.Key.Saddr] >= heldPerSender {
@@ -219,19 +219,15 @@ func (h *holder) receive(b []byte) {
 	}
 }
 
-// fillSum completes the checksum of a UDP or TCP segment in an IPv4 frame. The field contains the
-// sum of the pseudo-header (CHECKSUM_PARTIAL).
+// fillSum completes the checksum of a UDP or TCP segment in a frame. The field contains the sum of
+// the pseudo-header (CHECKSUM_PARTIAL).
 func fillSum(frame []byte) {
-	const ip = 14
-	if len(frame) < ip+20 {
-		return
-	}
-	l4, end := ip+int(frame[ip]&15)*4, ip+int(binary.BigEndian.Uint16(frame[ip+2:]))
+	protocol, l4, end := segmentIn(frame)
 	at := l4 + 6
-	if frame[ip+9] == unix.IPPROTO_TCP {
+	if protocol == unix.IPPROTO_TCP {
 		at = l4 + 16
 	}
-	if end > len(frame) || at+2 > end {
+	if l4 == 0 || end > len(frame) || at+2 > end {
 		return
 	}
 	sum := packet.Checksum(frame[l4:end])
@@ -239,6 +235,28 @@ func fillSum(frame []byte) {
 		sum = 0xffff
 	}
 	binary.BigEndian.PutUint16(frame[at:], sum)
+}
+
+// segmentIn returns the protocol of the segment in a frame and its bounds. l4 is 0 if there is none.
+func segmentIn(frame []byte) (protocol byte, l4, end int) {
+	const ip = 14
+	if len(frame) < ip+20 {
+		return 0, 0, 0
+	}
+	if frame[ip]>>4 == 4 {
+		return frame[ip+9], ip + int(frame[ip]&15)*4, ip + int(binary.BigEndian.Uint16(frame[ip+2:]))
+	}
+	if len(frame) < ip+40 {
+		return 0, 0, 0
+	}
+	protocol, l4, end = frame[ip+6], ip+40, ip+40+int(binary.BigEndian.Uint16(frame[ip+4:]))
+	for protocol == unix.IPPROTO_HOPOPTS || protocol == unix.IPPROTO_ROUTING || protocol == unix.IPPROTO_DSTOPTS {
+		if l4+2 > len(frame) {
+			return 0, 0, 0
+		}
+		protocol, l4 = frame[l4], l4+8+8*int(frame[l4+1])
+	}
+	return protocol, l4, end
 }
 
 // drop removes a datagram's fragments.
@@ -314,15 +332,15 @@ func (h *holder) loaded() bool {
 // release sends due fragments and packets that need fragmentation. While the datapath is being
 // changed, the packets stay queued.
 func (h *holder) release() {
-	if len(h.large)+len(h.due) == 0 {
+	if len(h.run)+len(h.due) == 0 {
 		return
 	}
 	ok, err := h.ready()
 	if !ok && err == nil {
 		return
 	}
-	if len(h.large) > 0 && h.trySend(h.large, err) {
-		h.large = h.large[:0]
+	if len(h.run) > 0 && h.trySend(h.run, err) {
+		h.run = h.run[:0]
 	}
 	for len(h.due) > 0 {
 		k := h.due[0]
@@ -406,16 +424,19 @@ func (h *holder) forward(f heldFrame) error {
 	if err := h.programs.Maps["works"].Lookup(uint32(0), &works); err != nil {
 		return fmt.Errorf("map works: %w", err)
 	}
-	out, err := h.d.t.HopOf(&works[h.cpu])
-	if err != nil {
-		return err
+	by, frames := f.ifindex, [][]byte{o.DataOut} // an answer
+	if works[h.cpu].Plan.Action == wire.ActionForward {
+		out, err := h.d.t.HopOf(&works[h.cpu])
+		if err != nil {
+			return err
+		}
+		if frames, err = h.fragments(f.frame, o.DataOut, int(out.Mtu)); err != nil {
+			return err
+		}
+		by = out.Ifindex
 	}
-	frames, err := h.fragments(f.frame, o.DataOut, int(out.Mtu))
-	if err != nil {
-		return err
-	}
-	to := &unix.SockaddrLinklayer{Ifindex: int(out.Ifindex), Halen: 6}
-	bare, err := h.d.t.Bare(out.Ifindex)
+	to := &unix.SockaddrLinklayer{Ifindex: int(by), Halen: 6}
+	bare, err := h.d.t.Bare(by)
 	if err != nil {
 		return err
 	}
@@ -425,7 +446,7 @@ func (h *holder) forward(f heldFrame) error {
 			b = b[14:]
 		}
 		if err := unix.Sendto(h.socket, b, 0, to); err != nil {
-			return fmt.Errorf("send a held packet by interface %d: %w", out.Ifindex, err)
+			return fmt.Errorf("send a held packet by interface %d: %w", by, err)
 		}
 	}
 	return nil

@@ -143,17 +143,17 @@ func TestHeldDoNotWaitForPrograms(t *testing.T) {
 	s := changing(t, "services: [{name: web, protocol: udp, mode: dnat, listen: [{address: 192.0.2.10, ports: [53]}], backends: [{name: a, address: 10.0.2.2}]}]")
 	k := wire.FragmentKey{Id: 1}
 	result := make(chan loading, 1)
-	h := &holder{d: s.d, socket: -1, loading: result, changed: monotonic() - prepareAfter, large: []heldFrame{{frame: make([]byte, 1)}},
+	h := &holder{d: s.d, socket: -1, loading: result, changed: monotonic() - prepareAfter, run: []heldFrame{{frame: make([]byte, 1)}},
 		waiting: map[wire.FragmentKey][]heldFrame{k: {{at: monotonic() - heldLife - time.Second}}}, senders: map[wire.Addr]int{k.Saddr: 1}, frames: 1}
 	defer h.close()
 	var holding uint32
 	h.serve(&ringOf{os.ErrDeadlineExceeded, os.ErrDeadlineExceeded}, &holding)
-	if h.frames != 0 || len(h.large) != 1 || h.changed == 0 {
-		t.Errorf("%d fragments of too long ago wait still, %d packets for the programs", h.frames, len(h.large))
+	if h.frames != 0 || len(h.run) != 1 || h.changed == 0 {
+		t.Errorf("%d fragments of too long ago wait still, %d packets for the programs", h.frames, len(h.run))
 	}
 	result <- loading{err: errors.New("refused")}
-	if h.serve(&ringOf{os.ErrDeadlineExceeded}, &holding); len(h.large) != 0 || s.d.failedEvents.Load() != 1 {
-		t.Errorf("the programs do not load, and %d packets wait for them; %d are counted", len(h.large), s.d.failedEvents.Load())
+	if h.serve(&ringOf{os.ErrDeadlineExceeded}, &holding); len(h.run) != 0 || s.d.failedEvents.Load() != 1 {
+		t.Errorf("the programs do not load, and %d packets wait for them; %d are counted", len(h.run), s.d.failedEvents.Load())
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -330,6 +331,9 @@ func (s *subject) outcome(in model.Arrival, o *ebpf.RunOptions, sent, passed boo
 			return r, err
 		}
 	}
+	if r.Reason == model.ReasonUnresolved || r.Reason == model.ReasonNoNeighbour {
+		r.Planned = planned(w)
+	}
 	switch {
 	case sent && r.Action == model.Drop:
 		r.Out = []model.Departure{{Interface: in.Interface, Frame: bytes.Clone(o.DataOut)}}
@@ -346,6 +350,20 @@ func (s *subject) outcome(in model.Arrival, o *ebpf.RunOptions, sent, passed boo
 		r.Out = []model.Departure{{Interface: s.names[int(uint32(w.Fib[1]))], Frame: bytes.Clone(o.DataOut)}}
 	}
 	return r, nil
+}
+
+// planned reads the translation of a packet that is neither an ICMP error nor a later fragment.
+func planned(w *wire.Work) model.Planned {
+	if w.Packet.Flags&(wire.PacketError|wire.PacketLaterFragment) != 0 {
+		return model.Planned{}
+	}
+	to, v6 := wire.Tuple(w.Plan.To), w.Plan.Family == wire.Family6
+	return model.Planned{
+		Tuple: flow.Tuple{Protocol: flow.Protocol(to.L4Proto),
+			Source: netip.AddrPortFrom(wire.AddrFrom(to.Saddr, v6), wire.PortOf(to.Sport)),
+			Dest:   netip.AddrPortFrom(wire.AddrFrom(to.Daddr, v6), wire.PortOf(to.Dport))},
+		Gateway: wire.AddrFrom(w.Plan.Gateway, w.Plan.GatewayFamily == wire.Family6),
+	}
 }
 
 func (s *subject) forgetHeld() (err error) {

@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"errors"
 	"net"
 	"strings"
 	"syscall"
@@ -15,9 +16,9 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// TestFirstPacketToAnUnknownNeighbour sends one packet to each of several hosts that the
-// gateway has not heard of, with an address of the gateway: the kernel drops such packets, so
-// that only what the daemon sends on is answered without being sent again.
+// TestFirstPacketToAnUnknownNeighbour sends one packet to each of several hosts that are not in the
+// neighbour table, with an address of the gateway. The kernel drops such IPv4 packets, so that only
+// the daemon sends them. The second server adds a fragmented datagram.
 func TestFirstPacketToAnUnknownNeighbour(t *testing.T) {
 	for _, hook := range hooks {
 		t.Run(string(hook), func(t *testing.T) {
@@ -38,8 +39,8 @@ func TestFirstPacketToAnUnknownNeighbour(t *testing.T) {
 				}
 				t.Logf("%s %s is answered after %v", to.network, to.addr, time.Since(started))
 			}
-			if n := counted(t, d, "unresolved"); n != 2 {
-				t.Errorf("%d packets waited for their next hop, want those of IPv4: 2\n%s", n, describeReasons(d))
+			if n := counted(t, d, "unresolved"); n != 3 {
+				t.Errorf("%d packets waited for their next hop, want 3\n%s", n, describeReasons(d))
 			}
 			shorten(t, l.Node("gateway"), "lan0", 1000)
 			if n, err := large(t, l.Node("client"), "10.0.2.3:5353", 1200); err != nil || n == 0 {
@@ -47,6 +48,60 @@ func TestFirstPacketToAnUnknownNeighbour(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestUnresolvedNextHopIsReported sends packets to hosts that do not exist, by a port-forward, a
+// service in mode tunnel and masquerade. Each sender gets an ICMP error about the packet that it sent:
+// its connected socket reports "no route to host".
+func TestUnresolvedNextHopIsReported(t *testing.T) {
+	for _, hook := range hooks {
+		t.Run(string(hook), func(t *testing.T) {
+			l := labFor(t, lab.Balancer(), hook)
+			for _, family := range []string{"ipv4", "ipv6"} {
+				for key, value := range map[string]string{"retrans_time_ms": "50", "mcast_solicit": "1"} {
+					if err := l.Node("gateway").Sysctl("net."+family+".neigh.lan0."+key, value); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			gateway(t, l.Node("gateway"), hook, `
+services:
+  - {name: far, listen: [{address: 192.0.2.12, ports: [53]}, {address: "2001:db8::12", ports: [53]}], protocol: udp, mode: tunnel, tunnel: {type: gue}, scheduler: maglev,
+     backends: [{name: a, address: 10.0.2.78}, {name: b, address: "fd00:2::78"}]}
+nat:
+  - {name: forward, type: port-forward, listen: {address: 192.0.2.13, ports: [53]}, protocol: udp, to: {address: 10.0.2.77, port: 5353}}
+  - {name: forward6, type: port-forward, listen: {address: "2001:db8::13", ports: [53]}, protocol: udp, to: {address: "fd00:2::77", port: 5353}}
+  - {name: m, type: masquerade, source: [10.0.1.0/24, "fd00:1::/64"], out: lan0}
+tables: {flows: 4096, flows6: 4096}
+`)
+			for _, to := range []string{"192.0.2.12:53", "192.0.2.13:53", "10.0.2.79:53", "[2001:db8::12]:53", "[2001:db8::13]:53", "[fd00:2::79]:53"} {
+				c, err := l.Node("client").Dial(t.Context(), &net.Dialer{Control: reportErrors}, "udp", to)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				c.SetDeadline(time.Now().Add(patience))
+				if _, err := c.Write([]byte("query")); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := c.Read(make([]byte, 9)); !errors.Is(err, unix.EHOSTUNREACH) {
+					t.Errorf("%s: %v, want %v", to, err, unix.EHOSTUNREACH)
+				}
+			}
+		})
+	}
+}
+
+// reportErrors makes a UDP socket report all ICMP errors.
+func reportErrors(network, _ string, c syscall.RawConn) (err error) {
+	level, option := unix.IPPROTO_IP, unix.IP_RECVERR
+	if network == "udp6" {
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVERR
+	}
+	if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) }); e != nil {
+		return e
+	}
+	return err
 }
 
 // shorten gives an interface of a node another MTU.

@@ -44,13 +44,13 @@ func (f *follower) frame() []byte {
 // Provisional returns true: only a forwarded packet shows a choice.
 func (*follower) Provisional() bool { return true }
 
-// ObservedTuple returns the tuple of the sent frame. The frame of a drop is an answer to the sender
-// and shows no tuple.
+// ObservedTuple returns the tuple of the sent frame, or the planned one. The frame of a drop is an
+// answer to the sender and shows no tuple.
 func (f *follower) ObservedTuple() (flow.Tuple, bool) {
-	if f.got.Action == model.Drop {
-		return flow.Tuple{}, false
+	t, ok := f.got.Planned.Tuple, f.got.Planned.Gateway.IsValid()
+	if !ok && f.got.Action != model.Drop {
+		t, ok = model.TupleOf(f.frame())
 	}
-	t, ok := model.TupleOf(f.frame())
 	if ok && t.Source.Addr().Is6() {
 		t.Source, ok = f.model.Outside(t.Source)
 	}
@@ -79,35 +79,21 @@ func (f *follower) Ports(address netip.Addr, spans []flow.Ports) iter.Seq[uint16
 	}
 }
 
-// Backend returns the index of the backend in the sent frame. Backends with unresolved next hops
-// are indistinguishable in dsr mode. So are backends of other modes while their packets wait for
-// resolution.
+// Backend returns the index of the backend in the sent frame, or of the planned one.
 func (f *follower) Backend(legal []model.Candidate) int {
-	t, ok := model.TupleOf(f.frame())
-	if f.got.Reason == model.ReasonUnresolved {
-		waits := func(c model.Candidate) bool { return !c.Known && c.Address.Is4() }
-		// A packet without a gateway source would have passed to the kernel.
-		if at := slices.IndexFunc(legal, func(c model.Candidate) bool { return waits(c) && c.SourceTranslated }); at >= 0 {
-			return at
-		}
-		return slices.IndexFunc(legal, waits)
+	if to := f.got.Planned.Gateway; to.IsValid() {
+		return slices.IndexFunc(legal, func(c model.Candidate) bool { return c.Address == to })
 	}
+	t, ok := model.TupleOf(f.frame())
 	if !ok {
 		return -1
 	}
-	at := slices.IndexFunc(legal, func(c model.Candidate) bool {
-		switch {
-		case !c.Direct:
-			return t.Dest.Addr() == c.Address
-		case c.Known:
-			return c.MAC == packet.MAC(f.frame()[:6])
+	return slices.IndexFunc(legal, func(c model.Candidate) bool {
+		if c.Direct {
+			return c.Known && c.MAC == packet.MAC(f.frame()[:6])
 		}
-		return f.got.Reason == model.ReasonNoNeighbour
+		return t.Dest.Addr() == c.Address
 	})
-	if at < 0 && f.got.Reason == model.ReasonNoNeighbour { // tunnel mode
-		at = slices.IndexFunc(legal, func(c model.Candidate) bool { return !c.Known })
-	}
-	return at
 }
 
 // Identification returns the identification of the sent IPv4 header.

@@ -87,7 +87,7 @@ func TestFollowConfirms(t *testing.T) {
 // TestFollowConfirmsInbound checks that a packet from outside confirms an endpoint of the rule
 // only. The host of the test has no inside neighbour.
 func TestFollowConfirmsInbound(t *testing.T) {
-	for port, want := range map[uint16]model.Reason{2000: model.ReasonNoNeighbour, 2001: model.ReasonNoNeighbour, 2002: model.ReasonNoNeighbour, 2003: model.ReasonNoNeighbour, 2004: model.ReasonNoBinding} {
+	for port, want := range map[uint16]model.Reason{2000: model.ReasonUnresolved, 2001: model.ReasonUnresolved, 2002: model.ReasonUnresolved, 2003: model.ReasonUnresolved, 2004: model.ReasonNoBinding} {
 		f := follows(t, 1, snatRule(2000, 2003))
 		in := udp("10.0.0.9", 4000)
 		in.Frame[22] = 1 // TTL
@@ -124,6 +124,9 @@ func TestFollowClash(t *testing.T) {
 			return f.model.Receive(in)
 		}
 		port := func(o model.Outcome) uint16 {
+			if o.Planned.Gateway.IsValid() {
+				return o.Planned.Tuple.Source.Port()
+			}
 			t, _ := model.TupleOf(o.Out[0].Frame)
 			return t.Source.Port()
 		}

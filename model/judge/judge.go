@@ -308,6 +308,9 @@ func describe(want, got model.Outcome) string {
 	if want.Action != got.Action || want.Reason != got.Reason {
 		out = append(out, fmt.Sprintf("want %s %s, got %s %s", want.Action, want.Reason, got.Action, got.Reason))
 	}
+	if want.Planned != got.Planned {
+		out = append(out, fmt.Sprintf("want the plan %v, got %v", want.Planned, got.Planned))
+	}
 	if len(want.Out) != len(got.Out) {
 		out = append(out, fmt.Sprintf("want %d packets out, got %d", len(want.Out), len(got.Out)))
 	}

@@ -5,8 +5,8 @@
 //   first fragment.
 //   - Packets that must be fragmented, but not by the kernel: packets translated to IPv6, and packets
 //   with a source address of this host.
-//   - Translated packets to a next hop with an unknown hardware address, if the kernel would refuse
-//   their source.
+//   - Packets to translate whose next hop has an unknown hardware address. The kernel would refuse some
+//   sources, and its ICMP errors would quote the translated packet.
 #ifndef SLUICE_HOLD_H
 #define SLUICE_HOLD_H
 
@@ -136,30 +136,33 @@ static __always_inline int fragment4(void *ctx, const struct packet *p, const st
 BOTH_HOOKS(fragment4, !p || !plan ? REASON_INTERNAL : fragment4(ctx, p, plan, xdp), const struct packet *p,
 	   const struct plan *plan)
 
-// Handles a translated packet of len bytes to a next hop with an unknown hardware address. Either
-// the kernel or user space resolves the address and sends the packet.
-static __always_inline int unresolved(void *ctx, const struct packet *p, const struct plan *plan, __u32 len,
-				      const bool xdp)
+// Handles a packet that no rewrite has changed yet, to a next hop with an unknown hardware address.
+// User space waits for the address, then runs the packet through its own program. That program
+// sends the packet, or answers for the next hop if it is still unknown. Without user space the
+// kernel gets the translated packet.
+static __always_inline int unresolved(void *ctx, const struct packet *p, struct plan *plan, const bool xdp)
 {
-	bool unsummed;
+	struct control *c = the_control();
+	struct work *w = the_work();
+	bool v6 = (plan->encap ? plan->gateway_family : plan->family) == FAMILY_6;
 
-	if ((plan->encap ? plan->gateway_family : plan->family) == FAMILY_6 || kernel_accepts(ctx, p, plan))
+	if (!c || !w)
+		return REASON_INTERNAL;
+	if (!hold_fragments && !dry_run) {
+		plan->answer = ANSWER_UNREACHABLE_HOST;
+		return REASON_UNRESOLVED;
+	}
+	if (user_space_gone(c) || (without_neighbours(((struct bpf_fib_lookup *)w->fib)->ifindex) &&
+				   (v6 || kernel_accepts(ctx, p, plan))))
 		return REASON_NO_NEIGHBOUR;
-	unsummed = !(plan->flags & PLAN_ERROR) &&
-		   summed_later(ctx, p, p->l4_off + header_then(p, plan) - header_now(p) + encap_size(plan), xdp);
-	if (unsummed && plan->encap)
-		return REASON_NO_NEIGHBOUR; // user space completes only the checksums of outer segments
-	return hold_frame(ctx, p, HOLD_UNRESOLVED, len, unsummed, xdp) ? REASON_UNRESOLVED : REASON_NO_NEIGHBOUR;
+	if (dry_run)
+		return p->frame_len > HELD_FRAME ? REASON_NO_NEIGHBOUR : REASON_UNRESOLVED;
+	return hold_frame(ctx, p, HOLD_UNRESOLVED, p->frame_len, summed_later(ctx, p, p->l4_off, xdp), xdp) ?
+		       REASON_UNRESOLVED :
+		       REASON_NO_NEIGHBOUR;
 }
 
-__noinline int xdp_unresolved(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
-{
-	return p && plan ? unresolved(ctx, p, plan, bpf_xdp_get_buff_len(ctx), true) : REASON_INTERNAL;
-}
-
-__noinline int tc_unresolved(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
-{
-	return p && plan ? unresolved(ctx, p, plan, ctx->len, false) : REASON_INTERNAL;
-}
+BOTH_HOOKS(unresolved, !p || !plan ? REASON_INTERNAL : unresolved(ctx, p, plan, xdp), const struct packet *p,
+	   struct plan *plan)
 
 #endif

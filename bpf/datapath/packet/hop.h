@@ -373,13 +373,19 @@ static __noinline bool way_back(void *ctx, __u32 ifindex, __be32 from)
 #define USER_SPACE_GONE_NS 10000000000ULL // user space probes neighbours every second
 #define KERNEL_PROBE_SECONDS 5		  // seconds, as the kernel waits before a probe (delay_first_probe_time)
 
+// Reports whether user space has stopped. It writes the time of its last check once a second.
+static __always_inline bool user_space_gone(const struct control *c)
+{
+	return c->watched && bpf_ktime_get_ns() - c->watched >= USER_SPACE_GONE_NS;
+}
+
 // Reports whether the kernel should send the packet, because user space is not running.
 // bpf_fib_lookup uses STALE neighbours without a probe; the kernel probes the neighbours to which
 // it sends. Only packets that refresh a cached next hop qualify.
 static __always_inline bool kernel_probes(void *ctx, const struct control *c, const struct packet *p,
 					  const struct plan *plan)
 {
-	if (!c->watched || bpf_ktime_get_ns() - c->watched < USER_SPACE_GONE_NS || p->now / hz % KERNEL_PROBE_SECONDS)
+	if (!user_space_gone(c) || p->now / hz % KERNEL_PROBE_SECONDS)
 		return false;
 	return !plan->encap && !(plan->flags & PLAN_ERROR) && plan->family == p->family &&
 	       (plan->family == FAMILY_6 || way_back(ctx, p->ifindex, plan->to.saddr.w[0]));

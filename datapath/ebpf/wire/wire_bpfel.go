@@ -893,6 +893,7 @@ const (
 	VarExportNoRule         = "export_no_rule"
 	VarExportOwnKind        = "export_own_kind"
 	VarExportOwnerPair      = "export_owner_pair"
+	VarExportPacketFlag     = "export_packet_flag"
 	VarExportPlanFlag       = "export_plan_flag"
 	VarExportPlanOwner      = "export_plan_owner"
 	VarExportPortClasses    = "export_port_classes"
@@ -1121,6 +1122,7 @@ type VariableSpecs struct {
 	ExportNoRule         *ebpf.VariableSpec `ebpf:"export_no_rule"`
 	ExportOwnKind        *ebpf.VariableSpec `ebpf:"export_own_kind"`
 	ExportOwnerPair      *ebpf.VariableSpec `ebpf:"export_owner_pair"`
+	ExportPacketFlag     *ebpf.VariableSpec `ebpf:"export_packet_flag"`
 	ExportPlanFlag       *ebpf.VariableSpec `ebpf:"export_plan_flag"`
 	ExportPlanOwner      *ebpf.VariableSpec `ebpf:"export_plan_owner"`
 	ExportPortClasses    *ebpf.VariableSpec `ebpf:"export_port_classes"`
@@ -1372,6 +1374,7 @@ type Variables struct {
 	ExportNoRule         *ebpf.Variable `ebpf:"export_no_rule"`
 	ExportOwnKind        *ebpf.Variable `ebpf:"export_own_kind"`
 	ExportOwnerPair      *ebpf.Variable `ebpf:"export_owner_pair"`
+	ExportPacketFlag     *ebpf.Variable `ebpf:"export_packet_flag"`
 	ExportPlanFlag       *ebpf.Variable `ebpf:"export_plan_flag"`
 	ExportPlanOwner      *ebpf.Variable `ebpf:"export_plan_owner"`
 	ExportPortClasses    *ebpf.Variable `ebpf:"export_port_classes"`

@@ -221,6 +221,18 @@ const (
 	OwnBroadcast = 2
 )
 
+// Values of enum packet_flag.
+const (
+	PacketLaterFragment = 1
+	PacketFirstFragment = 2
+	PacketError         = 4
+	PacketDF            = 8
+	PacketExtended      = 16
+	PacketQuery         = 32
+	PacketNoFlow        = 64
+	PacketMore          = 128
+)
+
 // Values of enum plan_flag.
 const (
 	PlanRouted   = 1
