@@ -175,7 +175,7 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
 	q := v.quoted
 	about := *q // an answer to the quoted packet
-	about.src, about.dst, about.ttl, about.quotedAnswer = q.dst, q.src, v.ttl, true
+	about.src, about.dst, about.ttl = q.dst, q.src, v.ttl
 	p, ok := m.stateless(in, &about)
 	if ok && p.reason == ReasonUntranslatable {
 		return drop(ReasonUntranslatable), true

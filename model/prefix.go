@@ -115,13 +115,12 @@ func (m *Model) stateless(in Arrival, v *view) (plan, bool) {
 }
 
 // applies checks the interfaces of a prefix rule, where out is the outside. An outbound packet
-// leaves there, except for a hairpin. An inbound packet arrives there. The route of an ICMP error
-// depends on the error's own destination, not on the quoted packet.
+// leaves there, except for a hairpin. An inbound packet arrives there.
 func (r *rule) applies(m *Model, in Arrival, v *view, other netip.Addr, leaving bool) bool {
 	switch {
 	case leaving && !r.In.Has(in.Interface):
 		return false
-	case leaving && r.Out != "" && !v.quotedAnswer:
+	case leaving && r.Out != "":
 		next, ok := m.host.route(other)
 		return ok && (r.Out.Has(next.Name) && !m.host.Owns(other) || m.translate(other, false) != nil)
 	}

@@ -35,7 +35,6 @@ type view struct {
 	quoted       *view
 	field        int      // ICMP errors with an extension: length of the quoted packet (RFC 4884), else 0
 	cookie       *splice  // state from a valid SYN cookie
-	quotedAnswer bool     // constructed answer to the quoted packet of an error
 	macs         [12]byte // destination and source MAC addresses of the frame
 }
 

@@ -365,6 +365,9 @@ static __always_inline int error_decide(void *ctx, struct packet *p, struct plan
 	if (read_quote(ctx, p, w, xdp)) {
 		if (cross_by_egress)
 			xdp ? xdp_cross_egress(ctx, &w->about) : tc_cross_egress(ctx, &w->about);
+		if (have_prefixes && !egress(ctx, &w->about, plan, false))
+			return REASON_INTERNAL;
+		plan->asked = 0;
 		reason = error_plan(&w->about, plan);
 	}
 	if (unroutable &&

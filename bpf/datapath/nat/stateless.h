@@ -314,8 +314,8 @@ __noinline int crossed_dest(const struct packet *p, union addr *to)
 }
 
 // static and npt66. An outbound packet leaves through the "out" interface of the rule, unless its
-// destination is another outside address of the rules (hairpin). For a fragment or an error, no
-// route lookup has set p->out, and the rule applies on any interface.
+// destination is another outside address of the rules (hairpin). For a later fragment, no route
+// lookup has set p->out, and the rule applies on any interface.
 __noinline int prefix_pair(const struct packet *p, struct plan *plan)
 {
 	struct prefix *volatile by_source, *volatile by_dest; // volatile: see siit_from6
