@@ -155,6 +155,7 @@ func (g *generator) link() (steps, undo []string) {
 		return []string{fmt.Sprintf("ip link set %s0 mtu %d", link, pick(g, []int{1280, 1400, 1492}))}, []string{fmt.Sprintf("ip link set %s0 mtu 1500", link)}
 	}
 	name := fmt.Sprintf("mv%d", g.IntN(3))
-	return []string{fmt.Sprintf("ip link add %s link %s0 address 02:00:00:00:%02x:f%d type macvlan mode bridge", name, link, linkNumber[link], g.IntN(3)), "ip link set " + name + " up"},
+	return []string{fmt.Sprintf("ip link add %s link %s0 address 02:00:00:00:%02x:f%d type macvlan mode bridge", name, link, linkNumber[link], g.IntN(3)),
+			"sysctl net.ipv4.neigh." + name + ".proxy_delay=0", "sysctl net.ipv6.neigh." + name + ".proxy_delay=0", "ip link set " + name + " up"},
 		[]string{"ip link del " + name}
 }

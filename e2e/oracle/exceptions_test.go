@@ -42,133 +42,12 @@ var exceptions = []exception{
 	{"rerouted-flows-end", reroutedEnds},
 	{"own-errors-name-the-gateway", ownErrors},
 	{"no-errors-to-nowhere", errorsToNowhere},
-	{"unresolved-errors", unresolvedErrors},
+	{"no-route-errors", noRouteErrors},
+	{"broadcast-sources", broadcastSources},
 	{"nftables-stateless-errors", statelessErrors},
+	{"nftables-stateless-sources", statelessSources},
 	{"nftables-npt66-errors", prefixErrors},
 	{"nftables-dsr-at-ingress", dsrAtIngress},
-}
-
-// parsed is a line of a frame.
-type parsed struct {
-	link  string
-	p     packet.Packet
-	at    []int // of the IP headers in p: the outer one, and that of a quoted packet
-	error *packet.ICMP
-}
-
-// parse reads a line; false when it is none of a frame.
-func parse(line string) (f parsed, ok bool) {
-	var text string
-	f.link, text, _ = strings.Cut(line, " ")
-	text, _, _ = strings.Cut(text, " WRONG")
-	p, err := packet.Text(text)
-	if err != nil || len(p) < 2 {
-		return f, false
-	}
-	f.p = p
-	for i, l := range p {
-		switch l := l.(type) {
-		case *packet.IPv4, *packet.IPv6:
-			f.at = append(f.at, i)
-		case *packet.ICMP:
-			if l.IsError() && f.error == nil {
-				f.error = l
-			}
-		}
-	}
-	return f, true
-}
-
-// ends are the addresses of the nth IP header.
-func (f parsed) ends(n int) (src, dst netip.Addr) {
-	if n >= len(f.at) {
-		return src, dst
-	}
-	switch ip := f.p[f.at[n]].(type) {
-	case *packet.IPv4:
-		return ip.Src, ip.Dst
-	case *packet.IPv6:
-		return ip.Src, ip.Dst
-	}
-	return src, dst
-}
-
-// without writes a frame without what an exception is about: addresses and ports of the nth IP header, where asked for.
-func (f parsed) without(n int, source, dest bool) string {
-	q, err := packet.Text(f.p.String())
-	if err != nil || n >= len(f.at) {
-		return ""
-	}
-	none4, none6 := netip.IPv4Unspecified(), netip.IPv6Unspecified()
-	last := len(q)
-	if n+1 < len(f.at) {
-		last = f.at[n+1]
-	}
-	for _, l := range q[f.at[n]:last] {
-		switch l := l.(type) {
-		case *packet.IPv4:
-			if source {
-				l.Src = none4
-			}
-			if dest {
-				l.Dst = none4
-			}
-			l.Checksum = packet.Forced{}
-		case *packet.IPv6:
-			if source {
-				l.Src = none6
-			}
-			if dest {
-				l.Dst = none6
-			}
-		case *packet.TCP:
-			blank(&l.SrcPort, &l.DstPort, source, dest)
-			l.Checksum = packet.Forced{}
-		case *packet.UDP:
-			blank(&l.SrcPort, &l.DstPort, source, dest)
-			l.Checksum = packet.Forced{}
-		case *packet.ICMP:
-			if l.IsQuery() {
-				l.Rest &= 0xffff
-			}
-			l.Checksum = packet.Forced{}
-		}
-	}
-	return f.link + " " + q.String()
-}
-
-func blank(sport, dport *uint16, source, dest bool) {
-	if source {
-		*sport = 0
-	}
-	if dest {
-		*dport = 0
-	}
-}
-
-// asksFor is the address that a frame asks for; false when it asks for none.
-func (f parsed) asksFor() (netip.Addr, bool) {
-	if !asks(f.p) {
-		return netip.Addr{}, false
-	}
-	if a, ok := packet.Find[*packet.ARP](f.p); ok {
-		return a.Target, true
-	}
-	d, ok := packet.Find[*packet.Data](f.p)
-	if !ok || len(d.Bytes) < 16 {
-		return netip.Addr{}, false
-	}
-	return netip.AddrFrom16([16]byte(d.Bytes[:16])), true
-}
-
-// filter returns the lines of frames that a condition holds for.
-func filter(lines []string, holds func(string, parsed) bool) (kept []string) {
-	for _, l := range lines {
-		if f, ok := parse(l); ok && holds(l, f) {
-			kept = append(kept, l)
-		}
-	}
-	return kept
 }
 
 // pairs returns the lines of both worlds that are equal when they are written as the two functions do; "" is none.
@@ -251,6 +130,10 @@ func resolutionKept(s *situation) (missing, extra []string) {
 		return either(l, f) || ok && slices.ContainsFunc(recent, func(line string) bool { return strings.Contains(line, "dst="+a.String()+",") })
 	}
 	missing, extra = filter(s.missing, either), filter(s.extra, late)
+	// eBPF asks for the next hop before it checks the size of the packet.
+	if slices.ContainsFunc(s.world.wire.arrived, func(f frame) bool { return tooBig(packet.Parse(f.bytes)) }) {
+		extra = filter(s.extra, func(_ string, f parsed) bool { _, ok := f.asksFor(); return ok })
+	}
 	// An entry that was made stale is resolved at once, and has the right hardware address sooner.
 	m, x := s.pairs(parsed.toAnybody, func(f parsed) string {
 		eth, ok := packet.Find[*packet.Ethernet](f.p)
@@ -260,6 +143,12 @@ func resolutionKept(s *situation) (missing, extra []string) {
 		return f.toAnybody()
 	})
 	return append(missing, m...), append(extra, x...)
+}
+
+// tooBig reports whether a packet is an ICMP error about the size of another one.
+func tooBig(p packet.Packet) bool {
+	i, ok := packet.Find[*packet.ICMP](p)
+	return ok && (i.V6 && i.Type == 2 || !i.V6 && i.Type == 3 && i.Code == 4)
 }
 
 // staleProbed: the eBPF datapath has stale entries of the neighbour table probed that it may use soon.
@@ -376,8 +265,9 @@ func ownUntranslated(s *situation) (missing, extra []string) {
 	return s.pairs(without, without)
 }
 
-// notRemembered: eBPF keeps nothing of a connection that no rule translates. When its route changes to one for which a
-// rule does, its packets are translated, or refused where they cannot open a flow.
+// notRemembered: eBPF has no state of a connection that no rule translates. When its route changes to the "out" of a
+// rule, its packets are translated, or refused where they cannot open a flow. When the route changes back, that flow ends
+// with the next packet.
 func notRemembered(s *situation) (missing, extra []string) {
 	if verb, _, _ := strings.Cut(s.line, " "); !slices.Contains([]string{"reply", "again", "error"}, verb) {
 		return nil, nil
@@ -391,6 +281,7 @@ func notRemembered(s *situation) (missing, extra []string) {
 		c, d := f.ends(0)
 		return f.link == "wan" && a == c && b == d
 	}
+	back := s.rerouted() && len(s.extra) == 0
 	missing, extra = s.pairs(func(f parsed) string {
 		if !untranslated(f) {
 			return ""
@@ -398,9 +289,28 @@ func notRemembered(s *situation) (missing, extra []string) {
 		return f.without(0, true, false)
 	}, func(f parsed) string { return f.without(0, true, false) })
 	if len(s.extra) == 0 {
-		missing = filter(s.missing, func(_ string, f parsed) bool { return untranslated(f) })
+		missing = filter(s.missing, func(_ string, f parsed) bool { return untranslated(f) || back && ofSent(s, f) })
 	}
 	return missing, extra
+}
+
+// ofSent reports whether a frame is the packet of the step, untranslated, or an error about it.
+func ofSent(s *situation, f parsed) bool {
+	if s.world.sent == nil {
+		return false
+	}
+	a, b := parsed{p: s.world.sent, at: []int{1}}.ends(0)
+	c, d := f.ends(len(f.at) - 1)
+	return a == c && b == d
+}
+
+// rerouted reports whether routes have changed since the conversation of the step began.
+func (s *situation) rerouted() bool {
+	script := s.run.script
+	at := max(0, slices.IndexFunc(script, func(line string) bool { return strings.HasPrefix(line, "send "+s.talk()+" ") }))
+	return slices.ContainsFunc(script[at:], func(line string) bool {
+		return strings.HasPrefix(line, "ip ") && (strings.Contains(line, "route ") || strings.Contains(line, "rule ") || strings.Contains(line, "nexthop "))
+	})
 }
 
 // reroutedEnds: a flow of masquerade or snat whose packets are routed by another interface than the rule's ends with the
@@ -473,24 +383,6 @@ func (s *situation) ownError(f parsed) string {
 	return f.anyWay()
 }
 
-// anyWay writes a frame without its source, its hardware addresses and the link. The kernel quotes a packet that is
-// too big with the hop limit that it was to leave with, or arrived with, by what has found out.
-func (f parsed) anyWay() string {
-	f, ok := parse(f.without(0, true, false))
-	if !ok {
-		return ""
-	}
-	if len(f.at) > 1 && f.error != nil && (f.error.V6 && f.error.Type == 2 || !f.error.V6 && f.error.Type == 3 && f.error.Code == 4) {
-		switch ip := f.p[f.at[1]].(type) {
-		case *packet.IPv4:
-			ip.TTL = 0
-		case *packet.IPv6:
-			ip.HopLimit = 0
-		}
-	}
-	return f.p[1:].String()
-}
-
 // talk is the conversation of the step.
 func (s *situation) talk() string {
 	f := strings.Fields(s.line)
@@ -524,100 +416,29 @@ func errorsToNowhere(s *situation) (missing, extra []string) {
 	}), nil
 }
 
-// statelessErrors: nftables has translated a packet of mode stateless when the kernel finds that it cannot be
-// forwarded. The error quotes the translated packet, and one about a server's packet goes to the virtual address.
-func statelessErrors(s *situation) (missing, extra []string) {
-	if !s.has(config.ModeStateless, "") {
-		return nil, nil
+// noRouteErrors: a translated packet without a route goes to the kernel, whose error quotes it as translated and has the
+// translated source as its destination.
+func noRouteErrors(s *situation) (missing, extra []string) {
+	const noRoute = 0
+	unreachable := func(_ string, f parsed) bool {
+		return f.error != nil && f.error.Type == map[bool]uint8{true: 1, false: 3}[f.error.V6] && f.error.Code == noRoute
 	}
-	missing, extra = s.pairs(quotingAnything, quotingAnything)
-	rest := &situation{run: s.run, line: s.line, world: s.world, missing: subtract(s.missing, missing), extra: subtract(s.extra, extra)}
-	toService := filter(rest.missing, func(_ string, f parsed) bool {
-		_, dst := f.ends(0)
-		return f.error != nil && (netip.MustParsePrefix("192.0.2.0/24").Contains(dst) || netip.MustParsePrefix("2001:db8:a::/64").Contains(dst))
-	})
-	if len(toService) == 0 {
-		return missing, extra
-	}
-	toServer := filter(rest.extra, func(_ string, f parsed) bool { src, _ := f.ends(0); return f.error != nil && ownAddress(src) })
-	return append(missing, toService...), append(extra, toServer...)
-}
-
-// quotingAnything writes an ICMP error without the addresses and ports that it quotes.
-func quotingAnything(f parsed) string {
-	if f.error == nil {
-		return ""
-	}
-	return f.without(1, true, true)
-}
-
-// prefixErrors: nftables does not translate what an ICMPv6 error about a packet of npt66 quotes.
-func prefixErrors(s *situation) (missing, extra []string) {
-	if !s.has("", config.NATNPT66) {
-		return nil, nil
-	}
-	anything := func(f parsed) string {
-		if f.error == nil || !f.error.V6 {
-			return ""
-		}
-		f, _ = parse(f.without(1, true, true))
-		return f.without(0, true, false)
-	}
-	return s.pairs(anything, anything)
-}
-
-// dsrAtIngress: nftables forwards packets of mode dsr at the ingress hook, where neither their length nor their TTL
-// is answered for.
-func dsrAtIngress(s *situation) (missing, extra []string) {
-	to := func(a netip.Addr) bool {
-		return a == netip.MustParseAddr("192.0.2.13") || a == netip.MustParseAddr("2001:db8:a::13")
-	}
-	sent := parsed{p: s.world.sent, at: []int{1}}
-	direct := func(_ string, f parsed) bool {
-		if _, ok := f.asksFor(); ok && len(sent.p) > 1 {
-			_, dst := sent.ends(0)
-			return to(dst)
-		}
-		for n := range f.at {
-			_, dst := f.ends(n)
-			if to(dst) {
-				return true
-			}
-		}
-		return false
-	}
-	return filter(s.missing, direct), filter(s.extra, direct)
-}
-
-// unresolvedErrors: a translated packet whose next hop does not answer, or to whose destination there is no route, is
-// told of by the kernel, which quotes it as it was translated; or it is dropped by the daemon, which tells the sender
-// nothing.
-func unresolvedErrors(s *situation) (missing, extra []string) {
-	unresolved := func(_ string, f parsed) bool {
-		src, _ := f.ends(0)
-		_, asked := f.ends(1)
-		translated := netip.MustParsePrefix("2001:db8:77::/64").Contains(src) // nftables has taken it for an inside host's
-		if f.error == nil || src != asked && !ownAddress(src) && !translated || f.error.Type != map[bool]uint8{true: 1, false: 3}[f.error.V6] {
-			return false
-		}
-		const noRoute = 0
-		return f.error.Code == noRoute || f.error.Code == map[bool]uint8{true: 3, false: 1}[f.error.V6]
-	}
-	missing, extra = filter(s.missing, unresolved), filter(s.extra, unresolved)
+	missing, extra = filter(s.missing, unreachable), filter(s.extra, unreachable)
 	if len(missing) > 0 {
-		extra = append(extra, filter(s.extra, func(_ string, f parsed) bool { _, ok := f.asksFor(); return ok })...)
+		extra = append(extra, filter(s.extra, func(_ string, f parsed) bool { a, ok := f.asksFor(); return ok && pooled[a] })...)
 	}
 	return missing, extra
 }
 
-// toAnybody writes a frame without the hardware address of its destination.
-func (f parsed) toAnybody() string {
-	q, err := packet.Text(f.p.String())
-	if err != nil {
-		return ""
+// broadcastSources: the kernel refuses IPv4 packets from the broadcast address of a network if rp_filter is set, or once
+// a rule was added by "ip rule"; eBPF if rp_filter is set.
+func broadcastSources(s *situation) (missing, extra []string) {
+	ip, ok := packet.Find[*packet.IPv4](s.world.sent)
+	if !ok || !slices.Contains(broadcasts, ip.Src) || len(s.missing) > 0 {
+		return nil, nil
 	}
-	if eth, ok := packet.Find[*packet.Ethernet](q); ok {
-		eth.Dst = packet.MAC{}
-	}
-	return f.link + " " + q.String()
+	return nil, s.extra
 }
+
+// broadcasts are the broadcast addresses of the networks of the links.
+var broadcasts = addrs("203.0.113.255", "10.0.2.255", "10.0.3.255")

@@ -89,8 +89,8 @@ func (r *run) step(line string) (*difference, error) {
 	return r.compare(line, said)
 }
 
-// patience is how long a world may take to do what another has done already.
-var patience = 2500 * time.Millisecond
+// patience is how long a world may take to do what another has done already. The daemon may be loading its programs.
+var patience = 6 * time.Second
 
 // compare waits until all worlds have the same outcome.
 func (r *run) compare(line string, said [][]string) (*difference, error) {
@@ -117,7 +117,7 @@ func (r *run) compare(line string, said [][]string) (*difference, error) {
 				found = &difference{script: r.script, world: w.name, missing: missing, extra: extra}
 			}
 		}
-		if found == nil && round >= 1 {
+		if found == nil && round >= 1 && !r.outstanding(outcomes) {
 			if len(excepted) > 0 {
 				r.end(line)
 			}
@@ -134,6 +134,19 @@ func (r *run) compare(line string, said [][]string) (*difference, error) {
 			w.wire.await(200 * time.Microsecond)
 		}
 	}
+}
+
+// resolutionTime exceeds the time that the kernel and the daemon take for a silent next hop (see settings).
+const resolutionTime = 400 * time.Millisecond
+
+// outstanding reports whether a packet that no world has sent on may wait for its next hop.
+func (r *run) outstanding(outcomes []outcome) bool {
+	for i, w := range r.worlds {
+		if len(outcomes[i].lines) > 0 || w.sent == nil {
+			return false
+		}
+	}
+	return slices.ContainsFunc(r.worlds, func(w *world) bool { return time.Since(w.wire.unanswered) < resolutionTime })
 }
 
 // end ends the conversation of a step: the worlds are no longer equal in it.

@@ -24,6 +24,8 @@ type wire struct {
 	silent  map[station]bool       // hosts that answer nothing
 	moved   map[station]packet.MAC // hosts with another hardware address
 	arrived []frame                // not compared yet
+
+	unanswered time.Time // of the last question for an address that no host has
 }
 
 // station is one address on a link.
@@ -128,6 +130,8 @@ func (w *wire) drain() error {
 			if err := w.send(f.link, answer); err != nil {
 				return err
 			}
+		} else if asks(packet.Parse(f.bytes)) {
+			w.unanswered = time.Now()
 		}
 	}
 }

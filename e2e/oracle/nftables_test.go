@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oracle
+
+import (
+	"net/netip"
+	"strings"
+
+	"github.com/sluice-lb/sluice/config"
+)
+
+// statelessErrors: nftables has translated a packet of mode stateless when the kernel finds that it cannot be
+// forwarded. The error quotes the translated packet, and one about a server's packet goes to the virtual address.
+func statelessErrors(s *situation) (missing, extra []string) {
+	if !s.has(config.ModeStateless, "") {
+		return nil, nil
+	}
+	missing, extra = s.pairs(quotingAnything, quotingAnything)
+	rest := &situation{run: s.run, line: s.line, world: s.world, missing: subtract(s.missing, missing), extra: subtract(s.extra, extra)}
+	toService := filter(rest.missing, func(_ string, f parsed) bool {
+		_, dst := f.ends(0)
+		return f.error != nil && (netip.MustParsePrefix("192.0.2.0/24").Contains(dst) || netip.MustParsePrefix("2001:db8:a::/64").Contains(dst))
+	})
+	if len(toService) == 0 {
+		return missing, extra
+	}
+	toServer := filter(rest.extra, func(_ string, f parsed) bool { src, _ := f.ends(0); return f.error != nil && ownAddress(src) })
+	return append(missing, toService...), append(extra, toServer...)
+}
+
+// quotingAnything writes an ICMP error without the addresses and ports that it quotes.
+func quotingAnything(f parsed) string {
+	if f.error == nil {
+		return ""
+	}
+	return f.without(1, true, true)
+}
+
+// prefixErrors: nftables does not translate what an ICMPv6 error about a packet of npt66 quotes.
+func prefixErrors(s *situation) (missing, extra []string) {
+	if !s.has("", config.NATNPT66) {
+		return nil, nil
+	}
+	anything := func(f parsed) string {
+		if f.error == nil || !f.error.V6 {
+			return ""
+		}
+		return f.without(1, true, true)
+	}
+	return s.pairs(anything, anything)
+}
+
+// dsrAtIngress: nftables forwards packets of mode dsr at the ingress hook, where neither their length nor their TTL
+// is answered for.
+func dsrAtIngress(s *situation) (missing, extra []string) {
+	to := func(a netip.Addr) bool {
+		return a == netip.MustParseAddr("192.0.2.13") || a == netip.MustParseAddr("2001:db8:a::13")
+	}
+	sent := parsed{p: s.world.sent, at: []int{1}}
+	direct := func(_ string, f parsed) bool {
+		if _, ok := f.asksFor(); ok && len(sent.p) > 1 {
+			_, dst := sent.ends(0)
+			return to(dst)
+		}
+		for n := range f.at {
+			_, dst := f.ends(n)
+			if to(dst) {
+				return true
+			}
+		}
+		return false
+	}
+	return filter(s.missing, direct), filter(s.extra, direct)
+}
+
+// statelessSources: nftables translates answers to a stateless service before the kernel checks their source, which
+// rp_filter then refuses.
+func statelessSources(s *situation) (missing, extra []string) {
+	checked := false
+	for key, value := range s.run.settings {
+		checked = checked || strings.HasSuffix(key, "rp_filter") && value != "0"
+	}
+	if !checked || !s.has(config.ModeStateless, "") || len(s.missing) > 0 {
+		return nil, nil
+	}
+	return nil, filter(s.extra, func(_ string, f parsed) bool {
+		src, _ := f.ends(0)
+		return netip.MustParsePrefix("192.0.2.0/24").Contains(src)
+	})
+}
