@@ -14,7 +14,10 @@ import (
 	"github.com/sluice-lb/sluice/load"
 )
 
-const dropLimit = "limit: XDP drops at once"
+const (
+	dropLimit = "limit: XDP drops at once"
+	denyByXDP = "sluice ebpf (xdp)"
+)
 
 func dropSuite() Suite {
 	return Suite{
@@ -45,13 +48,17 @@ func dropSuite() Suite {
 			dropRow("nft prerouting", "a set of addresses in a prerouting chain, priority raw", nil, nftDeny("ip", "type filter hook prerouting priority raw;")),
 			dropRow("nft ingress", "a set of addresses on the netdev ingress hook", nil, nftDeny("netdev", `type filter hook ingress device "wan0" priority 0;`)),
 			dropRow("sluice nftables", "a drop rule with a set", nil, sluiceDeny("nftables", "")),
-			absentRow(dropRow("sluice ebpf (xdp)", "a drop rule with a set, by xdp", nil, sluiceDeny("ebpf", "xdp")), "ebpf"),
+			absentRow(dropRow(denyByXDP, "a drop rule with a set, by xdp", nil, sluiceDeny("ebpf", "xdp")), "ebpf"),
 			absentRow(dropRow("sluice ebpf (tc)", "a drop rule with a set, by tc", nil, sluiceDeny("ebpf", "tc")), "ebpf"),
 		},
-		Comparisons: []Comparison{{
-			What: "nft ingress / nft prerouting", Row: "nft ingress", Against: "nft prerouting",
-			Published: 45.7, PublishedAgainst: 38.9, Source: "nftlb's published benchmark, million packets/s over all CPUs",
-		}},
+		Comparisons: []Comparison{
+			{
+				What: "nft ingress / nft prerouting", Row: "nft ingress", Against: "nft prerouting",
+				Published: 45.7, PublishedAgainst: 38.9, Source: "nftlb's published benchmark, million packets/s over all CPUs",
+			},
+			{What: "by XDP / XDP drops at once, 1 address", Row: denyByXDP, Against: dropLimit, Point: "1 address", Published: 0.75, Source: goal},
+			{What: "by XDP / nft prerouting, 1,000,000 addresses", Row: denyByXDP, Against: "nft prerouting", Point: "1,000,000 addresses", Published: 2, Source: goal},
+		},
 		NotShown: []string{
 			"Whole machines: the published figures are those of many CPUs and a network card, so only their ratio can be set beside ours.",
 			"A million scattered addresses in Sluice's nftables datapath: these follow one another, and it keeps them as a few ranges, where all other rows keep each address.",

@@ -80,6 +80,12 @@ func fnat64Suite() Suite {
 			What: "FNAT64 / FNAT44 by XDP, " + point, Row: "sluice ebpf FNAT64 (xdp)", Against: "sluice ebpf FNAT44 (xdp)", Point: point, Metric: metric,
 			Published: 0.95, Source: goal,
 		})
+		if point != connectionsPoint {
+			s.Comparisons = append(s.Comparisons, Comparison{
+				What: "FNAT64 by XDP / its limit, " + point, Row: "sluice ebpf FNAT64 (xdp)", Against: crossRow, Point: point, Metric: metric,
+				Published: 0.98, Source: goal,
+			})
+		}
 	}
 	return s
 }

@@ -39,6 +39,7 @@ func packetsSuite() Suite {
 			peerRow("iptables DNAT", "one rule in nat PREROUTING", iptablesDNAT, vip4),
 			peerRow("iptables SNAT", "one SNAT rule in nat POSTROUTING, four addresses", iptablesSNAT, outside),
 			peerRow("nft DNAT", "a map lookup in a nat prerouting chain", nftDNAT, vip4),
+			peerRow(nftSameEffect, "the same, and rules with the effects of Sluice's: packets of no connection that would keep the server's or the virtual address are dropped, packets to other ports of the virtual address refused, and flows get a timeout policy", nftWhole, vip4),
 			peerRow("nft masquerade", "masquerade in a nat postrouting chain, one address", nftMasquerade, outside),
 			peerRow("nft stateless", "addresses rewritten on the netdev ingress hook", nftStateless, vip4),
 			peerRow("nft DSR", "MAC rewritten and forwarded on the netdev ingress hook", nftDSR, vip4),
@@ -51,6 +52,13 @@ func packetsSuite() Suite {
 	s.Rows = append(s.Rows, datapathPacketRows()...)
 	for i := range s.Rows {
 		s.Rows[i].Absent = fewAtMillion(s.Rows[i])
+	}
+	for _, point := range []string{"1 flow", "50,000 flows"} {
+		for _, against := range []string{"nft DNAT", nftSameEffect} {
+			s.Comparisons = append(s.Comparisons, Comparison{
+				What: "nftables dnat / " + against + ", " + point, Row: "sluice nftables dnat", Against: against, Point: point, Published: 0.98, Source: goal,
+			})
+		}
 	}
 	const katran = "Katran's own packet benchmark, ns more than an XDP program that sends the packet back"
 	for _, c := range []struct {
@@ -233,6 +241,22 @@ func nftRules(rules string) setup {
 var nftDNAT = nftRules(fmt.Sprintf(`table ip peer {
 	map services { typeof ip daddr . meta l4proto . th dport : ip daddr . th dport; elements = { %s . udp . 53 : %s . 53 } }
 	chain prerouting { type nat hook prerouting priority dstnat; dnat to ip daddr . meta l4proto . th dport map @services; }
+}`, vip4, server4))
+
+// nftSameEffect is the smallest rule set by hand with the same effects as Sluice's in mode dnat.
+const nftSameEffect = "nft DNAT, same effects"
+
+var nftWhole = nftRules(fmt.Sprintf(`table ip peer {
+	ct timeout patience { protocol udp; l3proto ip; policy = { unreplied : 300, replied : 300 }; }
+	map services { typeof ip daddr . meta l4proto . th dport : ip daddr . th dport; elements = { %[1]s . udp . 53 : %[2]s . 53 } }
+	chain prerouting { type nat hook prerouting priority dstnat;
+		ip daddr %[1]s udp dport 53 ct timeout set "patience" dnat to ip daddr . meta l4proto . th dport map @services; }
+	chain strays { type filter hook prerouting priority -90;
+		ct state established,related accept
+		ct state invalid ip daddr %[1]s udp dport 53 drop
+		ct state invalid ip saddr %[2]s udp sport 53 drop
+		ct state invalid meta l4proto icmp drop
+		ip daddr %[1]s reject; }
 }`, vip4, server4))
 
 var nftMasquerade = nftRules(`table ip peer {
