@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -42,14 +43,14 @@ func clusterTopology() lab.Topology {
 		t.Links = append(t.Links,
 			lab.LinkSpec{A: lab.End{Node: n, Iface: "wan0", Addresses: []string{fmt.Sprintf("10.9.%d.2/24", i), fmt.Sprintf("fd00:9:%d::2/64", i)}},
 				B: lab.End{Node: "router", Iface: n, Addresses: []string{fmt.Sprintf("10.9.%d.1/24", i), fmt.Sprintf("fd00:9:%d::1/64", i)}}},
-			lab.LinkSpec{A: lab.End{Node: n, Iface: "lan0", Addresses: []string{fmt.Sprintf("10.0.2.%d/24", 10+i)}}, B: lab.End{Node: "lan", Iface: n}})
+			lab.LinkSpec{A: lab.End{Node: n, Iface: "lan0", Addresses: []string{fmt.Sprintf("10.0.2.%d/24", 10+i), fmt.Sprintf("fd00:2::%d/64", 10+i)}}, B: lab.End{Node: "lan", Iface: n}})
 	}
 	for i := 1; i <= 2; i++ {
 		s := fmt.Sprintf("s%d", i)
 		t.Nodes = append(t.Nodes, lab.NodeSpec{Name: s, Addresses: []string{"192.0.2.30/32"},
 			Routes:  []lab.Route{{To: "default", Via: "10.0.2.11"}, {To: "default", Via: "10.0.2.254", From: "192.0.2.30"}},
 			Sysctls: map[string]string{"net.ipv4.conf.all.arp_ignore": "1", "net.ipv4.conf.all.arp_announce": "2"}})
-		t.Links = append(t.Links, lab.LinkSpec{A: lab.End{Node: s, Iface: "eth0", Addresses: []string{fmt.Sprintf("10.0.2.%d/24", 1+i)}}, B: lab.End{Node: "lan", Iface: s}})
+		t.Links = append(t.Links, lab.LinkSpec{A: lab.End{Node: s, Iface: "eth0", Addresses: []string{fmt.Sprintf("10.0.2.%d/24", 1+i), fmt.Sprintf("fd00:2::%d/64", 1+i)}}, B: lab.End{Node: "lan", Iface: s}})
 	}
 	return t
 }
@@ -57,13 +58,18 @@ func clusterTopology() lab.Topology {
 // quickSession makes BIRD connect again at once after an error, instead of after a minute.
 const quickSession = "bfd on; error wait time 1, 2; connect delay time 1; connect retry time 2;"
 
-// clusterRouter is the configuration of BIRD on the router. It spreads packets over all announced next hops.
+// clusterRouter is the configuration of BIRD on the router. It spreads packets over all announced next hops. BFD has
+// long times, because a busy machine must not end a session.
 const clusterRouter = `
 router id 10.9.0.1;
 protocol device { }
-protocol bfd { interface "n*" { interval 100 ms; multiplier 5; }; }
+protocol bfd { interface "n*" { interval 500 ms; multiplier 20; }; }
 protocol kernel { merge paths on; ipv4 { import none; export where source = RTS_BGP; }; }
 template bgp announcer { local as 65000; ` + quickSession + ` ipv4 { import all; export none; }; }
+template bgp announcer6 { local as 65000; ` + quickSession + ` ipv6 { import all; export none; }; }
+protocol bgp v6n1 from announcer6 { neighbor fd00:9:1::2 as 65010; }
+protocol bgp v6n2 from announcer6 { neighbor fd00:9:2::2 as 65010; }
+protocol bgp v6n3 from announcer6 { neighbor fd00:9:3::2 as 65010; }
 protocol bgp n1 from announcer { neighbor 10.9.1.2 as 65010; }
 protocol bgp n2 from announcer { neighbor 10.9.2.2 as 65010; }
 protocol bgp n3 from announcer { neighbor 10.9.3.2 as 65010; }
@@ -114,14 +120,15 @@ func (b *bird) ask(command string) string {
 	return string(out)
 }
 
-var importUpdates = regexp.MustCompile(`Import (updates|withdraws): +(\d+)`)
+// importUpdates matches the time at which a session was established, and its counters.
+var importUpdates = regexp.MustCompile(`(?:Import (updates|withdraws): +(\d+)|BGP +--- +(up) +([\d:.]+) )`)
 
-// updates returns the numbers of received updates and withdrawals of each gateway.
+// updates returns the numbers of received updates and withdrawals of each gateway, and the beginning of its session.
 func (b *bird) updates() (list string) {
 	b.t.Helper()
 	for _, n := range []string{"n1", "n2", "n3"} {
 		for _, m := range importUpdates.FindAllStringSubmatch(b.ask("show protocols all "+n), -1) {
-			list += fmt.Sprintf("%s %s %s; ", n, m[1], m[2])
+			list += fmt.Sprintf("%s %s; ", n, strings.Join(m[1:], " "))
 		}
 	}
 	return list
@@ -163,7 +170,7 @@ func (n *numbered) send(c net.PacketConn, to net.Addr) {
 		select {
 		case <-n.end:
 			return
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(50 * time.Millisecond):
 			n.sent.Add(1)
 			if _, err := c.WriteTo([]byte("?"), to); err != nil {
 				return
@@ -232,7 +239,7 @@ type cluster struct {
 func newCluster(t *testing.T) *cluster {
 	labtest.Require(t, labtest.Root, labtest.Tool("bird"), labtest.Tool("birdc"))
 	c := &cluster{t: t, lab: labtest.New(t, clusterTopology())}
-	serveWeb(t, c.lab, "s1 s1 10.0.2.2:8080", "s2 s2 10.0.2.3:8080")
+	serveWeb(t, c.lab, "s1 s1 10.0.2.2:8080 [fd00:2::2]:8080", "s2 s2 10.0.2.3:8080 [fd00:2::3]:8080")
 	serveDatagrams(t, c.lab, "s1 s1 192.0.2.30:53", "s2 s2 192.0.2.30:53", "s1 s1 10.0.2.2:123", "s2 s2 10.0.2.3:123")
 	c.router = startBird(t, c.lab.Node("router"), clusterRouter)
 	speaker, err := os.ReadFile("../examples/bird.conf")
@@ -240,13 +247,33 @@ func newCluster(t *testing.T) *cluster {
 		t.Fatal(err)
 	}
 	for i, n := range []string{"n1", "n2", "n3"} {
-		own := strings.NewReplacer("10.9.1.", fmt.Sprintf("10.9.%d.", i+1), "fd00:9:1:", fmt.Sprintf("fd00:9:%d:", i+1), "multiplier 3", "multiplier 5", "bfd on;", quickSession)
+		own := strings.NewReplacer("10.9.1.", fmt.Sprintf("10.9.%d.", i+1), "fd00:9:1:", fmt.Sprintf("fd00:9:%d:", i+1), "interval 100 ms; multiplier 3", "interval 500 ms; multiplier 20", "bfd on;", quickSession)
 		startBird(t, c.lab.Node(n), own.Replace(string(speaker)))
 		c.gateways = append(c.gateways, start(t, c.lab.Node(n), example(t, "cluster.yaml")))
 	}
 	c.hops("192.0.2.30", "n1 n2 n3")
 	c.hops("192.0.2.10", "n1 n2 n3")
+	c.learns("v6n1 v6n2 v6n3")
 	return c
+}
+
+var learned = regexp.MustCompile(`\[(v6n\d) `)
+
+// learns waits until the router has learned 2001:db8::30 in these sessions.
+func (c *cluster) learns(want string) {
+	c.t.Helper()
+	labtest.Eventually(c.t, patience, "sessions with 2001:db8::30", func() error {
+		text := c.router.ask("show route 2001:db8::30/128")
+		var list []string
+		for _, m := range learned.FindAllStringSubmatch(text, -1) {
+			list = append(list, m[1])
+		}
+		slices.Sort(list)
+		if got := strings.Join(list, " "); got != want {
+			return fmt.Errorf("%q, want %q:\n%s%s", got, want, text, c.router.ask("show protocols"))
+		}
+		return nil
+	})
 }
 
 var hop = regexp.MustCompile(`via 10\.9\.(\d)\.2`)
@@ -275,10 +302,10 @@ func TestClusterSurvivesCrashes(t *testing.T) {
 		t.Errorf("a speaker exports the table:\n%s", got)
 	}
 	updates := c.router.updates()
-	if strings.Count(updates, "updates") != 3 {
+	if strings.Count(updates, "updates") != 3 || strings.Count(updates, " up ") != 3 {
 		t.Fatalf("counters of BIRD: %q", updates)
 	}
-	dsr, stateless := sendNumbered(t, c.lab.Node("client"), "192.0.2.30:53", 30), sendNumbered(t, c.lab.Node("client"), "192.0.2.10:123", 30)
+	dsr, stateless := sendNumbered(t, c.lab.Node("client"), "192.0.2.30:53", 20), sendNumbered(t, c.lab.Node("client"), "192.0.2.10:123", 20)
 	dsr.progress()
 	stateless.progress()
 	for _, d := range c.gateways {
@@ -310,17 +337,18 @@ func TestClusterSurvivesCrashes(t *testing.T) {
 // server.
 func TestClusterWithdraws(t *testing.T) {
 	c := newCluster(t)
-	flows := sendNumbered(t, c.lab.Node("client"), "192.0.2.30:53", 30)
+	flows := sendNumbered(t, c.lab.Node("client"), "192.0.2.30:53", 20)
 	flows.progress()
 	output(t, c.gateways[0], "drain --deadline 1h")
 	c.hops("192.0.2.30", "n2 n3")
+	c.learns("v6n2 v6n3")
 	flows.progress()
 	output(t, c.gateways[0], "drain --cancel")
 	c.hops("192.0.2.30", "n1 n2 n3")
 	flows.progress()
 	t.Logf("a gateway drains: %d of %d datagrams are lost", flows.finish(), flows.sent.Load())
 
-	flows = sendNumbered(t, c.lab.Node("client"), "192.0.2.30:53", 30)
+	flows = sendNumbered(t, c.lab.Node("client"), "192.0.2.30:53", 20)
 	flows.progress()
 	ip(t, c.lab.Node("n2"), "link set lan0 down") // the session with the router stays
 	c.hops("192.0.2.30", "n1 n3")

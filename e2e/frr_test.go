@@ -32,7 +32,7 @@ func TestFRR(t *testing.T) {
 		t.Fatal(err)
 	}
 	n1 := c.lab.Node("n1")
-	startFRR(t, n1, string(config))
+	startFRR(t, n1, strings.Replace(string(config), "bfd 5 100 100", "bfd 20 500 500", 1))
 	d := start(t, n1, strings.Replace(example(t, "cluster.yaml"), "announce: {}", "announce: {table: 100}", 1))
 	c.hops("192.0.2.30", "n1")
 	if got := c.router.ask("show route all for 192.0.2.30"); !strings.Contains(got, "BGP.med: 10\n") {
