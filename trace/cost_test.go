@@ -3,8 +3,10 @@
 package trace_test
 
 import (
+	"context"
 	"errors"
 	"net"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -53,6 +55,46 @@ func BenchmarkDrops(b *testing.B) {
 			b.ReportMetric(float64(total.Nanoseconds())/float64(max(runs, 1)), "ns/drop")
 		})
 	}
+}
+
+// BenchmarkPackets measures what the observer of packets costs inside the kernel, for packets that a gateway forwards
+// and masquerades. Each passes two programs: 200 ns are 8 % of a core at 200,000 packets/s.
+func BenchmarkPackets(b *testing.B) {
+	labtest.Require(b, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Tool("nft"))
+	l := labtest.New(b, faults.Topology("packetcost"))
+	rules := `table ip nat { chain post { type nat hook postrouting priority srcnat; oifname "lan0" masquerade; }; }`
+	if out, err := l.Node("gateway").Command(b.Context(), "nft", rules).CombinedOutput(); err != nil {
+		b.Fatalf("nft: %v: %s", err, out)
+	}
+	sink, err := l.Node("server").ListenPacket(faults.Server + ":9")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer sink.Close()
+	ns, err := netdev.NamespaceAt(l.Node("gateway").Path())
+	if err != nil {
+		b.Fatal(err)
+	}
+	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer stats.Close()
+	observer, err := trace.OpenPackets(ns.Inode)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer observer.Close()
+	reading, stop := context.WithCancel(b.Context())
+	var reader sync.WaitGroup
+	reader.Go(func() { _ = observer.Read(reading, func(*trace.Packet) {}) })
+	if err := l.Node("client").Do(func() error { return flood(b.N) }); err != nil {
+		b.Fatal(err)
+	}
+	runs, total := observer.Cost()
+	stop()
+	reader.Wait()
+	b.ReportMetric(float64(total.Nanoseconds())/float64(max(runs, 1)), "ns/event")
 }
 
 // flood sends n UDP packets towards the server.

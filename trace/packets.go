@@ -190,6 +190,17 @@ const (
 	ipsConfirmed = 1 << 3
 )
 
+// Cost returns how often the programs have run and how long in all; both are zero unless sysctl
+// kernel.bpf_stats_enabled or EnableStats is on.
+func (p *Packets) Cost() (runs uint64, total time.Duration) {
+	for _, program := range p.programs() {
+		if stats, err := program.Stats(); err == nil {
+			runs, total = runs+stats.RunCount, total+stats.Runtime
+		}
+	}
+	return runs, total
+}
+
 // Lost returns what was not observed since the programs were attached.
 func (p *Packets) Lost() PacketLoss {
 	count := func(which observePacketCounter) (n uint64) {
