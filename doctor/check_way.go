@@ -369,7 +369,7 @@ func checkTun(_ context.Context, c *Case) Finding {
 
 func checkCarrier(_ context.Context, c *Case) Finding {
 	for _, l := range c.NS.After.Links {
-		if l.Loopback || !l.Up || l.Carrier || l.Kind == "dummy" {
+		if l.Loopback || !l.Up || l.Carrier || l.Kind == "dummy" || c.waiting(l.Index) {
 			continue
 		}
 		n := 0
@@ -400,6 +400,13 @@ func checkCarrier(_ context.Context, c *Case) Finding {
 		return f
 	}
 	return ok("no route in use leads to a link without carrier")
+}
+
+// waiting reports whether spanning tree holds back a port of a bridge, which then has no carrier.
+func (c *Case) waiting(bridge int) bool {
+	return slices.ContainsFunc(c.NS.After.Links, func(l observe.Link) bool {
+		return bridge != 0 && l.Master == bridge && (l.STP == observe.STPListening || l.STP == observe.STPLearning)
+	})
 }
 
 // fewLost is below how many packets nothing is concluded.

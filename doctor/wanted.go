@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/doctor/observe"
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -35,6 +36,15 @@ func (c *Case) wanted(g trace.DropGroup) trace.DropGroup {
 		shown = kept[:1]
 	}
 	g.Sampled, g.Samples = kept, shown
+	blamed := map[string]bool{}
+	for _, s := range kept {
+		for _, id := range s.Blamed {
+			blamed[id] = true
+		}
+	}
+	if len(blamed) > 0 {
+		g.Rules = slices.DeleteFunc(slices.Clone(g.Rules), func(r firewall.Rule) bool { return !blamed[r.ID()] })
+	}
 	return g
 }
 

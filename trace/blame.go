@@ -4,9 +4,11 @@ package trace
 
 import (
 	"context"
+	"net/netip"
 	"slices"
 
 	"github.com/sluice-lb/sluice/firewall"
+	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/netdev"
 )
 
@@ -27,11 +29,7 @@ func blame(before, after []firewall.Rule, hooks map[Hook]bool, samples []*DropSa
 	for _, r := range before {
 		old[r.ID()] = r.Packets
 	}
-	packets := make([]*firewall.Packet, len(samples))
-	for i, s := range samples {
-		packets[i] = s.asRulesSee()
-	}
-	var moved, candidates []firewall.Rule
+	var moved, visible []firewall.Rule
 	for _, r := range after {
 		if r.Counted {
 			if r.Packets -= min(old[r.ID()], r.Packets); r.Packets == 0 {
@@ -39,18 +37,68 @@ func blame(before, after []firewall.Rule, hooks map[Hook]bool, samples []*DropSa
 			}
 			if before != nil {
 				moved = append(moved, r)
-				continue
 			}
 		}
-		if !hookFits(r.Hook, hooks) || len(packets) > 0 && !slices.ContainsFunc(packets, r.Fits) {
-			continue
+		visible = append(visible, r)
+	}
+	fitting := map[string]bool{}
+	for _, s := range distinct(samples) {
+		p, of := s.asRulesSee(), hooks
+		if s.Hook != HookNone {
+			of = map[Hook]bool{s.Hook: true}
 		}
-		candidates = append(candidates, r)
+		for _, r := range ofSample(visible, of, p) {
+			s.Blamed = append(s.Blamed, r.ID())
+			fitting[r.ID()] = true
+		}
 	}
-	if exact := slices.DeleteFunc(slices.Clone(candidates), func(r firewall.Rule) bool { return r.Policy() }); len(exact) > 0 {
-		candidates = exact
+	candidates := slices.DeleteFunc(visible, func(r firewall.Rule) bool {
+		return slices.ContainsFunc(moved, func(m firewall.Rule) bool { return m.ID() == r.ID() }) || len(samples) > 0 && !fitting[r.ID()] || len(samples) == 0 && !hookFits(r.Hook, hooks)
+	})
+	return append(moved, exact(candidates, len(samples) == 0)...)
+}
+
+// ofSample returns the rules that may have dropped a packet. A chain's policy applies only where no rule matches.
+func ofSample(rules []firewall.Rule, hooks map[Hook]bool, p *firewall.Packet) (fitting []firewall.Rule) {
+	for _, r := range rules {
+		if hookFits(r.Hook, hooks) && r.Fits(p) {
+			fitting = append(fitting, r)
+		}
 	}
-	return append(moved, candidates...)
+	return exact(fitting, true)
+}
+
+// exact leaves out policies where a rule is a candidate, too.
+func exact(candidates []firewall.Rule, apply bool) []firewall.Rule {
+	rules := slices.DeleteFunc(slices.Clone(candidates), func(r firewall.Rule) bool { return r.Policy() })
+	if !apply || len(rules) == 0 {
+		return candidates
+	}
+	return rules
+}
+
+// mostBlamed bounds the samples of a group that rules are evaluated for.
+const mostBlamed = 64
+
+// distinct returns samples of different packets.
+func distinct(samples []*DropSample) (list []*DropSample) {
+	type shape struct {
+		tuple flow.Tuple
+		hook  Hook
+		in    string
+	}
+	seen := map[shape]bool{}
+	for _, s := range samples {
+		id := shape{s.Packet, s.Hook, s.Interface}
+		if id.tuple.IsValid() { // the client's port changes with each connection
+			id.tuple.Source = netip.AddrPortFrom(id.tuple.Source.Addr(), 0)
+		}
+		if !seen[id] && len(list) < mostBlamed {
+			seen[id] = true
+			list = append(list, s)
+		}
+	}
+	return list
 }
 
 func hookFits(hook string, seen map[Hook]bool) bool {

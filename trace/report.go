@@ -406,7 +406,7 @@ func (w *Watcher) blame(ctx context.Context, ns netdev.Namespace, g *DropGroup, 
 		hooks[p.Hook] = true
 	}
 	if err := ns.Do(func() error {
-		g.Rules = blame(before, after, hooks, g.Samples)
+		g.Rules = blame(before, after, hooks, g.Sampled)
 		return firewall.Describe(ctx, g.Rules)
 	}); err != nil {
 		w.problem(err)

@@ -30,6 +30,7 @@ type DropSample struct {
 	Reply     flow.Tuple    `json:"reply,omitzero"`       // tuple of the reply packets
 	Stack     []Symbol      `json:"stack,omitempty"`      // callers of the place, innermost first
 	Data      []byte        `json:"data,omitempty"`       // the packet's first bytes
+	Blamed    []string      `json:"-"`                    // rules that may have dropped it, by firewall.Rule.ID
 	L3Offset  int           `json:"l3_offset"`            // where the IP header starts in Data; 14 after an Ethernet header, else 0
 
 	whole int // length of the packet from where Data begins
@@ -84,11 +85,21 @@ func (s *DropSample) Error() bool {
 	return there && (kind == 3 || kind == 11 || kind == 12)
 }
 
-// Bridged reports whether a frame was dropped while being bridged.
+// Bridged reports whether a frame was dropped while being bridged. A packet that a bridge receives for the host itself
+// has functions of the bridge further out on its stack.
 func (s *DropSample) Bridged() bool {
-	return slices.ContainsFunc(s.Stack, func(f Symbol) bool {
-		return strings.HasPrefix(f.Name, "br_nf_") || strings.HasPrefix(f.Name, "br_forward")
-	})
+	is := func(name string, prefixes ...string) bool {
+		return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	}
+	for _, f := range s.Stack {
+		switch {
+		case is(f.Name, "br_nf_", "br_forward"):
+			return true
+		case is(f.Name, "br_pass_frame_up", "__netif_receive_skb", "netif_receive_skb", "ip_rcv", "ip_forward", "ip_local_deliver", "ip6_forward", "ip6_input", "ipv6_rcv"):
+			return false
+		}
+	}
+	return false
 }
 
 // Samples calls visit for every sampled packet until ctx ends.

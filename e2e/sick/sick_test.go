@@ -274,7 +274,7 @@ func (h *host) vrrp(ctx context.Context) {
 }
 
 // lookOnly matches commands that change nothing.
-var lookOnly = regexp.MustCompile(`^(sluice (drops|conns --|profile|explain|show)|ss |ethtool -[gS]|tc -s|ip -s|ip xfrm policy|ip route (show|get)|ip (-6 )?(rule|neigh|addr)( show.*)?$|ip -6 addr show|nft -a list|nft list|dmesg|sysctl -w net.netfilter.nf_conntrack_log_invalid)`)
+var lookOnly = regexp.MustCompile(`^(sluice (drops|conns --|profile|explain|show)|ss |ethtool -[gS]|tc -s|ip -s|ip xfrm |ip route (show|get)|ip (-6 )?(rule|neigh|addr)( show.*)?$|ip -6 addr show|nft -a list|nft list|dmesg|sysctl -w net.netfilter.nf_conntrack_log_invalid)`)
 
 // heal runs the commands of the first line, and sees whether the exchange works again.
 func (h *host) heal(f *fault, out *result) {
