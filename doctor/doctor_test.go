@@ -86,7 +86,7 @@ func TestBlind(t *testing.T) {
 		blind[f.Check] = f.Verdict == Unknown
 	}
 	for _, id := range strings.Fields("CT02 CT04 CT05 CT06 CT09 CT10 CT11 CT12 ST01 ST02 ST03 ST04 ST08 ST10 ST11 " +
-		"PT01 PT02 PT03 PT05 PT07 RL01 RL02 RL03 RL04 RL05 RL06 RL07 RL08 RL12 RL15 RL16 FW07 FW12 FW13") {
+		"PT01 PT02 PT03 PT05 PT07 RL01 RL02 RL03 RL04 RL05 RL06 RL07 RL08 RL12 RL15 RL16 FW07 FW12 FW13 OC01") {
 		if !blind[id] {
 			t.Errorf("%s says that all is well with what it could not read", id)
 		}

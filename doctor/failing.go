@@ -29,7 +29,10 @@ func outcomeChecks() []Check {
 
 func checkOutcomes(_ context.Context, c *Case) Finding {
 	t := c.NS.Traffic
-	if t == nil {
+	switch {
+	case t == nil && c.NS.DropsErr != nil:
+		return unknown("%v", c.NS.DropsErr)
+	case t == nil:
 		return ok("connections were not observed")
 	}
 	for i := range t.Classes {

@@ -19,7 +19,7 @@ import (
 // exchanges gives the namespace connections of clients behind lan0 to servers behind wan0: good ones that are
 // answered, and bad ones that see what follows their first packet.
 func exchanges(s *observe.Sample, good, bad int, lost trace.PacketLoss, follows func(request flow.Tuple) []trace.Packet) {
-	c := outcome.NewCollector(outcome.Host{Addresses: map[netip.Addr]bool{netip.MustParseAddr("203.0.113.1"): true}})
+	c := outcome.NewCollector(outcome.Host{Addresses: map[netip.Addr]bool{netip.MustParseAddr("203.0.113.1"): true}}, outcome.NewBudget())
 	now := time.Duration(0)
 	add := func(list ...trace.Packet) {
 		for _, p := range list {

@@ -35,8 +35,9 @@ func (s *Sample) watchTraffic(ctx context.Context, o Options) *traffic {
 	if len(s.Namespaces) == 1 {
 		only = s.Namespaces[0].Inode
 	}
+	budget := outcome.NewBudget()
 	for _, n := range s.Namespaces {
-		t.collectors[n.Inode] = outcome.NewCollector(hostOf(n.Before.Links))
+		t.collectors[n.Inode] = outcome.NewCollector(hostOf(n.Before.Links), budget)
 	}
 	var err error
 	if t.packets, err = trace.OpenPackets(only); err != nil {

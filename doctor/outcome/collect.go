@@ -10,9 +10,9 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// Bounds of a collection: an exchange takes about 800 bytes.
+// Bounds of a collection: an exchange with its tuples takes about 1.5 kB.
 const (
-	mostExchanges  = 30_000
+	mostExchanges  = 30_000 // of all collectors with one budget
 	mostNeighbours = 1_024
 	mostBuffers    = 8_192
 )
@@ -28,8 +28,10 @@ type Collector struct {
 	buffers    map[uint64]arrival
 	neighbours map[netip.Addr]*asked
 	routed     map[string]bool // interfaces by which requests with private sources are answered
-	groups     int             // packets to groups and broadcasts
-	cut        bool            // more exchanges than mostExchanges
+	oneArmed   map[string]bool // interfaces by which answered requests arrive and leave
+	budget     *Budget
+	groups     int  // packets to groups and broadcasts
+	cut        bool // more exchanges than mostExchanges
 	end        time.Duration
 }
 
@@ -53,10 +55,16 @@ type asked struct {
 	last      time.Duration
 }
 
+// Budget bounds the exchanges of several collectors.
+type Budget struct{ left int }
+
+// NewBudget returns the budget for one observation.
+func NewBudget() *Budget { return &Budget{mostExchanges} }
+
 // NewCollector collects for a namespace.
-func NewCollector(h Host) *Collector {
+func NewCollector(h Host, b *Budget) *Collector {
 	return &Collector{host: h, byTuple: map[flow.Tuple]party{}, buffers: map[uint64]arrival{}, neighbours: map[netip.Addr]*asked{},
-		routed: map[string]bool{}}
+		routed: map[string]bool{}, oneArmed: map[string]bool{}, budget: b}
 }
 
 // Add takes the next packet, in the order of time.
@@ -270,10 +278,11 @@ func role(p *trace.Packet) (answer, begins bool) {
 }
 
 func (c *Collector) newExchange(request, reply flow.Tuple) (*Exchange, bool) {
-	if len(c.exchanges) == mostExchanges {
+	if c.budget.left == 0 {
 		c.cut = true
 		return nil, false
 	}
+	c.budget.left--
 	e := &Exchange{Request: request, Reply: reply}
 	c.exchanges = append(c.exchanges, e)
 	return e, true

@@ -47,8 +47,14 @@ func (c *Collector) judge(lost trace.PacketLoss) map[*Exchange]Verdict {
 		}
 	}
 	for _, e := range c.exchanges {
-		if e.into == nil && c.delivered(e) && e.keepsPrivateSource() {
+		if e.into != nil || !c.delivered(e) {
+			continue
+		}
+		if e.keepsPrivateSource() {
 			c.routed[e.request.out] = true
+		}
+		if e.returns() {
+			c.oneArmed[e.request.out] = true
 		}
 	}
 	for _, e := range c.exchanges {
@@ -58,7 +64,7 @@ func (c *Collector) judge(lost trace.PacketLoss) map[*Exchange]Verdict {
 		v := c.verdict(e)
 		if v == Failed {
 			switch {
-			case lost.Any() && !e.proven(), lost.Others > 0 && e.Request.Protocol != flow.TCP && !e.proven():
+			case lost.Any() && !e.proven(), lost.Others > 0 && (e.Stage == ClientRejects || e.Request.Protocol != flow.TCP && !e.proven()):
 				v = Unknown
 			case e.Request.Protocol == flow.UDP && e.Stage == NoAnswer && !answered[e.Request.Dest.Port()] && !slices.Contains(answering, e.Request.Dest.Port()):
 				v = OneWay
@@ -142,7 +148,7 @@ func (c *Collector) verdict(e *Exchange) Verdict {
 		return c.stayed(e)
 	}
 	switch {
-	case e.Reason.Loop, e.request.in != "" && e.request.out == e.request.in && !e.request.encapsulated:
+	case e.Reason.Loop, e.returns() && !c.oneArmed[e.request.out]:
 		return fail(WrongWay)
 	case !(tcp && e.acknowledged) && e.keepsPrivateSource() && !c.routed[e.request.out]:
 		return fail(Untranslated)
@@ -251,6 +257,11 @@ func (c *Collector) unresolved(e *Exchange) netip.Addr {
 		found = target
 	}
 	return found
+}
+
+// returns reports whether a request left by the interface of its arrival.
+func (e *Exchange) returns() bool {
+	return e.request.in != "" && e.request.out == e.request.in && !e.request.encapsulated
 }
 
 // keepsPrivateSource reports whether a request left with a private source to a public destination. Unless

@@ -102,7 +102,7 @@ func (s *scene) healthy(from, n int) {
 func (s *scene) later(d time.Duration) { s.now += d }
 
 func (s *scene) report(lost trace.PacketLoss) *Report {
-	c := NewCollector(sceneHost)
+	c := NewCollector(sceneHost, NewBudget())
 	for i := range s.packets {
 		c.Add(&s.packets[i])
 	}
@@ -320,6 +320,28 @@ func TestSeparation(t *testing.T) {
 	}
 }
 
+// TestOneArmed wants an unanswered request on a gateway with one interface to be no wrong way.
+func TestOneArmed(t *testing.T) {
+	var s scene
+	for i := range 12 {
+		c := outbound(i, "198.51.100.7:443")
+		if i%2 == 0 {
+			c = outbound(i, "198.51.100.8:443")
+		}
+		s.buffer++
+		s.see(trace.Received, "lan0", c.request, flags(syn))
+		s.see(trace.Transmitted, "lan0", c.reply.Reverse(), flags(syn), tracked(c.request, c.reply, flow.Original), hop(7))
+		if i%2 == 1 {
+			s.see(trace.Received, "lan0", c.reply, flags(synAck))
+			s.see(trace.Transmitted, "lan0", c.request.Reverse(), flags(synAck), tracked(c.request, c.reply, flow.Reply))
+		}
+	}
+	r := s.report(trace.PacketLoss{})
+	if len(r.Classes) != 1 || r.Classes[0].Stage != NoAnswer || r.Classes[0].Value != "198.51.100.8:443" {
+		t.Errorf("report %+v", r)
+	}
+}
+
 // TestLoss wants no conclusion from silence when packets were lost, and one from a packet that was dropped.
 func TestLoss(t *testing.T) {
 	var s scene
@@ -340,7 +362,7 @@ func TestLoss(t *testing.T) {
 func TestTooEarly(t *testing.T) {
 	var s scene
 	s.opens(outbound(1, "198.51.100.8:443"), 8, 1)
-	c := NewCollector(sceneHost)
+	c := NewCollector(sceneHost, NewBudget())
 	for i := range s.packets {
 		c.Add(&s.packets[i])
 	}
@@ -351,7 +373,7 @@ func TestTooEarly(t *testing.T) {
 
 // TestBounds wants a flood to be cut, and to say so.
 func TestBounds(t *testing.T) {
-	c := NewCollector(sceneHost)
+	c := NewCollector(sceneHost, NewBudget())
 	for i := range mostExchanges + 10 {
 		p := trace.Packet{Time: time.Duration(i), Point: trace.Received, Interface: "wan0", TCPFlags: syn,
 			Tuple: tuple(flow.TCP, fmt.Sprintf("198.51.%d.%d:%d", i>>16, i>>8&255, 1000+i&255), "10.0.0.2:80")}
