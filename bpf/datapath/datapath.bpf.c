@@ -246,6 +246,7 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 	struct packet *p;
 	struct plan *plan;
 	int verdict = drop;
+	__u32 service;
 	__u8 action;
 
 	if (!w)
@@ -253,7 +254,7 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 	p = &w->packet;
 	plan = &w->plan;
 	init(p, plan, ifindex, drop, v6);
-	w->vacated.index = NO_ENTRY;
+	w->closed.index = NO_ENTRY;
 	reason = xdp ? xdp_parse(ctx, p, v6) : tc_parse(ctx, p, v6);
 	if (reason != REASON_NONE)
 		p->flags &= ~PACKET_FIRST_FRAGMENT; // it must not determine the outcome of later fragments
@@ -270,11 +271,12 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 			reason = decide_flow(p, plan, v6);
 	}
 	if (reason == REASON_NONE) {
-		reason = xdp ? xdp_miss(ctx, p, plan) : tc_miss(ctx, p, plan);
+		service = have_services ? service_of(p) : NO_ENTRY;
+		reason = xdp ? xdp_miss(ctx, p, plan, service) : tc_miss(ctx, p, plan, service);
 		if (reason == REASON_NONE)
-			reason = decide_miss(p, plan);
-		if (vacant(w) && !dry_run)
-			give_up(&w->vacated, p->now);
+			reason = decide_miss(p, plan, service);
+		if (have_services && has_closed(w))
+			end_closed(w, v6);
 		if (reason == REASON_FLOW)
 			reason = decide_again(p, plan, v6);
 	}

@@ -167,11 +167,9 @@ __noinline int flow_edits(const struct packet *p, struct plan *plan, __u32 index
 }
 
 // Reports whether a SYN that matches the client's entry of a service flow opens another connection.
-static __always_inline bool opens_again(struct entry_meta *m, const bool v6)
+static __always_inline bool opens_again(const struct entry_meta *m, const struct entry_meta *twin)
 {
-	struct entry_meta *twin = m->twin == NO_ENTRY ? m : twin_meta(m, v6);
-
-	return twin && used_again(m->backend, m->heard, m->seen, twin->heard, twin->seen, twin != m);
+	return used_again(m->backend, m->heard, m->seen, twin->heard, twin->seen, twin != m);
 }
 
 #define FLOW_ENDED REASON_COUNT // plan->entry has ended; the caller sweeps it and continues without a flow
@@ -180,7 +178,7 @@ static __always_inline bool opens_again(struct entry_meta *m, const bool v6)
 static __always_inline int search_flow(const struct packet *p, struct plan *plan, const bool v6)
 {
 	struct work *w = the_work();
-	struct entry_meta *m;
+	struct entry_meta *m, *twin;
 	__u32 index;
 	bool opens; // a new connection, with the tuple of an existing one to a service
 	void *e;
@@ -193,10 +191,20 @@ static __always_inline int search_flow(const struct packet *p, struct plan *plan
 	m = meta_of(e, v6);
 	opens = have_services && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN &&
 		(m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY && !(p->flags & PACKET_LATER_FRAGMENT);
-	if ((opens && (unserved(m->owner, m->backend) || opens_again(m, v6))) ||
-	    lost_reply_half(m->twin, m->owner)) { // without waiting for the sweeper
-		plan->entry = index;
+	if ((opens && unserved(m->owner, m->backend)) || lost_reply_half(m->twin, m->owner)) {
+		plan->entry = index; // without waiting for the sweeper
 		return FLOW_ENDED;
+	}
+	if (opens) {
+		twin = m->twin == NO_ENTRY ? m : twin_meta(m, v6);
+		if (twin && opens_again(m, twin)) {
+			if (w && reusable(m)) {
+				record_closed(&w->closed, m, twin, index, v6);
+				return REASON_NONE;
+			}
+			plan->entry = index;
+			return FLOW_ENDED;
+		}
 	}
 	plan_flow(plan, e, index, v6);
 	plan->flags |= PLAN_EXISTING;
@@ -216,8 +224,8 @@ static __always_inline int search_flow(const struct packet *p, struct plan *plan
 	}
 	if (!dry_run) {
 		// A later fragment has no TCP flags and does not change the state.
-		if (!conn_plain(p, m) && !(p->flags & PACKET_LATER_FRAGMENT) && conn_update(p, index))
-			flow_closed(p, index);
+		if (!conn_plain(p, m) && !(p->flags & PACKET_LATER_FRAGMENT) && conn_changed(p, m, v6))
+			flow_closed(index, v6);
 		touch(p, e, v6);
 	}
 	return REASON_FLOW;
@@ -233,14 +241,22 @@ __noinline int search_flow6(const struct packet *p, struct plan *plan)
 	return p && plan ? search_flow(p, plan, true) : REASON_INTERNAL;
 }
 
-// Stores the flow that a SYN would end (dry run).
-static __noinline void store_vacated(__u32 index, bool v6)
+// Ends a flow whose tuple a SYN reuses. Returns REASON_NONE.
+__noinline int end_by_syn(__u32 index, __u32 now, __u32 v6)
 {
-	struct entry_meta *m = meta_at(index, v6);
-	struct work *w = the_work();
+	if (!dry_run && index != NO_ENTRY)
+		v6 ? sweep_one6(index, now, SWEEP_OPENS) : sweep_one4(index, now, SWEEP_OPENS);
+	return REASON_NONE;
+}
 
-	if (m && w)
-		vacate(&w->vacated, m, index, 0, v6);
+// Ends the flow of the closed connection, because no connection continues it. Not nested in the
+// steps before it, because each has a deep call chain (Linux 6.1).
+static __always_inline void end_closed(struct work *w, bool v6)
+{
+	__u32 index = w->closed.index;
+
+	w->closed.index = NO_ENTRY;
+	end_by_syn(index, w->packet.now, v6);
 }
 
 // Looks up the flow of a packet, and sweeps it if it has ended. Each step has a separate stack
@@ -253,11 +269,7 @@ static __always_inline int decide_flow(const struct packet *p, struct plan *plan
 	if (reason != FLOW_ENDED)
 		return reason;
 	plan->entry = NO_ENTRY;
-	if (dry_run)
-		store_vacated(index, v6);
-	else
-		v6 ? sweep_one6(index, p->now, SWEEP_OPENS) : sweep_one4(index, p->now, SWEEP_OPENS);
-	return REASON_NONE;
+	return end_by_syn(index, p->now, v6);
 }
 
 // Plans a packet of nat64, to the IPv4 address embedded in its IPv6 destination.
@@ -331,19 +343,29 @@ static __always_inline int decide_pool(const struct packet *p, struct plan *plan
 
 // Plans a packet without a flow to a service. REASON_NONE: the packet is not for a service. The
 // steps are not nested, because each calls deep functions (stack limit of Linux 6.1).
-static __always_inline int decide_service(struct packet *p, struct plan *plan)
+static __always_inline int decide_service(struct packet *p, struct plan *plan, __u32 service)
 {
-	__u32 service = service_of(p);
+	struct work *w = the_work();
 	int reason;
 
-	if (service == NO_ENTRY)
+	if (!w)
+		return REASON_INTERNAL;
+	if (service == NO_ENTRY) {
+		if (has_closed(w)) // a NAT rule may make a flow with the same tuple
+			end_closed(w, p->family == FAMILY_6);
 		return REASON_NONE;
+	}
 	if (have_cookies) {
 		reason = cookie_new(p, plan, service);
 		if (reason != REASON_NONE)
 			return reason;
 	}
 	reason = service_new(p, plan, service);
+	if (reason == KEEPS_FLOW && has_closed(w)) {
+		reason = reopen(p, plan);
+		if (reason == KEEPS_FLOW)
+			end_closed(w, p->family == FAMILY_6);
+	}
 	if (reason == KEEPS_FLOW) {
 		reason = service_keep(p, plan);
 		if (reason == REASON_SYN) // without state, the hash selects the backend, as for the following packets
@@ -379,8 +401,8 @@ __noinline int decide_rest(const struct packet *p, struct plan *plan)
 	return reason == REASON_NONE ? REASON_NOT_OURS : reason;
 }
 
-// Plans a packet without a flow.
-static __always_inline int decide_miss(struct packet *p, struct plan *plan)
+// Plans a packet without a flow. service: the service that listens on its destination, or NO_ENTRY.
+static __always_inline int decide_miss(struct packet *p, struct plan *plan, __u32 service)
 {
 	int reason = REASON_NONE;
 
@@ -389,8 +411,8 @@ static __always_inline int decide_miss(struct packet *p, struct plan *plan)
 		plan->answer = ANSWER_RESET;
 		return REASON_NO_FLOW;
 	}
-	if (have_services && !(p->flags & PACKET_ERROR))
-		reason = decide_service(p, plan);
+	if (have_services)
+		reason = decide_service(p, plan, service);
 	return reason == REASON_NONE ? decide_rest(p, plan) : reason;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// The fast path of plain traffic: whole TCP or UDP packets of settled flows with a cached next hop.
-// It consists of the steps of the full path, with the packet and the plan in registers. All other
-// packets are left to the full path, unmodified.
+// The fast path: whole TCP or UDP packets of existing flows with a cached next hop. It consists of
+// the steps of the full path, with the packet and the plan in registers. All other packets are left
+// to the full path, unmodified.
 #ifndef SLUICE_FAST_H
 #define SLUICE_FAST_H
 
@@ -40,9 +40,10 @@ static __always_inline __u32 segment_of(const struct packet *p, void *data, void
 	return p->l4_off - ETH_HLEN + header + gso_size;
 }
 
-// The settled flow of a packet.
-struct settled {
+// The flow of a packet.
+struct found {
 	void *entry;
+	__u32 index; // of the entry
 	struct hop *hop;
 	bool cross; // the packet is translated to the other family
 	__be16 id;  // identification of the new IPv4 header
@@ -67,22 +68,41 @@ static __always_inline bool summable(const struct packet *p, void *data, void *e
 	return udp->check || (bpf_ntohs(udp->len) == p->l3_len - sizeof(struct iphdr) && p->l3_len <= SUM_MOST);
 }
 
+// Reports whether the full path handles packets with these TCP flags: a SYN may open a connection, a
+// reset may be refused.
+static __always_inline bool full_only(__u8 tcp_flags)
+{
+	if (have_edits)
+		return tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST);
+	return tcp_flags & TCP_RST || (tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
+
+// Updates the state of the flow for a packet that is sent. This is the last step, because few
+// registers are then in use.
+static __always_inline void fast_state(const struct packet *p, const struct found *s, const bool v6)
+{
+	struct entry_meta *m = meta_of(s->entry, v6);
+
+	if (!have_edits && !conn_plain(p, m) && conn_changed(p, m, v6))
+		flow_closed(s->index, v6);
+}
+
 // Looks up the flow and the next hop of a packet, and adds the packet to the flow's counters. The
 // caller must then send it.
-static __always_inline bool fast_flow(const struct packet *p, struct settled *s, void *data, void *end, const bool v6,
+static __always_inline bool fast_flow(const struct packet *p, struct found *s, void *data, void *end, const bool v6,
 				      const bool xdp)
 {
 	const __u8 other = v6 ? FAMILY_4 : FAMILY_6;
 	__u32 index, size = p->segment;
 	struct entry_meta *m;
 
-	if (p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) // these change the state of the flow (see conn_plain)
+	if (full_only(p->tcp_flags))
 		return false;
-	s->entry = search_hinted(&p->tuple, &index, v6);
+	s->entry = search_hinted(&p->tuple, &index, p->tcp_flags & (TCP_SYN | TCP_FIN), v6);
 	if (!s->entry)
 		return false;
 	m = meta_of(s->entry, v6);
-	if (m->twin == NO_ENTRY || !conn_plain(p, m))
+	if (m->twin == NO_ENTRY || m->heard & HEARD_EDITED || (have_edits && !conn_plain(p, m)))
 		return false;
 	s->hop = hop_remembered(m->hop, m->hop_gen, p->ifindex);
 	if (!s->hop || !hop_fresh(s->hop, p->now) || !hop_usable(s->hop, xdp))
@@ -95,12 +115,13 @@ static __always_inline bool fast_flow(const struct packet *p, struct settled *s,
 	if (size > largest(p, s->cross ? other : p->family, s->hop->mtu))
 		return false;
 	touch(p, s->entry, v6);
+	s->index = index;
 	s->id = fast_id(index, *(__u64 *)s->entry);
 	return true;
 }
 
 // Counts a packet, and stores the outcome for tests.
-static __always_inline void fast_count(const struct settled *s, const bool v6)
+static __always_inline void fast_count(const struct found *s, const bool v6)
 {
 	struct work *w;
 
@@ -116,7 +137,7 @@ static __always_inline void fast_count(const struct settled *s, const bool v6)
 }
 
 // Parses a packet and looks up its flow. False: the packet takes the full path.
-static __always_inline bool fast_find(struct packet *p, struct settled *s, void *data, void *end, __u32 gso_size,
+static __always_inline bool fast_find(struct packet *p, struct found *s, void *data, void *end, __u32 gso_size,
 				      const bool v6, const bool xdp)
 {
 	p->now = now_ticks(); // before the packet is read, because a call makes the compiler read the packet again
@@ -134,7 +155,7 @@ static __always_inline bool fast_find(struct packet *p, struct settled *s, void 
 // Translates a packet to the other family and sends it, like translate. Plain headers have known
 // sizes, so that one bounds check before the translation and one after it are sufficient.
 static __always_inline int xdp_cross(struct xdp_md *ctx, const struct packet *p, struct plan *plan,
-				     const struct settled *s, const bool to_v6)
+				     const struct found *s, const bool to_v6)
 {
 	const int now = to_v6 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
 	const int then = to_v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
@@ -176,9 +197,10 @@ static __always_inline int xdp_cross(struct xdp_md *ctx, const struct packet *p,
 static __always_inline int xdp_fast(struct xdp_md *ctx, const bool v6)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	struct settled s = {};
+	struct found s = {};
 	struct plan plan = {};
 	struct packet p = {};
+	int verdict = XDP_ABORTED;
 
 	p.frame_len = end - data;
 	p.ifindex = ctx->ingress_ifindex;
@@ -188,17 +210,21 @@ static __always_inline int xdp_fast(struct xdp_md *ctx, const bool v6)
 	if (have_family_change && s.cross) {
 		plan_cross(&plan, s.entry, v6);
 		plan.to.l4_proto = p.tuple.l4_proto; // TCP and UDP have the same number in both families
-		return xdp_cross(ctx, &p, &plan, &s, !v6);
+		verdict = xdp_cross(ctx, &p, &plan, &s, !v6);
+	} else {
+		plan_same(&plan, s.entry, v6);
+		if (xdp_rewrite(ctx, &p, &plan, v6) == REASON_NONE)
+			verdict = xdp_send(ctx, s.hop);
 	}
-	plan_same(&plan, s.entry, v6);
-	return xdp_rewrite(ctx, &p, &plan, v6) == REASON_NONE ? xdp_send(ctx, s.hop) : XDP_ABORTED;
+	fast_state(&p, &s, v6);
+	return verdict;
 }
 
 static __always_inline int tc_fast(struct __sk_buff *ctx, const bool v6)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	enum reason reason;
-	struct settled s = {};
+	struct found s = {};
 	struct plan plan = {};
 	struct packet p = {};
 
@@ -216,6 +242,7 @@ static __always_inline int tc_fast(struct __sk_buff *ctx, const bool v6)
 	if (reason != REASON_NONE)
 		return TC_ACT_SHOT;
 	fast_count(&s, v6);
+	fast_state(&p, &s, v6);
 	return tc_send(ctx, s.hop);
 }
 

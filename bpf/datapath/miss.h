@@ -47,10 +47,30 @@ static __always_inline bool to_local_pool(const struct packet *p)
 	return address && address->local;
 }
 
-// Looks up sockets and routes of the untranslated packet, once per flow. Returns REASON_NONE if the
-// decision may proceed.
-static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan, const bool xdp)
+// Reports whether a SYN to a service has the source, the route and the interface of arrival of the
+// closed connection, while the generation of next hops is the same. The checks of the source and
+// the route then have the same result as for that connection.
+static __always_inline bool checked_before(const struct packet *p, __u32 service)
 {
+	struct work *w = the_work();
+	struct service *s;
+	struct hop *h;
+
+	if (!have_services || !w || !has_closed(w) || service != w->closed.owner)
+		return false;
+	s = bpf_map_lookup_elem(&services, &service);
+	if (!s || s->flags & SERVICE_PORT_FORWARD)
+		return false;
+	h = hop_remembered(w->closed.hop, w->closed.hop_gen, p->ifindex);
+	return h && hop_fresh(h, p->now);
+}
+
+// Looks up sockets and routes of the untranslated packet, once per flow. service: the service that
+// listens on its destination, or NO_ENTRY. Returns REASON_NONE if the decision may proceed.
+static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan, __u32 service, const bool xdp)
+{
+	if (checked_before(p, service))
+		return have_pools && to_local_pool(p) && socket_here(ctx, p) ? REASON_LOCAL_SOCKET : REASON_NONE;
 	if (never_routed(p) || (p->family == FAMILY_4 && refuses_source(ctx, p->ifindex, p->tuple.saddr.w[0],
 									p->tuple.daddr.w[0], false)))
 		return REASON_NOT_ROUTED;
@@ -58,7 +78,7 @@ static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan, 
 		return REASON_LOCAL_SOCKET;
 	if (cross_by_egress)
 		xdp ? xdp_cross_egress(ctx, p) : tc_cross_egress(ctx, p);
-	if (!egress(ctx, p, plan, have_forwards && to_server(p, plan)))
+	if (!egress(ctx, p, plan, have_forwards && to_server(p, plan, service)))
 		return REASON_INTERNAL;
 	return REASON_NONE;
 }
@@ -87,22 +107,22 @@ static __always_inline int cookie_read(void *ctx, const struct packet *p, const 
 
 BOTH_HOOKS(read_tcp, p ? cookie_read(ctx, p, xdp) : 0, const struct packet *p)
 
-__noinline int xdp_miss(struct xdp_md *ctx, struct packet *p, struct plan *plan)
+__noinline int xdp_miss(struct xdp_md *ctx, struct packet *p, struct plan *plan, __u32 service)
 {
 	if (!p || !plan || (have_mac_keys && !get(ctx, 0, p->dmac, 2 * ETH_ALEN, true)))
 		return REASON_INTERNAL;
 	if (have_cookies && may_prove(p))
 		xdp_read_tcp(ctx, p);
-	return miss(ctx, p, plan, true);
+	return miss(ctx, p, plan, service, true);
 }
 
-__noinline int tc_miss(struct __sk_buff *ctx, struct packet *p, struct plan *plan)
+__noinline int tc_miss(struct __sk_buff *ctx, struct packet *p, struct plan *plan, __u32 service)
 {
 	if (!p || !plan || (have_mac_keys && !get(ctx, 0, p->dmac, 2 * ETH_ALEN, false)))
 		return REASON_INTERNAL;
 	if (have_cookies && may_prove(p))
 		tc_read_tcp(ctx, p);
-	return miss(ctx, p, plan, false);
+	return miss(ctx, p, plan, service, false);
 }
 
 #endif

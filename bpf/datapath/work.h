@@ -163,19 +163,18 @@ struct new_flow {
 	__u32 index; // out: entry with this key
 };
 
-// A flow of a service that the SYN of the packet ended. Its entries, their index slots and its port
-// belong to this CPU until the packet is decided. The new connection takes them over if it has the
-// same keys and rewrites; otherwise they are released. The primary entry is dead; the reply entry
-// is still live.
-struct vacated {
+// The live flow of a closed connection to a service, whose tuple the SYN of the packet has.
+struct closed {
 	__u32 index; // primary entry, in the packet's family; NO_ENTRY: none
 	__u32 twin;  // reply entry; NO_ENTRY: a flow of one direction
-	__u32 port;  // map << 16 | port; 0: none, or taken over
+	__u32 port;  // source from a pool, as map << 16 | port; 0: none
+	__u32 hop_gen;
 	__u16 owner;
 	__u16 backend;
-	__u32 twin_family;
+	__u16 hop;
+	__u16 twin_family;
 };
-ASSERT_SIZE(struct vacated, 20);
+ASSERT_SIZE(struct closed, 24);
 
 // A request for a port and its result. Host order.
 struct port_request {
@@ -280,7 +279,7 @@ struct work {
 	struct plan plan;
 	struct hop hop; // next hop of a plan with hop 0
 	struct new_flow new_flow;
-	struct vacated vacated;
+	struct closed closed;
 	struct bind bound;
 	struct bind source; // hairpin: binding of the sender
 	struct port_request request;

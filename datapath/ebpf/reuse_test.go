@@ -135,6 +135,33 @@ func TestTuplesAgain(t *testing.T) {
 	}
 }
 
+// TestReuseNeedsNoRoom opens and closes connections from half as many tuples as the table has room for flows, and uses
+// each tuple five times again at once. No connection is refused, and the table needs two entries for each tuple and a
+// few more.
+func TestReuseNeedsNoRoom(t *testing.T) {
+	const flows, times, few = 128, 5, 4
+	for _, hook := range []string{"xdp", "tc", "pair"} {
+		for _, r := range reusedServices {
+			t.Run(hook+" "+r.name, func(t *testing.T) {
+				s := changingAt(t, hook, r.yaml())
+				shrink(t, s, 2*flows)
+				left := free(s)
+				for range 1 + times {
+					for i := range flows / 2 {
+						r.connect(t, s, 4000+i)
+					}
+				}
+				after := free(s)
+				for i, family := range []string{"IPv4", "IPv6"} {
+					if used := left[i] - after[i]; used > flows+few {
+						t.Errorf("%d entries of the %s table are in use, want at most %d", used, family, flows+few)
+					}
+				}
+			})
+		}
+	}
+}
+
 // shrink leaves so many entries in each table that no flow has, until the test ends.
 func shrink(t *testing.T, s *subject, spare uint32) {
 	for _, stock := range []*wire.Stock{&s.d.t.Stock4.Values[0], &s.d.t.Stock6.Values[0]} {

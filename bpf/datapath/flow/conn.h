@@ -283,56 +283,38 @@ static __always_inline bool tcp_over(__u8 heard, __u32 seen, __u8 twin_heard, __
 // Position of entry_meta.heard within flags_word.
 #define HEARD_SHIFT 8
 
-// Updates the state of a flow for a packet that is not plain (see conn_plain). index: the entry of
-// the packet's direction. Returns 1 if the packet has closed the flow.
-__noinline int conn_update(const struct packet *p, __u32 index)
-{
-	struct entry_meta *m, *twin, *primary;
-	__u32 before, set;
-	__u8 flags, heard;
-	void *e;
-	bool v6;
+#define NOT_TCP 0x100 // in place of TCP flags: a packet of another protocol
 
-	if (!p)
+// Updates the state of a flow for a packet that is not plain (see conn_plain). m: the entry of the
+// packet's direction, of family v6. Returns 1 if the packet has closed the flow.
+__noinline int conn_update(struct entry_meta *m, __u32 tcp_flags, __u32 v6)
+{
+	struct entry_meta *twin, *primary;
+	__u32 before, set;
+	__u8 heard;
+
+	if (!m)
 		return 0;
-	v6 = p->family == FAMILY_6;
-	if (v6) {
-		e = entry_at(index, true);
-		if (!e)
-			return 0;
-		m = meta_of(e, true);
-	} else {
-		e = entry_at(index, false);
-		if (!e)
-			return 0;
-		m = meta_of(e, false);
-	}
 	twin = m->twin == NO_ENTRY ? m : twin_meta(m, v6);
 	if (!twin)
 		return 0;
 	heard = m->heard;
-	if (p->tuple.l4_proto != IPPROTO_TCP) {
+	if (tcp_flags & NOT_TCP) {
 		heard |= HEARD_ACK;
+	} else if (tcp_flags & TCP_RST) {
+		heard |= HEARD_RST;
 	} else {
-		flags = p->tcp_flags;
-		if (flags & TCP_RST) {
-			heard |= HEARD_RST;
-		} else {
-			heard &= ~HEARD_RST;
-			if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN && m->flags & ENTRY_PRIMARY &&
-			    tcp_over(m->heard, m->seen, twin->heard, twin->seen)) {
-				heard &= HEARD_KEPT; // the tuple is reused by a new connection
-				__sync_fetch_and_and(flags_word(twin),
-						     ~((0xff & ~HEARD_KEPT) << HEARD_SHIFT | ENTRY_SETTLED));
-				__sync_fetch_and_and(flags_word(m), ~ENTRY_SETTLED);
-			}
-			if (flags & TCP_SYN)
-				heard |= HEARD_SYN;
-			else
-				heard |= HEARD_ACK;
-			if (flags & TCP_FIN)
-				heard |= HEARD_FIN;
+		heard &= ~HEARD_RST;
+		if ((tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN && m->flags & ENTRY_PRIMARY &&
+		    tcp_over(m->heard, m->seen, twin->heard, twin->seen)) {
+			heard &= HEARD_KEPT; // the tuple is reused by a new connection
+			__sync_fetch_and_and(flags_word(twin),
+					     ~((0xff & ~HEARD_KEPT) << HEARD_SHIFT | ENTRY_SETTLED));
+			__sync_fetch_and_and(flags_word(m), ~ENTRY_SETTLED);
 		}
+		heard |= tcp_flags & TCP_SYN ? HEARD_SYN : HEARD_ACK;
+		if (tcp_flags & TCP_FIN)
+			heard |= HEARD_FIN;
 	}
 	before = m->heard;
 	set = heard & ~before; // atomic, because the other direction may close the flow at the same time
@@ -345,10 +327,15 @@ __noinline int conn_update(const struct packet *p, __u32 index)
 	if (!(m->flags & ENTRY_SETTLED) && (heard & (HEARD_ACK | HEARD_RST)) == HEARD_ACK &&
 	    (twin->heard & (HEARD_ACK | HEARD_SYN)))
 		settle(m, twin);
-	if (p->tuple.l4_proto != IPPROTO_TCP || !(heard & HEARD_RST || heard & twin->heard & HEARD_FIN))
+	if (tcp_flags & NOT_TCP || !(heard & HEARD_RST || heard & twin->heard & HEARD_FIN))
 		return 0;
 	primary = m->flags & ENTRY_PRIMARY ? m : twin;
 	return !(__sync_fetch_and_or(flags_word(primary), HEARD_CLOSED << HEARD_SHIFT) & HEARD_CLOSED << HEARD_SHIFT);
+}
+
+static __always_inline bool conn_changed(const struct packet *p, struct entry_meta *m, const bool v6)
+{
+	return conn_update(m, p->tuple.l4_proto == IPPROTO_TCP ? p->tcp_flags : NOT_TCP, v6);
 }
 
 // Reports whether a packet changes only the time and the counters of its flow. For TCP, the flow

@@ -182,18 +182,7 @@ static __always_inline bool cut_off(const struct ending *end)
 
 static __always_inline void release_service(const struct ending *end)
 {
-	__u32 owner = end->owner, backend = end->backend;
-	struct load *l = bpf_map_lookup_elem(&service_loads, &owner);
-	struct load *b = bpf_map_lookup_elem(&backend_loads, &backend);
-
-	if (l) {
-		__sync_fetch_and_add(&l->packets, end->packets);
-		__sync_fetch_and_add(&l->bytes, end->bytes);
-	}
-	if (b) {
-		__sync_fetch_and_add(&b->packets, end->packets);
-		__sync_fetch_and_add(&b->bytes, end->bytes);
-	}
+	add_traffic(end->owner, end->backend, end->packets, end->bytes);
 	if (!(end->heard & HEARD_CLOSED))
 		service_uncount(&end->client, end->owner, end->backend, end->flags, end->family);
 }

@@ -45,7 +45,6 @@ int flow_take(struct xdp_md *ctx)
 	plan = &w->plan;
 	__builtin_memset(p, 0, sizeof(*p));
 	__builtin_memset(plan, 0, sizeof(*plan));
-	w->vacated.index = NO_ENTRY; // a packet on this CPU may have left another value
 	p->tuple = r->key;
 	p->tuple.state = ENTRY_LIVE;
 	p->family = plan->family = r->family;

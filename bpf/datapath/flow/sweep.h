@@ -48,24 +48,9 @@ static __always_inline bool take_life(void *e, __u32 now, enum entry_state state
 	       __sync_val_compare_and_swap(word, was, (was & 0xffffff) | (__u32)state << STATE_SHIFT) == was;
 }
 
-// Keeps the entries and the port of a flow that a SYN ended, for the connection that the SYN opens.
-static __always_inline bool keep_place(struct ending *end, const struct entry_meta *m, __u32 index, const bool v6)
-{
-	struct work *w = the_work();
-	__u32 port = end->flags & ENTRY_PORT ? end->ref : 0;
-
-	if (!w)
-		return false;
-	if (port)
-		end->flags &= ~ENTRY_PORT;
-	vacate(&w->vacated, m, index, port, v6);
-	return true;
-}
-
 static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, __u32 why, const bool v6)
 {
 	enum entry_state state = ENTRY_DEAD;
-	bool again; // a SYN reuses the tuple
 	struct ending end = {};
 	void *twin;
 
@@ -86,8 +71,7 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, __u32 wh
 		}
 	}
 	end.now = now;
-	again = why == SWEEP_OPENS && opened_again(&end);
-	if (why != SWEEP_END && !again && !owner_gone(&end) &&
+	if (why != SWEEP_END && !(why == SWEEP_OPENS && opened_again(&end)) && !owner_gone(&end) &&
 	    (!silent(&end, timeout_of(&end)) || probe(&end, e, index, v6)))
 		return;
 	if (made_with_binding(meta_of(e, v6))) {
@@ -105,8 +89,7 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, __u32 wh
 		remember_ended(index, (__u32)end.owner << 16 | end.backend, v6);
 		remember_ended(end.twin, (__u32)end.owner << 16 | end.backend, end.twin_family == FAMILY_6);
 	}
-	again = again && !owner_gone(&end) && !(end.flags & ENTRY_BOUND);
-	if (!(again && keep_place(&end, meta_of(e, v6), index, v6)) && end.twin != NO_ENTRY)
+	if (end.twin != NO_ENTRY)
 		kill_index(end.twin, now, ENTRY_DEAD, end.twin_family == FAMILY_6);
 	take_debts(&end, meta_of(e, v6));
 	release_flow(&end);

@@ -226,12 +226,22 @@ static __always_inline void *search_by(const struct tuple *t, __u32 *at_index, _
 	return search_at(&at, t, at_index, other, wanted, v6);
 }
 
+static __always_inline struct hint *hint_at(__u32 i, const bool v6)
+{
+	return v6 ? bpf_map_lookup_elem(&hints6, &i) : bpf_map_lookup_elem(&hints4, &i);
+}
+
 // Records the slot of an entry in the hints. Short flows are excluded. Only every 16th packet of
 // another flow evicts a hint. If there are more busy flows than hints, some keep their hints, and
 // the others rarely write.
-static __always_inline void remember(struct hint *hint, __u32 slot, __u64 packets)
+static __always_inline void remember(__u32 at, __u32 slot, __u64 packets, const bool v6)
 {
+	struct hint *hint;
+
 	if (packets < 8)
+		return;
+	hint = hint_at(at, v6);
+	if (!hint)
 		return;
 #pragma clang loop unroll(full)
 	for (int k = 0; k < HINT_SLOTS; k++) {
@@ -245,15 +255,20 @@ static __always_inline void remember(struct hint *hint, __u32 slot, __u64 packet
 }
 
 // Finds the live entry of a tuple, through the hints if possible. A hint may belong to an ended
-// flow, or another CPU may be writing it: the comparison of keys detects both.
-static __always_inline void *search_hinted(const struct tuple *t, __u32 *at_index, const bool v6)
+// flow, or another CPU may be writing it: the comparison of keys detects both. "early": the packet
+// opens or closes its flow, which rarely has a hint. It uses the first element of the hints, which
+// is in the cache.
+static __always_inline void *search_hinted(const struct tuple *t, __u32 *at_index, bool early, const bool v6)
 {
 	const __u32 mask = v6 ? entry_mask6 : entry_mask4;
 	struct place at = place_of(t, v6);
-	struct hint *hint = v6 ? bpf_map_lookup_elem(&hints6, &at.hint) : bpf_map_lookup_elem(&hints4, &at.hint);
 	struct work *w = have_nat ? the_work() : (void *)0;
+	struct hint *hint;
 	void *e;
 
+	if (early)
+		at.hint = 0;
+	hint = hint_at(at.hint, v6);
 	if (!hint)
 		return 0;
 	for (int k = 0; k < HINT_SLOTS; k++) {
@@ -270,7 +285,7 @@ static __always_inline void *search_hinted(const struct tuple *t, __u32 *at_inde
 	if (w && w->guess.opens != !e)
 		w->guess.opens = !e;
 	if (e)
-		remember(hint, at.tag | (*at_index + 1), *(__u64 *)e);
+		remember(at.hint, at.tag | (*at_index + 1), *(__u64 *)e, v6);
 	return e;
 }
 

@@ -91,13 +91,18 @@ __noinline int bind_may(struct bind *b)
 	return client_may(&who, rule->rate_ns, rule->burst_ns, true);
 }
 
-// Deletes a client without flows and ports. The compare-and-swap ensures that only one CPU deletes
-// it.
-static __always_inline void client_drop(const struct client_key *key, struct client *c)
+// Marks a client without flows and ports. The compare-and-swap ensures that only one CPU deletes it.
+static __always_inline bool client_gone(struct client *c)
 {
 	__u64 *held = (__u64 *)&c->flows;
 
-	if (__sync_val_compare_and_swap(held, 0, CLIENT_GONE | (__u64)CLIENT_GONE << 32))
+	return !__sync_val_compare_and_swap(held, 0, CLIENT_GONE | (__u64)CLIENT_GONE << 32);
+}
+
+// Deletes a client without flows and ports.
+static __always_inline void client_drop(const struct client_key *key, struct client *c)
+{
+	if (!client_gone(c))
 		return;
 	if (have_blocks && key->owner & CLIENT_NAT)
 		release_blocks(key, c->pool - 1);
@@ -117,6 +122,25 @@ __noinline int client_flow_put(const struct client_key *key)
 		return 0;
 	__sync_fetch_and_sub(&c->flows, 1);
 	client_drop(&who, c);
+	return 0;
+}
+
+// Like client_flow_put, for a client of a service. It has no blocks of ports, so that the function
+// needs less stack.
+__noinline int service_flow_put(const struct client_key *key)
+{
+	struct client_key who;
+	struct client *c;
+
+	if (!key)
+		return 0;
+	who = *key; // Linux 6.1 takes keys only from the stack or from maps
+	c = bpf_map_lookup_elem(&clients, &who);
+	if (!c)
+		return 0;
+	__sync_fetch_and_sub(&c->flows, 1);
+	if (client_gone(c))
+		bpf_map_delete_elem(&clients, &who);
 	return 0;
 }
 

@@ -78,6 +78,22 @@ static __always_inline int service_admit(const struct packet *p, const struct pl
 	return service_rates(p, id, admitted);
 }
 
+// Adds the traffic of an ended flow to the counters of its service and backend.
+static __always_inline void add_traffic(__u32 owner, __u32 backend, __u64 packets, __u64 bytes)
+{
+	struct load *l = bpf_map_lookup_elem(&service_loads, &owner);
+	struct load *b = bpf_map_lookup_elem(&backend_loads, &backend);
+
+	if (l) {
+		__sync_fetch_and_add(&l->packets, packets);
+		__sync_fetch_and_add(&l->bytes, bytes);
+	}
+	if (b) {
+		__sync_fetch_and_add(&b->packets, packets);
+		__sync_fetch_and_add(&b->bytes, bytes);
+	}
+}
+
 // Removes a closed or expired connection from the counters of its service, backend and client.
 static __always_inline void service_uncount(const union addr *from, __u32 owner, __u32 backend, __u8 flags, __u8 family)
 {
@@ -91,22 +107,19 @@ static __always_inline void service_uncount(const union addr *from, __u32 owner,
 		__sync_fetch_and_sub(&b->active, 1);
 	if (flags & ENTRY_CLIENT) {
 		client_of(&who, from, owner, family == FAMILY_6);
-		client_flow_put(&who);
+		service_flow_put(&who);
 	}
 }
 
-// Removes a flow from the counters when a packet has closed it. index is the entry of the packet's
-// direction. The entries and ports of the flow remain until it expires (RFC 5382 REQ-5).
-__noinline int flow_closed(const struct packet *p, __u32 index)
+// Removes a flow from the counters when a packet has closed it. index: the entry of the packet's
+// direction, of family v6. The entries and ports of the flow remain until it expires (RFC 5382
+// REQ-5).
+__noinline int flow_closed(__u32 index, __u32 v6)
 {
 	struct entry_meta *m;
 	union addr from = {};
 	void *e;
-	bool v6;
 
-	if (!p)
-		return 0;
-	v6 = p->family == FAMILY_6;
 	e = v6 ? entry_at(index, true) : entry_at(index, false);
 	if (!e)
 		return 0;

@@ -33,14 +33,6 @@ static __always_inline __be16 server_port(const struct service *s, const struct 
 	return bpf_htons(bpf_ntohs(port) + s->shift);
 }
 
-// Reports whether a server would answer a client directly, under its own address: both are on one
-// network, or on one host. A port-forward may give such a client the source of a NAT rule instead.
-static __always_inline bool answers_directly(const struct packet *p, const struct backend *b)
-{
-	return b->network_len && (p->tuple.l4_proto == IPPROTO_TCP || p->tuple.l4_proto == IPPROTO_UDP) &&
-	       in_prefix(&p->tuple.saddr, &b->addr, b->network_len);
-}
-
 // Directs a plan to a backend, according to the mode of the service.
 static __always_inline void aim(const struct packet *p, struct plan *plan, const struct service *s,
 				const struct backend *b, __u32 id)
@@ -111,8 +103,6 @@ static __always_inline enum answer when_down(const struct packet *p, const struc
 		return p->tuple.l4_proto == IPPROTO_TCP ? ANSWER_RESET : ANSWER_UNREACHABLE_PORT;
 	return s->flags & SERVICE_ANSWER_REJECT ? ANSWER_UNREACHABLE_PORT : ANSWER_NONE;
 }
-
-#define KEEPS_FLOW REASON_COUNT // service_keep makes a flow for the plan
 
 #define SOURCE_TRIES 8
 
@@ -208,13 +198,11 @@ __noinline int service_keep(const struct packet *p, struct plan *plan)
 		}
 	}
 	if (sourced) {
-		ref = vacant(w) ? port_again(plan, &w->vacated) : 0;
-		reason = ref ? REASON_NONE : service_source(p, plan, &w->request);
+		reason = service_source(p, plan, &w->request);
 		if (reason != REASON_NONE)
 			goto refused;
 		flags |= ENTRY_PORT;
-		if (!ref)
-			ref = w->request.map << 16 | w->request.port;
+		ref = w->request.map << 16 | w->request.port;
 	}
 	if (dry_run)
 		return REASON_NEW_FLOW;
@@ -369,8 +357,9 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 		count_stateless(backend, p->l3_len);
 		return REASON_STATELESS;
 	}
-	// A flow that replaces another one needs no room in the table.
-	if (syn && s->flags & SERVICE_SYN_STATELESS && !answers_directly(p, b) && !(w && goes_there(plan, &w->vacated)))
+	// A connection that continues the flow of a closed one needs no room in the table.
+	if (syn && s->flags & SERVICE_SYN_STATELESS && !answers_directly(p, b) &&
+	    !(w && goes_there(plan, &w->closed, false)))
 		return syn_passes(p, backend);
 	return KEEPS_FLOW;
 }

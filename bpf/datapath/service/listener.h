@@ -48,8 +48,9 @@ __noinline __u32 service_of(const struct packet *p)
 
 	// A service accepts ICMP echo requests only. A later fragment may pass this check: it
 	// follows the decision of its first fragment.
-	if (!p || ((p->tuple.l4_proto == IPPROTO_ICMP || p->tuple.l4_proto == IPPROTO_ICMPV6) &&
-		   !(p->flags & (PACKET_QUERY | PACKET_LATER_FRAGMENT))))
+	if (!p || p->flags & PACKET_ERROR ||
+	    ((p->tuple.l4_proto == IPPROTO_ICMP || p->tuple.l4_proto == IPPROTO_ICMPV6) &&
+	     !(p->flags & (PACKET_QUERY | PACKET_LATER_FRAGMENT))))
 		return NO_ENTRY;
 	key.l4_proto = p->tuple.l4_proto;
 	key.family = p->family;

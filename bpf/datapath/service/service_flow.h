@@ -3,24 +3,23 @@
 #ifndef SLUICE_SERVICE_FLOW_H
 #define SLUICE_SERVICE_FLOW_H
 
-#include "flow/vacate.h"
 #include "nat/hairpin.h"
-#include "service/admit.h"
+#include "service/closed.h"
 #include "service/listener.h"
 #include "service/syn.h"
 
-// Reports whether a packet is for a port-forward that inside hosts may use. If so, plan->gateway
-// becomes the server.
-__noinline int to_server(const struct packet *p, struct plan *plan)
+#define KEEPS_FLOW REASON_COUNT // service_keep makes a flow for the plan
+
+// Reports whether the service of a packet is a port-forward that inside hosts may use. If so,
+// plan->gateway becomes the server.
+__noinline int to_server(const struct packet *p, struct plan *plan, __u32 service)
 {
-	struct service *s;
+	struct service *s = bpf_map_lookup_elem(&services, &service);
 	struct backend *b;
 	__u32 id;
 
 	if (!p || !plan)
 		return 0;
-	id = service_of(p);
-	s = bpf_map_lookup_elem(&services, &id);
 	if (!s || !(s->flags & SERVICE_PORT_FORWARD))
 		return 0;
 	id = slot_at(s->slots >> 32);
@@ -82,10 +81,8 @@ __noinline int new_service_flow(const struct packet *p, const struct plan *plan,
 	b = new_flow_of(w, p, plan);
 	b->flags = flags;
 	b->ref = ref;
-	if (s->flags & (SERVICE_TOA | SERVICE_PROXY))
-		b->edited = HEARD_EDITED;
-	if (s->flags & SERVICE_PROXY)
-		b->back_edited = HEARD_EDITED;
+	b->edited = edited(s);
+	b->back_edited = back_edited(s);
 	if (plan->edits & EDIT_SPLICE)
 		b->edited = b->back_edited = HEARD_EDITED;
 	if (!s->max_client_flows)
@@ -97,16 +94,15 @@ __noinline int new_service_flow(const struct packet *p, const struct plan *plan,
 	return plan->flags & PLAN_ADMITTED ? REASON_NONE : reason;
 }
 
-// Counts a new flow of a service and records the edits that its packets need.
-__noinline int service_made(const struct packet *p, struct plan *plan)
+// Counts a connection of a service and records the edits that its packets need. index: its primary
+// entry.
+__noinline int service_made(const struct packet *p, struct plan *plan, __u32 index)
 {
 	struct load *l, *bl;
-	struct work *w = the_work();
-	struct entry_meta *m;
 	struct service *s;
 	__u32 id, backend;
 
-	if (!p || !plan || !w)
+	if (!p || !plan)
 		return REASON_INTERNAL;
 	id = plan->owner;
 	backend = plan->backend;
@@ -121,13 +117,8 @@ __noinline int service_made(const struct packet *p, struct plan *plan)
 	__sync_fetch_and_add(&bl->active, 1);
 	if (s->log_ns)
 		log_connection(p, id);
-	plan->entry = w->new_flow.index;
-	m = meta_at(plan->entry, p->family == FAMILY_6);
-	if (m && m->hop) { // the next hop of the replaced flow
-		plan->hop = m->hop;
-		plan->hop_gen = m->hop_gen;
-	}
-	plan->record = w->new_flow.index | (p->family == FAMILY_6 ? ADJUST_6 : 0);
+	plan->entry = index;
+	plan->record = index | (p->family == FAMILY_6 ? ADJUST_6 : 0);
 	if (s->flags & SERVICE_TOA)
 		plan->edits |= EDIT_TOA;
 	if (s->flags & SERVICE_PROXY)
@@ -144,13 +135,80 @@ static __always_inline int service_flow(const struct packet *p, struct plan *pla
 
 	if (reason != REASON_NONE)
 		return reason;
-	reason = vacant(w) ? take_place(&w->new_flow, &w->vacated) : REASON_NONE;
-	if (reason == REASON_NONE)
-		reason = make_flow(&w->new_flow);
+	reason = make_flow(&w->new_flow);
 	if (reason == REASON_NEW_FLOW)
-		return service_made(p, plan);
+		return service_made(p, plan, w->new_flow.index);
 	if (w->new_flow.flags & ENTRY_CLIENT)
 		client_flow_put(&w->who);
+	return reason;
+}
+
+// Reports whether a server would answer a client directly, under its own address: both are on one
+// network, or on one host. A port-forward may give such a client the source of a NAT rule instead.
+static __always_inline bool answers_directly(const struct packet *p, const struct backend *b)
+{
+	return b->network_len && (p->tuple.l4_proto == IPPROTO_TCP || p->tuple.l4_proto == IPPROTO_UDP) &&
+	       in_prefix(&p->tuple.saddr, &b->addr, b->network_len);
+}
+
+// Reports whether the flow of the closed connection has the rewrites of a plan. The function adds
+// the source from the pool to the plan.
+static __always_inline bool continues(const struct packet *p, struct plan *plan, const struct service *s,
+				      const struct closed *was)
+{
+	__u32 id = plan->backend;
+	struct backend *b = bpf_map_lookup_elem(&backends, &id);
+	bool sourced;
+
+	if (!b || (have_forwards && s->flags & SERVICE_PORT_FORWARD && p->out == p->ifindex)) // perhaps a hairpin
+		return false;
+	sourced = s->mode == MODE_FULLNAT || answers_directly(p, b);
+	return goes_there(plan, was, sourced) && (!sourced || source_again(plan, was));
+}
+
+// Continues the flow of a closed connection with the connection that a SYN opens. Returns
+// REASON_NEW_FLOW; KEEPS_FLOW if the connection needs another flow; REASON_FLOW if another CPU has
+// changed the flow; REASON_CLASH if the sweeper has ended it meanwhile; or the reason for a refusal.
+__noinline int reopen(const struct packet *p, struct plan *plan)
+{
+	struct control *c = the_control();
+	struct work *w = the_work();
+	__u32 id, flags, index;
+	struct service *s;
+	int reason;
+
+	if (!p || !plan || !c || !w)
+		return REASON_INTERNAL;
+	id = plan->owner;
+	s = bpf_map_lookup_elem(&services, &id);
+	if (!s || !continues(p, plan, s, &w->closed))
+		return KEEPS_FLOW;
+	if (dry_run)
+		return REASON_NEW_FLOW;
+	if (!half_open_take(c))
+		return KEEPS_FLOW;
+	flags = ENTRY_HALF_OPEN | (w->closed.port ? ENTRY_PORT : 0);
+	if (s->max_client_flows) {
+		client_of(&w->who, &p->tuple.saddr, id, p->family == FAMILY_6);
+		reason = client_flow_get(&w->who, s->max_client_flows);
+		if (reason != REASON_NONE)
+			goto refused;
+		flags |= ENTRY_CLIENT;
+	}
+	index = w->closed.index;
+	reason = restart(p, w, s, flags);
+	if (reason == REASON_CLASH)
+		return reason;
+	w->closed.index = NO_ENTRY;
+	if (reason == REASON_NEW_FLOW) {
+		plan->hop = w->closed.hop;
+		plan->hop_gen = w->closed.hop_gen;
+		return service_made(p, plan, index);
+	}
+	if (flags & ENTRY_CLIENT)
+		service_flow_put(&w->who);
+refused:
+	half_open_give(c);
 	return reason;
 }
 

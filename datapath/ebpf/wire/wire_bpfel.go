@@ -675,16 +675,17 @@ type Work struct {
 		Index      uint32
 		_          [4]byte
 	}
-	Vacated struct {
+	Closed struct {
 		_          structs.HostLayout
 		Index      uint32
 		Twin       uint32
 		Port       uint32
+		HopGen     uint32
 		Owner      uint16
 		Backend    uint16
-		TwinFamily uint32
+		Hop        uint16
+		TwinFamily uint16
 	}
-	_     [4]byte
 	Bound struct {
 		_             structs.HostLayout
 		Inside        Tuple
@@ -775,6 +776,15 @@ type Work struct {
 		_     structs.HostLayout
 		Rule  uint32
 		Opens uint32
+	}
+	RecentRoutes [64]struct {
+		_       structs.HostLayout
+		Gateway uint32
+		Ifindex uint32
+		Gen     uint32
+		Hop     uint16
+		Tos     uint8
+		Pad     uint8
 	}
 }
 
