@@ -273,6 +273,19 @@ struct guess {
 	__u32 opens; // the last packet without a hint had no flow
 };
 
+// The next hop of a recent route lookup for IPv4 (see recall_route).
+struct recent_route {
+	__be32 gateway;
+	__u32 ifindex; // of arrival
+	__u32 gen;     // generation of the lookup
+	__u16 hop;     // index into hops
+	__u8 tos;
+	__u8 pad;
+};
+ASSERT_SIZE(struct recent_route, 16);
+
+#define RECENT_ROUTE_BITS 6
+
 // Working memory for one packet.
 struct work {
 	struct packet packet;
@@ -293,6 +306,7 @@ struct work {
 	__u8 extension[EXTENSION_MAX]; // buffer for the extension of an ICMP error
 	struct cookie cookie;
 	struct guess guess;
+	struct recent_route recent_routes[1 << RECENT_ROUTE_BITS];
 };
 
 #endif

@@ -186,17 +186,88 @@ static __noinline __u32 generation_now(void)
 	return c ? *(volatile __u32 *)&c->generation : 0;
 }
 
+// Returns a number that is added to the generation in a flow's entry while interfaces have
+// rp_filter 1. Packets that arrive by another interface then find no cached next hop, and their
+// source is checked.
+static __always_inline __u32 arrival(const struct control *c, __u32 ifindex)
+{
+	return c->checks & CHECK_STRICT ? ifindex * 0x9e3779b1U : 0;
+}
+
+// Returns the next hop in a slot if it was stored in the current generation, or null. ifindex: the
+// interface of arrival for the entry of a flow; 0 for other next hops.
+static __always_inline struct hop *hop_remembered(__u32 at, __u32 gen, __u32 ifindex)
+{
+	struct control *c = the_control();
+
+	if (!cache_hops || !c || gen - arrival(c, ifindex) != *(volatile __u32 *)&c->generation || !at)
+		return 0;
+	return bpf_map_lookup_elem(&hops, &at);
+}
+
+static __always_inline bool hop_fresh(const struct hop *h, __u32 now)
+{
+	return now - h->checked <= hz;
+}
+
+// Returns the place of a recent route lookup for the destination of a plan.
+static __always_inline struct recent_route *recent_route_of(struct work *w, const struct plan *plan)
+{
+	return &w->recent_routes[plan->gateway.w[0] * 0x9e3779b1U >> (32 - RECENT_ROUTE_BITS)];
+}
+
+// Reports whether destination, traffic class and interface of arrival determine the route of a plan
+// for IPv4: no rule and no multipath route selects it by other fields.
+static __always_inline bool route_is_plain(const struct control *c, const struct plan *plan)
+{
+	return cache_hops && !dry_run && plan->gateway_family == FAMILY_4 && plan->family == FAMILY_4 &&
+	       plan->backend_hop == NO_ENTRY && !(c->checks & (CHECK_RULES | CHECK_MULTIPATH));
+}
+
+// Returns the next hop of a recent lookup for the route of a plan, or null. New flows to one server
+// then share a lookup. Its result is valid as long as the next hop in the entry of a flow.
+static __always_inline struct hop *recall_route(struct work *w, const struct control *c, const struct packet *p,
+						const struct plan *plan, __u32 *at)
+{
+	struct recent_route *r = recent_route_of(w, plan);
+	struct hop *h;
+
+	if (!route_is_plain(c, plan) || r->gateway != plan->gateway.w[0] || r->ifindex != p->ifindex ||
+	    r->tos != p->tos)
+		return 0;
+	*at = r->hop;
+	h = hop_remembered(*at, r->gen, 0);
+	return h && hop_fresh(h, p->now) ? h : (void *)0;
+}
+
+static __always_inline void store_route(struct work *w, const struct control *c, const struct packet *p,
+					const struct plan *plan, __u32 gen)
+{
+	struct recent_route *r = recent_route_of(w, plan);
+
+	if (!route_is_plain(c, plan) || !plan->hop)
+		return;
+	r->gateway = plan->gateway.w[0];
+	r->ifindex = p->ifindex;
+	r->gen = gen;
+	r->hop = plan->hop;
+	r->tos = p->tos;
+}
+
 // Determines the egress interface of the untranslated packet, if NAT rules depend on it. forward:
 // the egress interface towards the server in plan->gateway. Returns false if there is no working
 // memory.
 static __always_inline bool egress(void *ctx, struct packet *p, struct plan *plan, bool forward)
 {
+	struct control *c = the_control();
 	struct work *w = the_work();
 	struct bpf_fib_lookup *fib;
+	struct hop *h;
+	__u32 at;
 
 	if (!nat_by_egress && !forward)
 		return true;
-	if (!w)
+	if (!w || !c)
 		return false;
 	plan->to = p->tuple;
 	plan->family = p->family;
@@ -205,6 +276,12 @@ static __always_inline bool egress(void *ctx, struct packet *p, struct plan *pla
 		plan->asked = generation_now();
 	}
 	plan->gateway_family = p->family;
+	h = forward ? (void *)0 : recall_route(w, c, p, plan, &at);
+	if (h) {
+		plan->asked = 0;
+		p->out = h->ifindex;
+		return true;
+	}
 	fib = (void *)w->fib;
 	fib_request(fib, p, plan);
 	switch (fib_found(ctx, fib)) {
@@ -279,14 +356,6 @@ static __always_inline enum reason fib_reason(int ret)
 		return REASON_NO_ROUTE;
 	}
 	return REASON_NOT_ROUTED;
-}
-
-// Returns a number that is added to the generation in a flow's entry while interfaces have
-// rp_filter 1. Packets that arrive by another interface then find no cached next hop, and their
-// source is checked.
-static __always_inline __u32 arrival(const struct control *c, __u32 ifindex)
-{
-	return c->checks & CHECK_STRICT ? ifindex * 0x9e3779b1U : 0;
 }
 
 static __always_inline void hop_remember(const struct control *c, const struct packet *p, const struct plan *plan,
@@ -398,7 +467,7 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	struct control *c = the_control();
 	struct work *w = the_work();
 	struct bpf_fib_lookup *fib;
-	__u32 gen, before = plan->hop;
+	__u32 gen, before = plan->hop, at;
 	enum reason reason = REASON_NONE;
 	int found = BPF_FIB_LKUP_RET_SUCCESS;
 	bool again;
@@ -408,6 +477,12 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	fib = (void *)w->fib;
 	if (plan->entry != NO_ENTRY && plan->backend_hop == NO_ENTRY)
 		plan->gateway = plan->to.daddr;
+	if (!plan->asked && !(plan->flags & PLAN_ROUTED) && recall_route(w, c, p, plan, &at)) {
+		plan->hop = at;
+		plan->flags |= PLAN_ROUTED;
+		hop_remember(c, p, plan, recent_route_of(w, plan)->gen);
+		return REASON_NONE;
+	}
 	gen = plan->asked;
 	plan->asked = 0;
 	if (!gen || !routed_by_own(p, plan) || plan->gateway.d[0] != p->tuple.daddr.d[0] ||
@@ -452,26 +527,11 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	if (dry_run)
 		return REASON_NONE;
 	hop_remember(c, p, plan, gen);
+	store_route(w, c, p, plan, gen);
 	return again && kernel_probes(ctx, c, p, plan) ? REASON_NO_NEIGHBOUR : REASON_NONE;
 }
 
 BOTH_HOOKS(route, !p || !plan ? REASON_INTERNAL : route(ctx, p, plan), const struct packet *p, struct plan *plan)
-
-// Returns the next hop in a slot if it was stored in the current generation, or null. ifindex: the
-// interface of arrival for the entry of a flow; 0 for other next hops.
-static __always_inline struct hop *hop_remembered(__u32 at, __u32 gen, __u32 ifindex)
-{
-	struct control *c = the_control();
-
-	if (!cache_hops || !c || gen - arrival(c, ifindex) != *(volatile __u32 *)&c->generation || !at)
-		return 0;
-	return bpf_map_lookup_elem(&hops, &at);
-}
-
-static __always_inline bool hop_fresh(const struct hop *h, __u32 now)
-{
-	return now - h->checked <= hz;
-}
 
 // Reports whether the cached next hop of a plan may still be used. If not, the caller looks up the
 // route.
