@@ -159,7 +159,7 @@ func (r *Report) causeOf(n *observe.Namespace, c *outcome.Class) (best *Finding)
 }
 
 // counting are checks with counters that matter only if connections fail.
-var counting = []string{"CT07", "CT10", "ST02", "ST08", "ST11", "PT03", "RL14", "RL15", "FW04", "FW07", "FW08", "FW09", "FW12", "LS01", "LS02"}
+var counting = []string{"CT07", "CT10", "ST02", "ST08", "ST11", "PT03", "RL14", "RL15", "FW04", "FW07", "FW08", "FW09", "FW12", "LS01", "LS02", "RX02"}
 
 // noteCounters makes notes of findings by counters in namespaces without failing connections.
 func (r *Report) noteCounters(s *observe.Sample) {
@@ -168,10 +168,10 @@ func (r *Report) noteCounters(s *observe.Sample) {
 		if f.Verdict < Warn || !slices.Contains(counting, f.Check) {
 			continue
 		}
-		for _, n := range s.Namespaces {
-			if n.Name == f.Namespace && works(n.Traffic) && !refusing(n.Traffic, f) && !unseen(f) {
-				f.Verdict = Info
-			}
+		concerned := slices.DeleteFunc(slices.Clone(s.Namespaces), func(n *observe.Namespace) bool { return f.Namespace != "" && n.Name != f.Namespace })
+		victims := func(n *observe.Namespace) bool { return !works(n.Traffic) || refusing(n.Traffic, f) }
+		if len(concerned) > 0 && !unseen(f) && !slices.ContainsFunc(concerned, victims) {
+			f.Verdict = Info
 		}
 	}
 }
