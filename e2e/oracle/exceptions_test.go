@@ -3,6 +3,7 @@
 package oracle
 
 import (
+	"fmt"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -127,13 +128,24 @@ func resolutionKept(s *situation) (missing, extra []string) {
 	late := func(l string, f parsed) bool {
 		a, ok := f.asksFor()
 		recent := s.run.script[max(0, len(s.run.script)-10):]
-		return either(l, f) || ok && slices.ContainsFunc(recent, func(line string) bool { return strings.Contains(line, "dst="+a.String()+",") })
+		return either(l, f) || ok && slices.ContainsFunc(recent, func(line string) bool {
+			return strings.Contains(line, "dst="+a.String()+",") || strings.Contains(line, "dst="+a.String()+")")
+		})
 	}
 	missing, extra = filter(s.missing, either), filter(s.extra, late)
 	// eBPF asks for the next hop before it checks the size of the packet.
 	if slices.ContainsFunc(s.world.wire.arrived, func(f frame) bool { return tooBig(packet.Parse(f.bytes)) }) {
 		extra = filter(s.extra, func(_ string, f parsed) bool { _, ok := f.asksFor(); return ok })
 	}
+	// The kernel asks from the source of the packet if it is its own.
+	asking := func(f parsed) string {
+		if a, ok := f.asksFor(); ok {
+			return f.link + " " + a.String()
+		}
+		return ""
+	}
+	sm, sx := s.pairs(asking, asking)
+	missing, extra = append(subtract(missing, sm), sm...), append(subtract(extra, sx), sx...)
 	// An entry that was made stale is resolved at once, and has the right hardware address sooner.
 	m, x := s.pairs(parsed.toAnybody, func(f parsed) string {
 		eth, ok := packet.Find[*packet.Ethernet](f.p)
@@ -288,7 +300,7 @@ func notRemembered(s *situation) (missing, extra []string) {
 		}
 		return f.without(0, true, false)
 	}, func(f parsed) string { return f.without(0, true, false) })
-	if len(s.extra) == 0 {
+	if len(s.extra) == 0 && s.run.late() {
 		missing = filter(s.missing, func(_ string, f parsed) bool { return untranslated(f) || back && ofSent(s, f) })
 	}
 	return missing, extra
@@ -296,7 +308,7 @@ func notRemembered(s *situation) (missing, extra []string) {
 
 // ofSent reports whether a frame is the packet of the step, untranslated, or an error about it.
 func ofSent(s *situation, f parsed) bool {
-	if s.world.sent == nil {
+	if s.world.sent == nil || len(f.at) == 0 {
 		return false
 	}
 	a, b := parsed{p: s.world.sent, at: []int{1}}.ends(0)
@@ -316,7 +328,7 @@ func (s *situation) rerouted() bool {
 // reroutedEnds: a flow of masquerade or snat whose packets are routed by another interface than the rule's ends with the
 // next packet on eBPF; nftables ends only some.
 func reroutedEnds(s *situation) (missing, extra []string) {
-	if verb, _, _ := strings.Cut(s.line, " "); verb != "reply" && verb != "again" {
+	if verb, _, _ := strings.Cut(s.line, " "); verb != "reply" && verb != "again" || !s.run.late() {
 		return nil, nil
 	}
 	return filter(s.missing, func(_ string, f parsed) bool {
@@ -345,7 +357,7 @@ func ownErrors(s *situation) (missing, extra []string) {
 	})
 	alone := filter(subtract(s.extra, extra), func(_ string, f parsed) bool {
 		src, dst := f.ends(0)
-		return f.error != nil && ownAddress(src) && f.link == s.world.last[s.talk()].link && !s.run.worlds[0].reaches(dst)
+		return f.error != nil && ownAddress(src) && f.link == s.world.last[s.talk()].link && !s.run.worlds[0].reaches(dst, f)
 	})
 	answered := slices.ContainsFunc(s.world.wire.arrived, func(f frame) bool {
 		e, ok := packet.Find[*packet.ICMP](packet.Parse(f.bytes))
@@ -359,9 +371,14 @@ func ownErrors(s *situation) (missing, extra []string) {
 
 var nextHop = regexp.MustCompile(`^\S+ (?:from \S+ )?(?:via (?:inet6 )?(\S+) )?dev (\S+)`)
 
-// reaches reports whether the kernel would send to an address now: it has a route, and the next hop answers.
-func (w *world) reaches(a netip.Addr) bool {
-	out, err := w.ip.run("route get " + a.String())
+// reaches reports whether the kernel would send an ICMP error to an address now: it has a route for the type of service
+// of the error, and the next hop answers.
+func (w *world) reaches(a netip.Addr, f parsed) bool {
+	service := ""
+	if ip, ok := packet.Find[*packet.IPv4](f.p); ok {
+		service = fmt.Sprintf(" tos %#x", ip.TOS&0x1e)
+	}
+	out, err := w.ip.run("route get " + a.String() + service)
 	m := nextHop.FindStringSubmatch(out)
 	if err != nil || m == nil {
 		return false

@@ -4,6 +4,7 @@ package oracle
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/sluice-lb/sluice/config"
@@ -36,18 +37,32 @@ func quotingAnything(f parsed) string {
 	return f.without(1, true, true)
 }
 
-// prefixErrors: nftables does not translate what an ICMPv6 error about a packet of npt66 quotes.
+// prefixErrors: nftables does not translate what an ICMPv6 error about a packet of npt66 quotes. An error of a router that
+// the rule does not cover has the router's address, on eBPF that of the inside host (RFC 5508).
 func prefixErrors(s *situation) (missing, extra []string) {
 	if !s.has("", config.NATNPT66) {
 		return nil, nil
 	}
-	anything := func(f parsed) string {
+	quoting := func(f parsed) string {
 		if f.error == nil || !f.error.V6 {
 			return ""
 		}
 		return f.without(1, true, true)
 	}
-	return s.pairs(anything, anything)
+	fromOutside := func(of ...string) func(parsed) string {
+		return func(f parsed) string {
+			src, _ := f.ends(0)
+			within := slices.ContainsFunc(of, func(p string) bool { return netip.MustParsePrefix(p).Contains(src) })
+			if f, ok := parse(quoting(f)); ok && within {
+				return f.without(0, true, false)
+			}
+			return ""
+		}
+	}
+	missing, extra = s.pairs(quoting, quoting)
+	rest := &situation{run: s.run, line: s.line, world: s.world, missing: subtract(s.missing, missing), extra: subtract(s.extra, extra)}
+	m, x := rest.pairs(fromOutside("2001:db8:9::/64", "fd00:20::/64"), fromOutside("2001:db8:77::/64"))
+	return append(missing, m...), append(extra, x...)
 }
 
 // dsrAtIngress: nftables forwards packets of mode dsr at the ingress hook, where neither their length nor their TTL

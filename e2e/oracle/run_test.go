@@ -26,6 +26,7 @@ type run struct {
 	script   []string          // steps until now
 	settings map[string]string // of sysctl
 	slow     bool              // waits longer after each change: to find out whether a difference was one of time
+	began    time.Time         // when the comparison of this step began
 }
 
 // difference is a step after which a world is not as the oracle.
@@ -89,12 +90,9 @@ func (r *run) step(line string) (*difference, error) {
 	return r.compare(line, said)
 }
 
-// patience is how long a world may take to do what another has done already. The daemon may be loading its programs.
-var patience = 6 * time.Second
-
 // compare waits until all worlds have the same outcome.
 func (r *run) compare(line string, said [][]string) (*difference, error) {
-	begin := time.Now()
+	r.began = time.Now()
 	for round := 0; ; round++ {
 		var found *difference
 		for i, w := range r.worlds {
@@ -110,7 +108,7 @@ func (r *run) compare(line string, said [][]string) (*difference, error) {
 		excepted := map[string]int{}
 		for i, w := range r.worlds[1:] {
 			missing, extra := outcomes[0].against(outcomes[i+1], r.worlds[0], w)
-			if time.Since(begin) > 30*time.Millisecond {
+			if time.Since(r.began) > 30*time.Millisecond {
 				missing, extra = r.except(line, w, missing, extra, excepted)
 			}
 			if len(missing)+len(extra) > 0 && found == nil {
@@ -126,7 +124,7 @@ func (r *run) compare(line string, said [][]string) (*difference, error) {
 			}
 			return nil, r.remember(line, outcomes)
 		}
-		if found != nil && time.Since(begin) > patience {
+		if found != nil && time.Since(r.began) > patience {
 			found.script = slices.Clone(found.script)
 			return found, r.remember(line, outcomes)
 		}
@@ -134,19 +132,6 @@ func (r *run) compare(line string, said [][]string) (*difference, error) {
 			w.wire.await(200 * time.Microsecond)
 		}
 	}
-}
-
-// resolutionTime exceeds the time that the kernel and the daemon take for a silent next hop (see settings).
-const resolutionTime = 400 * time.Millisecond
-
-// outstanding reports whether a packet that no world has sent on may wait for its next hop.
-func (r *run) outstanding(outcomes []outcome) bool {
-	for i, w := range r.worlds {
-		if len(outcomes[i].lines) > 0 || w.sent == nil {
-			return false
-		}
-	}
-	return slices.ContainsFunc(r.worlds, func(w *world) bool { return time.Since(w.wire.unanswered) < resolutionTime })
 }
 
 // end ends the conversation of a step: the worlds are no longer equal in it.

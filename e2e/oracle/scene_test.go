@@ -24,7 +24,7 @@ var sourcePool6 = netip.MustParseAddr("fd00:2::100")
 var pooled = map[netip.Addr]bool{}
 
 func init() {
-	for _, a := range []string{"203.0.113.1", "203.0.113.201", "203.0.113.50", "203.0.113.51", "2001:db8:1::1", "2001:db8:1::201", "10.0.2.100", "fd00:2::100"} {
+	for _, a := range []string{"203.0.113.1", "203.0.113.201", "203.0.113.50", "203.0.113.51", "2001:db8:1::1", "2001:db8:1::50", "2001:db8:1::51", "2001:db8:1::201", "10.0.2.100", "fd00:2::100"} {
 		pooled[netip.MustParseAddr(a)] = true
 	}
 }
