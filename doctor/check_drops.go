@@ -233,14 +233,14 @@ func checkOtherDrops(_ context.Context, c *Case) Finding {
 			if len(g.Places) == 0 {
 				continue
 			}
-			what = fmt.Sprintf("%s at %s", g.Places[0].Reason, g.Places[0].Function)
-			if g.Places[0].Reason == "NOT_SPECIFIED" {
-				// May be anything: a socket's filter, the end of a driver's queue. Only more than
-				// a share of the traffic is said.
-				if c.shareOf(g.Packets) < unknownDropsShare {
-					continue
-				}
-				what = "dropped by " + g.Places[0].Function + " without a reason"
+			// The kernel gives no reason for drops by a socket's filter or at the end of a driver's queue. They count
+			// from a share of the traffic on.
+			if g.Places[0].Reason == "NOT_SPECIFIED" && c.shareOf(g.Packets) < unknownDropsShare {
+				continue
+			}
+			what = "dropped for a reason that no check knows"
+			if at := g.Places[0].Interface; at != "" {
+				what += " on " + at
 			}
 		}
 		worst = c.withDrops(found(Warn, "%s: %.0f packets/s are lost%s", what, g.PerSecond, c.towards(cause)).losing(g.PerSecond), cause)

@@ -73,7 +73,8 @@ type Drop struct {
 	Cause     trace.Cause
 	Hook      trace.Hook
 	Interface string
-	Answer    bool // of the answer
+	Place     string // function and reason in the kernel's words
+	Answer    bool   // of the answer
 }
 
 // Rejection is an ICMP error about an exchange, or a reset by the server or on its behalf.
@@ -153,7 +154,7 @@ func (w *way) add(p *trace.Packet, port bool) {
 		w.lastSent, w.tuple = p.Time, p.Tuple
 	case !p.Cause.Benign:
 		w.dropped++
-		w.drop = &Drop{Cause: p.Cause, Hook: p.Hook, Interface: p.Interface}
+		w.drop = &Drop{Cause: p.Cause, Hook: p.Hook, Interface: p.Interface, Place: p.Place.Name + ", " + p.Reason}
 	}
 	if p.Point == trace.Transmitted && p.HasMACs {
 		w.mac, w.hasMAC = p.DestMAC, true

@@ -137,7 +137,7 @@ func (c *Collector) verdict(e *Exchange) Verdict {
 			return Ongoing
 		}
 		if d != nil {
-			e.Reason.Drop = &Drop{Cause: d.Cause, Hook: d.Hook, Interface: d.Interface, Answer: true}
+			e.Reason.Drop = d.ofAnswer()
 		}
 		return fail(AnswerLost)
 	}
@@ -171,6 +171,12 @@ func (c *Collector) strays(e *Exchange) bool {
 	}
 	// Acknowledgements to this host itself are not sampled: the answer is repeated without them.
 	return !c.toHost(e) || e.reply.lastSent-e.reply.firstSent >= waits
+}
+
+// ofAnswer is the drop as one of the answer.
+func (d Drop) ofAnswer() *Drop {
+	d.Answer = true
+	return &d
 }
 
 // reset decides a connection that is answered by resets.
@@ -284,7 +290,10 @@ func (c *Collector) stalled(e *Exchange) (Verdict, bool) {
 			e.Stage = TooBig
 			e.Reason = Reason{Large: w.large.size}
 			if w.drop != nil {
-				e.Reason.Drop = &Drop{Cause: w.drop.Cause, Hook: w.drop.Hook, Interface: w.drop.Interface, Answer: answer}
+				e.Reason.Drop = w.drop
+				if answer {
+					e.Reason.Drop = w.drop.ofAnswer()
+				}
 			}
 			return Failed, true
 		case w.small.stuck(other) && c.end-w.small.last < 3*time.Second:
@@ -294,7 +303,7 @@ func (c *Collector) stalled(e *Exchange) (Verdict, bool) {
 				e.Stage = NoAnswer
 			}
 			if d := other.drop; d != nil && !answer {
-				e.Stage, e.Reason.Drop = AnswerLost, &Drop{Cause: d.Cause, Hook: d.Hook, Interface: d.Interface, Answer: true}
+				e.Stage, e.Reason.Drop = AnswerLost, d.ofAnswer()
 			}
 			if e.attempts == 0 {
 				e.attempts = w.small.count

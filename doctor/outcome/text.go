@@ -7,6 +7,7 @@ import (
 	"net"
 
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/trace"
 )
 
 // subject names the exchanges of the class: "23 of 24 connections to 10.0.0.2:25565".
@@ -78,7 +79,9 @@ func (c *Class) ending() string {
 	e, d := c.Example, c.Reason.Drop
 	lost := ""
 	if d != nil {
-		lost = d.Cause.Title
+		if lost = d.Cause.Title; d.Cause.ID == trace.CauseOther.ID {
+			lost = "for a reason that no check knows"
+		}
 		if d.Interface != "" {
 			lost += " (" + d.Interface + ")"
 		}
@@ -201,7 +204,7 @@ func (c *Class) Evidence() (lines []string) {
 		if d.Answer {
 			what = "the answer"
 		}
-		add("%s was dropped: %s", what, d.Cause.Title)
+		add("%s was dropped: %s (%s)", what, d.Cause.Title, d.Place)
 	}
 	if r := c.Reason.Rejection; r != nil {
 		add("%s", r)
