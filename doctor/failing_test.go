@@ -42,7 +42,7 @@ func exchanges(s *observe.Sample, good, bad int, lost trace.PacketLoss, follows 
 			trace.Packet{Point: trace.Received, Interface: "wan0", Tuple: request.Reverse(), TCPFlags: trace.TCPSyn | trace.TCPAck},
 			trace.Packet{Point: trace.Transmitted, Interface: "lan0", InIfIndex: 2, Tuple: request.Reverse(), TCPFlags: trace.TCPSyn | trace.TCPAck})
 	}
-	s.Namespaces[0].Traffic = c.Report(now+3*time.Second, lost)
+	s.Namespaces[0].Traffic = c.Report(now+3*time.Second, lost, nil)
 }
 
 func dropsOf(cause trace.Cause, answer bool) func(request flow.Tuple) []trace.Packet {

@@ -327,6 +327,9 @@ func (w *Watcher) report(ctx context.Context, r *DropReport, ns netdev.Namespace
 	}
 }
 
+// Refine corrects a cause by the counters of the same window.
+func Refine(c Cause, delta Counters) Cause { return refine(c, delta, nftDropsApart()) }
+
 // refine corrects a cause that the counters of the same window rule out: without
 // a drop counted by connection tracking, it was a rule.
 func refine(c Cause, delta Counters, nftSeparate bool) Cause {

@@ -63,7 +63,7 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 	var traffic *traffic
 	fail := func(err error) (*Sample, error) {
 		s.collectDrops(context.WithoutCancel(ctx), watcher) // ends it
-		s.collectTraffic(traffic)
+		traffic.end()
 		return nil, err
 	}
 	start := time.Now()
@@ -98,9 +98,10 @@ func Take(ctx context.Context, reader Reader, o Options) (*Sample, error) {
 	if err := pause.For(ctx, max(o.Window-time.Since(start), traffic.left(o))); err != nil {
 		return fail(err)
 	}
+	traffic.end()
+	gone += s.readAgain(ctx, reader)
 	s.collectTraffic(traffic)
 	traffic = nil
-	gone += s.readAgain(ctx, reader)
 	if o.Session == nil {
 		s.tablesAgain(ctx, reader)
 	}

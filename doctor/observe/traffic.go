@@ -22,6 +22,8 @@ type traffic struct {
 	stop       context.CancelFunc
 	reading    sync.WaitGroup
 	err        error // of reading
+	ended      time.Duration
+	lost       trace.PacketLoss
 }
 
 // watchTraffic begins to observe the packets of the namespaces, which were read once. Without the
@@ -87,25 +89,32 @@ func hostOf(links []Link) outcome.Host {
 	return h
 }
 
-// collectTraffic ends the observation and gives each namespace its outcomes.
-func (s *Sample) collectTraffic(t *traffic) {
+// end ends the observation, and reads the rest of it.
+func (t *traffic) end() {
 	if t == nil {
 		return
 	}
-	end := monotonic()
+	t.ended = monotonic()
 	_ = t.packets.Detach() // the rest of the ring is still read
 	t.stop()
 	t.reading.Wait()
-	lost := t.packets.Lost()
+	t.lost = t.packets.Lost()
 	_ = t.packets.Close()
-	if t.err != nil {
+}
+
+// collectTraffic gives each namespace the outcomes of an observation that ended. The counters of the window were read.
+func (s *Sample) collectTraffic(t *traffic) {
+	switch {
+	case t == nil:
+		return
+	case t.err != nil:
 		s.Limits = append(s.Limits, t.err.Error())
 		return
 	}
 	for _, n := range s.Namespaces {
-		n.Traffic = t.collectors[n.Inode].Report(end, lost)
+		n.Traffic = t.collectors[n.Inode].Report(t.ended, t.lost, func(c trace.Cause) trace.Cause { return trace.Refine(c, n.Delta) })
 	}
-	if lost != (trace.PacketLoss{}) {
-		s.Limits = append(s.Limits, fmt.Sprintf("packets that were not observed: %d openings and errors, %d others, %d unreadable, %d in interrupts", lost.Openings, lost.Others, lost.Unreadable, lost.Interrupted))
+	if l := t.lost; l != (trace.PacketLoss{}) {
+		s.Limits = append(s.Limits, fmt.Sprintf("packets that were not observed: %d openings and errors, %d others, %d unreadable, %d in interrupts", l.Openings, l.Others, l.Unreadable, l.Interrupted))
 	}
 }

@@ -89,9 +89,18 @@ const (
 )
 
 // Report decides all exchanges at the end of the window, in the time of packets. lost is what the observer
-// missed.
-func (c *Collector) Report(end time.Duration, lost trace.PacketLoss) *Report {
+// missed. refine, if set, corrects the causes of drops.
+func (c *Collector) Report(end time.Duration, lost trace.PacketLoss, refine func(trace.Cause) trace.Cause) *Report {
 	c.end = max(c.end, end)
+	if refine != nil {
+		for _, e := range c.exchanges {
+			for _, w := range []*way{&e.request, &e.reply} {
+				if w.drop != nil {
+					w.drop.Cause = refine(w.drop.Cause)
+				}
+			}
+		}
+	}
 	r := &Report{Lost: lost, Cut: c.cut}
 	failed, refused := map[string][]*Exchange{}, map[string][]*Exchange{}
 	var decided []*Exchange

@@ -106,7 +106,7 @@ func (s *scene) report(lost trace.PacketLoss) *Report {
 	for i := range s.packets {
 		c.Add(&s.packets[i])
 	}
-	return c.Report(s.now+3*time.Second, lost)
+	return c.Report(s.now+3*time.Second, lost, nil)
 }
 
 func TestStages(t *testing.T) {
@@ -358,6 +358,26 @@ func TestLoss(t *testing.T) {
 	}
 }
 
+// TestRefine wants the counters of the window to correct the cause of a drop before it is judged.
+func TestRefine(t *testing.T) {
+	var s scene
+	for i := range 5 {
+		r := outbound(i, "198.51.100.8:443").request
+		s.see(trace.Received, "lan0", r, flags(syn))
+		s.see(trace.Dropped, "lan0", r, flags(syn), dropped(trace.CauseTableFull))
+	}
+	for refine, filtered := range map[trace.Cause]int{trace.CauseTableFull: 0, trace.CauseHookRule: 5} {
+		c := NewCollector(sceneHost, NewBudget())
+		for i := range s.packets {
+			c.Add(&s.packets[i])
+		}
+		r := c.Report(s.now+time.Second, trace.PacketLoss{}, func(trace.Cause) trace.Cause { return refine })
+		if r.Filtered != filtered || r.Failed != 5-filtered {
+			t.Errorf("cause %s: %+v", refine.ID, r)
+		}
+	}
+}
+
 // TestTooEarly wants no verdict about requests that just left.
 func TestTooEarly(t *testing.T) {
 	var s scene
@@ -366,7 +386,7 @@ func TestTooEarly(t *testing.T) {
 	for i := range s.packets {
 		c.Add(&s.packets[i])
 	}
-	if r := c.Report(s.now+100*time.Millisecond, trace.PacketLoss{}); r.Failed != 0 || r.Ongoing != 1 {
+	if r := c.Report(s.now+100*time.Millisecond, trace.PacketLoss{}, nil); r.Failed != 0 || r.Ongoing != 1 {
 		t.Errorf("report %+v", r)
 	}
 }
@@ -379,7 +399,7 @@ func TestBounds(t *testing.T) {
 			Tuple: tuple(flow.TCP, fmt.Sprintf("198.51.%d.%d:%d", i>>16, i>>8&255, 1000+i&255), "10.0.0.2:80")}
 		c.Add(&p)
 	}
-	if r := c.Report(time.Second, trace.PacketLoss{}); !r.Cut || len(c.exchanges) != mostExchanges {
+	if r := c.Report(time.Second, trace.PacketLoss{}, nil); !r.Cut || len(c.exchanges) != mostExchanges {
 		t.Errorf("%d exchanges, cut %v", len(c.exchanges), r.Cut)
 	}
 }
