@@ -71,7 +71,7 @@ var faults = []fault{
 	{"a destination is routed to the inside", "routes", nil, "dns", []string{"g", "ip route add 198.51.100.7/32 dev $IN"}, `next hop.*not answer|not answer.*(arp|$IN)|$IN.*not answer|wrong way`},
 	{"a rule routes the inside into nothing", "routes", nil, "out", []string{"g", "ip rule add from $NET unreachable"}, `unreachable|ip rule`},
 	{"a rule uses a table without a route", "routes", nil, "out", []string{"g", "ip route add prohibit default table 77; ip rule add iif $IN table 77"}, `prohibit|table 77`},
-	{"a loop with the inside", "routes", nil, "dns", []string{"c", "sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.send_redirects=0 net.ipv4.conf.eth0.send_redirects=0", "g", "ip route add 198.51.100.7/32 via $C dev $IN", "g", "sysctl -qw net.ipv4.conf.all.send_redirects=0 net.ipv4.conf.$IN.send_redirects=0"}, `loop|TTL|came by|arriv.*same|wrong way|back`},
+	{"a loop with the inside", "routes", nil, "dns", []string{"c", "sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.send_redirects=0 net.ipv4.conf.eth0.send_redirects=0", "g", "ip route add 198.51.100.7/32 via $C dev $IN", "g", "sysctl -qw net.ipv4.conf.all.send_redirects=0 net.ipv4.conf.$IN.send_redirects=0"}, `loop|TTL|interface of their arrival|wrong way|back`},
 	{"the inside network has no route", "routes", []kind{router, gateway, balancer}, "published", []string{"g", "ip route del $NET dev $IN"}, `no route|came by|wrong way|arriv.*same|back`},
 	// Settings.
 	{"forwarding is off", "settings", nil, "out", []string{"g", "sysctl -qw net.ipv4.ip_forward=0"}, `forwarding is off`},
