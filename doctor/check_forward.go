@@ -188,7 +188,7 @@ func checkRPFilter(_ context.Context, c *Case) Finding {
 		arrived := c.arrivedOn(trace.CauseRPFilter)
 		if one, _ := c.sysctl("net.ipv4.conf." + arrived + ".rp_filter"); max(all, one) == 2 {
 			f.Remedy = &Remedy{Do: "add a route that leads to the source: the filter is loose already and asks for any", Risk: "a route that is wrong takes other traffic along"}
-		} else if w, known := c.wayBack(); known && !w.Alive() {
+		} else if w, known := c.wayBack(); known && w.Dead() {
 			f.Remedy = &Remedy{Do: fmt.Sprintf("correct the route back: it leads by %s to %s, which does not answer %s, so that a loose filter would not help", w.Interface, w.NextHop, asks(w.NextHop)), Risk: "a route that is wrong takes other traffic along"}
 		}
 		return c.withDrops(f.filling("IFACE", arrived), trace.CauseRPFilter)

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/doctor/outcome"
 	"github.com/sluice-lb/sluice/flow"
@@ -121,5 +123,25 @@ func TestCountersWithoutVictims(t *testing.T) {
 				t.Errorf("conclusion: %s", r.Conclusion[0])
 			}
 		})
+	}
+}
+
+// TestWayBack wants a loose filter to be no remedy where the way back is dead, and to be one where nobody asked for
+// its next hop yet.
+func TestWayBack(t *testing.T) {
+	for state, want := range map[int]bool{0: true, netlink.NUD_FAILED: false} {
+		s := examined(t)
+		n := s.Namespaces[0]
+		lostBy(trace.CauseRPFilter, "wan0", observe.Gateway{Address: netip.MustParseAddr("203.0.113.2"), Interface: "wan0"})(s)
+		n.Delta["TcpExt.IPReversePathFilter"] = 60
+		for packet, w := range n.Ways {
+			w.State = state
+			n.Ways[packet] = w
+		}
+		for _, f := range Judge(context.Background(), s).Findings {
+			if f.Check == "FW02" && (len(f.Remedy.Commands) > 0) != want {
+				t.Errorf("state %d: %s, commands %q", state, f.Remedy.Do, f.Remedy.Commands)
+			}
+		}
 	}
 }

@@ -125,10 +125,8 @@ func (n *Namespace) followUp() {
 	})
 }
 
-// Alive reports whether the next hop answered lately.
-func (w *Way) Alive() bool {
-	return w.State&(netlink.NUD_REACHABLE|netlink.NUD_STALE|netlink.NUD_DELAY|netlink.NUD_PROBE|netlink.NUD_PERMANENT|netlink.NUD_NOARP) != 0
-}
+// Dead reports whether the kernel asks for the next hop in vain. A next hop without packets has no entry.
+func (w *Way) Dead() bool { return w.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE) != 0 }
 
 // ways looks up the routes of dropped packets. For packets that the reverse path filter refused, it looks up the route
 // back.
