@@ -5,6 +5,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -204,11 +205,16 @@ func checkQdisc(_ context.Context, c *Case) Finding {
 		}
 	})
 	if f.Verdict == OK {
-		if g, seen := c.drops(trace.CauseQdisc); seen && g.PerSecond > 1 {
+		if g, seen := c.drops(trace.CauseQdisc); seen && g.PerSecond > 1 && !c.withoutCarrier(c.arrivedOn(trace.CauseQdisc)) {
 			f = found(Warn, "queueing disciplines dropped %d packets", g.Packets).losing(g.PerSecond).filling("IFACE", c.arrivedOn(trace.CauseQdisc))
 		}
 	}
 	return c.withDrops(f, trace.CauseQdisc)
+}
+
+// withoutCarrier reports whether a link is up and not connected, so that its queue drops everything.
+func (c *Case) withoutCarrier(name string) bool {
+	return slices.ContainsFunc(c.NS.After.Links, func(l observe.Link) bool { return l.Name == name && l.Up && !l.Carrier && l.Index != 0 })
 }
 
 func checkXDP(_ context.Context, c *Case) Finding {

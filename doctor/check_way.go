@@ -372,12 +372,15 @@ func checkCarrier(_ context.Context, c *Case) Finding {
 		if l.Loopback || !l.Up || l.Carrier || l.Kind == "dummy" || c.waiting(l.Index) {
 			continue
 		}
-		n := 0
+		n, dests := 0, []netip.Addr{}
 		for _, cause := range []trace.Cause{trace.CauseNeighbour, trace.CauseNeighbourQueue, trace.CauseQdisc, trace.CauseFarEnd, trace.CauseOther} {
 			g, _ := c.drops(cause)
 			for _, s := range c.wanted(g).Sampled {
 				if w, known := c.NS.Ways[s]; s.Interface == l.Name && s.InIfIndex != uint32(l.Index) || known && w.Err == nil && w.Interface == l.Name {
 					n++
+					if to := s.Packet.Dest.Addr(); to.IsValid() && !slices.Contains(dests, to) {
+						dests = append(dests, to)
+					}
 				}
 			}
 		}
@@ -386,7 +389,7 @@ func checkCarrier(_ context.Context, c *Case) Finding {
 		}
 		f := found(Critical, "the link %s has no carrier (it is down, look at the cable), and routes still lead there: packets to it are dropped", l.Name).
 			with("state of "+l.Name, "up, no carrier", fromLinks).with("sampled packets that were dropped on the way there", fmt.Sprint(n), fromEvents).
-			losing(c.perSecond(uint64(n))).concerning(Concerns{Interfaces: []string{l.Name}})
+			losing(c.perSecond(uint64(n))).concerning(Concerns{Destinations: hosts(dests...)}) // packets that wait for the next hop have no interface yet
 		for _, g := range c.NS.After.Routing.Gateways {
 			if g.Interface == l.Name {
 				f = f.with("route", fmt.Sprintf("%s via %s dev %s", routeName(g.Route), g.Address, l.Name), fromLinks)
