@@ -274,7 +274,10 @@ func (c *Class) sizable(attempts int) bool {
 	}
 	switch c.Stage {
 	case NoAnswer, Refused, ClientRejects:
-		// One remote server is not this host's fault; a server of a port forward is its concern.
+		// One remote server is not this host's fault; its own programs and servers of port forwards are its concern.
+		if c.Stage == NoAnswer && c.Example.Out() == "" {
+			return true
+		}
 		switch c.Attribute {
 		case ByServer, ByServerAddress, BySource, BySourceNetwork, ByProtocol, ByNothing:
 			return float64(c.Failing) >= shareRemote*float64(c.All)

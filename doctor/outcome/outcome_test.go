@@ -320,6 +320,18 @@ func TestSeparation(t *testing.T) {
 	}
 }
 
+// TestOwnProgram wants a silent program of this host to matter, however small its share.
+func TestOwnProgram(t *testing.T) {
+	var s scene
+	s.healthy(0, 100)
+	for i := range 5 {
+		s.see(trace.Received, "lan0", tuple(flow.TCP, fmt.Sprintf("10.0.0.2:%d", 9000+i), "10.0.0.1:8444"), flags(syn))
+	}
+	if r := s.report(trace.PacketLoss{}); len(r.Classes) != 1 || !r.Classes[0].Sizable {
+		t.Errorf("report %+v", r)
+	}
+}
+
 // TestOneArmed wants an unanswered request on a gateway with one interface to be no wrong way.
 func TestOneArmed(t *testing.T) {
 	var s scene
