@@ -274,7 +274,8 @@ func checkBypassed(_ context.Context, c *Case) Finding {
 		with("for example", entryText(e), c.dumped()).with("policy", policy.String(), "xfrm netlink").
 		concerning(Concerns{Sources: []netip.Prefix{policy.Source}, Destinations: []netip.Prefix{policy.Dest}})
 	f.Remedy = &Remedy{Do: "do not translate what the policy selects", Risk: "none: the policy encrypts it"}
-	for _, r := range c.NS.Rules.Sources {
+	if len(c.NS.Rules.Sources) > 0 {
+		r := c.NS.Rules.Sources[0]
 		family, _, _ := strings.Cut(r.Chain, " ")
 		if r.Legacy {
 			program, rest, _ := strings.Cut(r.Chain, " ")
@@ -283,7 +284,6 @@ func checkBypassed(_ context.Context, c *Case) Finding {
 		} else if slices.Contains([]string{"inet", nftFamily(policy.Source.Addr())}, family) {
 			f.Remedy.Commands = append(f.Remedy.Commands, fmt.Sprintf("nft insert rule %s %s saddr %s %s daddr %s accept", r.Chain, nftFamily(policy.Source.Addr()), policy.Source, nftFamily(policy.Source.Addr()), policy.Dest))
 		}
-		break
 	}
 	f.Remedy.Commands = append(f.Remedy.Commands, c.deleteEntries(fmt.Sprintf("--src %s --dst %s", policy.Source, policy.Dest)).Commands...)
 	return f
