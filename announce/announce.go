@@ -46,8 +46,8 @@ type Request struct {
 // Address is a prefix of addresses that this gateway serves.
 type Address struct {
 	Prefix netip.Prefix
-	Owners []string // "service NAME", "nat NAME"
-	Why    string   // the reason not to announce it, or ""
+	Owners []string // "service NAME", "nat NAME".
+	Why    string   // The reason not to announce it, or "".
 	// Unknown marks a Why that may be wrong: the route stays as it is.
 	Unknown bool
 	// Settle is the time between the end of the reason for a withdrawal and the announcement. Other backends recover in
@@ -60,8 +60,8 @@ type State string
 
 // States.
 const (
-	Announced State = "announced" // its route is in the table
-	Withdrawn State = "withdrawn" // its route is not in the table
+	Announced State = "announced" // Its route is in the table.
+	Withdrawn State = "withdrawn" // Its route is not in the table.
 )
 
 // Status is the state of an address.
@@ -72,14 +72,14 @@ type Status struct {
 	Table  uint32
 	Metric uint32
 	Why    string    // of Withdrawn
-	Since  time.Time // time of the last change of the route; zero if an earlier process made it
+	Since  time.Time // Time of the last change of the route; zero if an earlier process made it.
 }
 
 // Options of an announcer.
 type Options struct {
 	StateDir string       // for the record of the table
-	Log      *slog.Logger // nil: slog.Default()
-	Events   *event.Log   // may be nil
+	Log      *slog.Logger // nil: slog.Default().
+	Events   *event.Log   // May be nil.
 }
 
 // Announcer writes routes. Its methods must be called in the network namespace of the host. They are safe for
@@ -89,18 +89,18 @@ type Announcer struct {
 	kicked chan struct{}
 	lost   string // damage of the record at the start; "" for none
 
-	mu      sync.Mutex // protects the following fields
+	mu      sync.Mutex // Protects the following fields.
 	place   place      // of routes that may exist
-	request *Request   // nil: announce nothing
-	set     bool       // Set was called
-	failed  bool       // the last attempt returned an error
+	request *Request   // nil: announce nothing.
+	set     bool       // Set was called.
+	failed  bool       // The last attempt returned an error.
 	ended   bool
 	list    []Status
-	usable  map[netip.Prefix]time.Time // withdrawn addresses without a reason, and the time since then
-	next    time.Duration              // until the first address with Settle is announced; 0 without any
+	usable  map[netip.Prefix]time.Time // Withdrawn addresses without a reason, and the time since then.
+	next    time.Duration              // Until the first address with Settle is announced; 0 without any.
 	changes map[State]uint64           // of routes, since the start
-	looked  time.Time                  // time of the last look for a BGP speaker
-	speaker bool                       // its result
+	looked  time.Time                  // Time of the last look for a BGP speaker.
+	speaker bool                       // Its result.
 }
 
 // New returns an Announcer that changes nothing before the first Set, which adopts or removes the routes of an earlier

@@ -24,9 +24,9 @@ import (
 // Client accesses a daemon over its Unix socket, or over TCP.
 type Client struct {
 	base   string // of URLs
-	at     string // location of the daemon, for messages
-	remote bool   // over TCP
-	token  string // "": none
+	at     string // Location of the daemon, for messages.
+	remote bool   // Over TCP.
+	token  string // "": none.
 	http   *http.Client
 }
 

@@ -16,8 +16,8 @@ import (
 
 // ChangeOptions of a change of one object.
 type ChangeOptions struct {
-	DryRun  bool   // change nothing, and return the effect
-	IfMatch string // refuse if the object has another ETag; "" accepts any
+	DryRun  bool   // Change nothing, and return the effect.
+	IfMatch string // Refuse if the object has another ETag; "" accepts any.
 }
 
 // Ready returns nil while the gateway accepts new connections, and a *[Problem] while it drains.

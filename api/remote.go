@@ -18,11 +18,11 @@ import (
 
 // Remote is a daemon that listens on TCP, and the client's credentials.
 type Remote struct {
-	Server string // https://HOST:PORT; http:// for a loopback address
-	Tokens string // file with the token; "" sends none
-	CA     string // PEM file of the CA of the daemon's certificate; "" uses the system's
-	Cert   string // the client's certificate, PEM; "" for none
-	Key    string // its key
+	Server string // https://HOST:PORT; http:// for a loopback address.
+	Tokens string // File with the token; "" sends none.
+	CA     string // PEM file of the CA of the daemon's certificate; "" uses the system's.
+	Cert   string // The client's certificate, PEM; "" for none.
+	Key    string // Its key.
 }
 
 // connectTimeout limits the wait for a host that does not answer.

@@ -53,8 +53,8 @@ type Log struct {
 	path    string
 	log     *slog.Logger
 	size    int64     // at which a file is rotated
-	files   int       // files to keep
-	refused *refusals // nil in the log of refusals itself
+	files   int       // Files to keep.
+	refused *refusals // nil in the log of refusals itself.
 
 	mu     sync.Mutex // protects the rest
 	file   *os.File

@@ -30,11 +30,11 @@ type refusals struct {
 	journal *Log
 	now     func() time.Time
 
-	mu      sync.Mutex // protects the rest
+	mu      sync.Mutex // Protects the rest.
 	begin   time.Time  // of the period
 	like    map[string]*Entry
-	order   []*Entry       // the values of like, oldest first
-	clients map[string]int // entries of like, by client
+	order   []*Entry       // The values of like, oldest first.
+	clients map[string]int // Entries of like, by client.
 }
 
 func newRefusals(dir string, log *slog.Logger) *refusals {

@@ -116,11 +116,11 @@ func goals(what, row, against string, reach map[string]float64) (list []Comparis
 
 // Options of a run.
 type Options struct {
-	Reps    int            // repetitions; 0 means 5; a suite may make fewer
-	Seconds float64        // measured time of one run; 0 means the suite's own
-	Rows    *regexp.Regexp // only these rows; nil means all
-	Points  *regexp.Regexp // only these points; nil means all
-	CPU     int            // CPU that generates
+	Reps    int            // Repetitions; 0 means 5; a suite may make fewer.
+	Seconds float64        // Measured time of one run; 0 means the suite's own.
+	Rows    *regexp.Regexp // Only these rows; nil means all.
+	Points  *regexp.Regexp // Only these points; nil means all.
+	CPU     int            // CPU that generates.
 	// AllowHostSysctl lets rows that need a small connection table lower the limit of the whole host during a run.
 	AllowHostSysctl bool
 	// Profile is the directory for the folded stacks of each row's measured time; "" disables profiles. Sampling
@@ -140,16 +140,16 @@ type Trial struct {
 	Seconds float64
 	CPU     int
 
-	yardstick  *yardstick // nil in suites without one
-	per        float64    // rate of the yardstick during the latest measurement, in Mpps
-	away       bool       // another CPU handled packets of the latest measurement
-	disturbed  bool       // another CPU handled packets of a reported value
-	missedRate bool       // the sender did not reach a required rate
+	yardstick  *yardstick // nil in suites without one.
+	per        float64    // Rate of the yardstick during the latest measurement, in Mpps.
+	away       bool       // Another CPU handled packets of the latest measurement.
+	disturbed  bool       // Another CPU handled packets of a reported value.
+	missedRate bool       // The sender did not reach a required rate.
 
-	profile  string            // file for folded stacks of the measured time, "" for none
-	profiles map[string]string // folded stacks by file
-	lower    bool              // Options.AllowHostSysctl
-	borrowed bool              // the connection table's limit must be restored
+	profile  string            // File for folded stacks of the measured time, "" for none.
+	profiles map[string]string // Folded stacks by file.
+	lower    bool              // Options.AllowHostSysctl.
+	borrowed bool              // The connection table's limit must be restored.
 
 	values  map[string]reported
 	notes   []string

@@ -12,11 +12,11 @@ import (
 
 // Geometry of the bar chart in pixels.
 const (
-	chartLabel = 260 // room for row names; longer names get more
-	chartChar  = 7   // room for one character of a row name
+	chartLabel = 260 // Room for row names; longer names get more.
+	chartChar  = 7   // Room for one character of a row name.
 	chartBars  = 460
-	chartOver  = 24  // how far a whisker may reach beyond the longest bar
-	chartValue = 130 // room for the excess of a whisker and for figures
+	chartOver  = 24  // How far a whisker may reach beyond the longest bar.
+	chartValue = 130 // Room for the excess of a whisker and for figures.
 	chartBar   = 16
 	chartGap   = 10
 	chartHead  = 54

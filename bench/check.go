@@ -52,8 +52,8 @@ type Move struct {
 	Metric string  `json:"metric"`
 	Then   float64 `json:"then"` // see Cell.Relative
 	Now    float64 `json:"now"`
-	Change float64 `json:"change"` // Now / Then − 1; ±1 where Then is 0
-	Noise  float64 `json:"noise"`  // deviation that the spreads of both runs explain
+	Change float64 `json:"change"` // Now / Then − 1; ±1 where Then is 0.
+	Noise  float64 `json:"noise"`  // Deviation that the spreads of both runs explain.
 	Worse  bool    `json:"worse"`
 }
 

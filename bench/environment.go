@@ -23,8 +23,8 @@ import (
 
 // Environment describes the machine to a reader of the results.
 type Environment struct {
-	Machine     string            `json:"machine"`              // CPU name from the kernel
-	Family      string            `json:"cpu_family,omitempty"` // distinguishes CPUs that virtual machines name alike
+	Machine     string            `json:"machine"`              // CPU name from the kernel.
+	Family      string            `json:"cpu_family,omitempty"` // Distinguishes CPUs that virtual machines name alike.
 	CPUs        int               `json:"cpus"`
 	MemoryBytes uint64            `json:"memory_bytes"`
 	Kernel      string            `json:"kernel"`
@@ -139,7 +139,7 @@ func readLine(path string) string {
 // machineLoad is the CPU time used so far by all programs and by the benchmark.
 type machineLoad struct {
 	at          time.Time
-	total, ours float64 // seconds
+	total, ours float64 // Seconds.
 	interrupts  float64 // of total, in hard and soft interrupts
 }
 

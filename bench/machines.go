@@ -17,8 +17,8 @@ import (
 
 // machine is one machine with committed results.
 type machine struct {
-	dir       string // relative to the results; "" for the main machine
-	name      string // CPU name
+	dir       string // Relative to the results; "" for the main machine.
+	name      string // CPU name.
 	results   map[string]*Result
 	explained map[string]map[string]*explanation
 	// others are the explanations of the main machine, which apply here too.

@@ -113,8 +113,8 @@ type stream struct {
 	rate     float64 // 0 means unlimited
 	stamp    bool
 	shuffled bool
-	skip     int  // first tuple
-	open     bool // the gateway knows every flow, so none is sent beforehand
+	skip     int  // First tuple.
+	open     bool // The gateway knows every flow, so none is sent beforehand.
 	// returned counts the server's answers at the client.
 	returned bool
 	// reverse sends from the server to the client.

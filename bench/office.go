@@ -43,8 +43,8 @@ type office struct {
 	network
 	t        *Trial
 	web, ftp *lab.Node
-	programs []int // process ids on the router
-	sluice   int   // process id of the daemon, 0 without
+	programs []int // Process ids on the router.
+	sluice   int   // Process id of the daemon, 0 without.
 }
 
 func newOffice(t *Trial) (*office, error) {

@@ -211,10 +211,10 @@ func (r *Result) Cell(row, point, metric string) *Cell {
 
 // Thresholds of a quiet run.
 const (
-	noisyCell    = 0.10 // spread of one figure, ± 5 %
-	noisyShare   = 0.10 // share of noisy figures that makes a run noisy
-	enoughReps   = 3    // minimum number of repetitions for a spread
-	noisyForeign = 0.10 // CPUs used by other programs, median over the runs
+	noisyCell    = 0.10 // Spread of one figure, ± 5 %.
+	noisyShare   = 0.10 // Share of noisy figures that makes a run noisy.
+	enoughReps   = 3    // Minimum number of repetitions for a spread.
+	noisyForeign = 0.10 // CPUs used by other programs, median over the runs.
 )
 
 // summarize computes medians, spreads, shares and ratios from the repetitions.

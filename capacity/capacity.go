@@ -63,9 +63,9 @@ const (
 // Cost of one packet on one core for the whole forwarding path. Measured on veth with 50,000 flows of 60-byte
 // packets. A NIC with a good driver is faster, a virtual one slower, so the values are approximate.
 const (
-	CostNftables = 1490 * time.Nanosecond // DNAT by verdict map: 0.67 Mpps
-	CostEBPF     = 300 * time.Nanosecond  // XDP with cached next hop: 3.3 Mpps
-	CostRule     = 3 * time.Nanosecond    // each rule that a packet passes
+	CostNftables = 1490 * time.Nanosecond // DNAT by verdict map: 0.67 Mpps.
+	CostEBPF     = 300 * time.Nanosecond  // XDP with cached next hop: 3.3 Mpps.
+	CostRule     = 3 * time.Nanosecond    // Each rule that a packet passes.
 )
 
 // Population is Little's law: the number of concurrent entries if rate entries begin per second, live for lifetime

@@ -7,28 +7,28 @@ import "time"
 // Carry is the load that a host can carry: the inverse of a plan.
 type Carry struct {
 	Host       Host    `json:"host"`
-	Entries    uint64  `json:"entries"` // within a tenth of the memory, a power of two
+	Entries    uint64  `json:"entries"` // Within a tenth of the memory, a power of two.
 	Memory     Bytes   `json:"memory"`  // of that table
 	Connects   float64 `json:"connects_per_second"`
 	Clients    uint64  `json:"clients,omitempty"` // with Habits.Connections each, at half fill
-	OneService uint64  `json:"one_service"`       // connections to one destination
-	Mappings   uint64  `json:"mappings"`          // endpoint-independent, per protocol
+	OneService uint64  `json:"one_service"`       // Connections to one destination.
+	Mappings   uint64  `json:"mappings"`          // Endpoint-independent, per protocol.
 	PPSNft     uint64  `json:"packets_nftables"`
 	PPSEBPF    uint64  `json:"packets_ebpf"`
 	BitsNft    BitRate `json:"bits_nftables"`
 	BitsEBPF   BitRate `json:"bits_ebpf"`
-	Default    uint64  `json:"kernel_default"` // default of Linux
-	OldRule    uint64  `json:"old_rule"`       // limit in old guides for this memory
+	Default    uint64  `json:"kernel_default"` // Default of Linux.
+	OldRule    uint64  `json:"old_rule"`       // Limit in old guides for this memory.
 }
 
 // Habits describe the traffic for Capacity.
 type Habits struct {
-	Connections     uint64        // per client; 0 omits Clients
+	Connections     uint64        // Per client; 0 omits Clients.
 	Lifetime        time.Duration // of a connection, from first to last packet
-	Linger          time.Duration // after the last packet; 0 means LingerTimeWait
-	PublicAddresses uint64        // 0 means 1
-	Frame           int           // mean frame in bytes with FCS; 0 means 512
-	Rules           int           // rules that each packet passes
+	Linger          time.Duration // After the last packet; 0 means LingerTimeWait.
+	PublicAddresses uint64        // 0 means 1.
+	Frame           int           // Mean frame in bytes with FCS; 0 means 512.
+	Rules           int           // Rules that each packet passes.
 	Bandwidth       BitRate       // of the line; 0 means that cores are the limit
 }
 

@@ -54,8 +54,8 @@ type Class struct {
 // Requests are connections that begin at a rate.
 type Requests struct {
 	Name     string        `yaml:"name" json:"name"`
-	Protocol flow.Protocol `yaml:"protocol" json:"protocol"` // default tcp
-	Rate     float64       `yaml:"rate" json:"rate"`         // new connections a second
+	Protocol flow.Protocol `yaml:"protocol" json:"protocol"` // Default tcp.
+	Rate     float64       `yaml:"rate" json:"rate"`         // New connections a second.
 	Lifetime time.Duration `yaml:"lifetime" json:"lifetime"` // from first to last packet; ns in JSON
 	// Linger is the lifetime of the entry after the last packet; default 120 s for TCP (TIME_WAIT), 30 s for UDP.
 	Linger time.Duration `yaml:"linger" json:"linger"`

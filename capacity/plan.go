@@ -12,9 +12,9 @@ import (
 // Plan holds the resources that a load requires.
 type Plan struct {
 	Load    Load   `json:"load"`
-	Peak    uint64 `json:"peak"`    // concurrent entries, without headroom
-	Entries uint64 `json:"entries"` // nf_conntrack_max: peak with headroom, a power of two
-	Buckets uint64 `json:"buckets"` // nf_conntrack_buckets: equal, so that chains stay at two
+	Peak    uint64 `json:"peak"`    // Concurrent entries, without headroom.
+	Entries uint64 `json:"entries"` // nf_conntrack_max: peak with headroom, a power of two.
+	Buckets uint64 `json:"buckets"` // nf_conntrack_buckets: equal, so that chains stay at two.
 	// Flows is the size of the eBPF datapath's table. It is like Entries, with Sluice's timeouts.
 	Flows uint64 `json:"flows"`
 	// EntryBytes is the kernel memory of one entry, Memory that for the full table.
@@ -25,18 +25,18 @@ type Plan struct {
 	RateCeiling float64 `json:"rate_ceiling,omitempty"`
 
 	Ports           uint64  `json:"ports,omitempty"`            // in use at the peak, by the protocol that needs most
-	PublicAddresses uint64  `json:"public_addresses,omitempty"` // required for Ports
+	PublicAddresses uint64  `json:"public_addresses,omitempty"` // Required for Ports.
 	Occupancy       float64 `json:"occupancy,omitempty"`        // of the given addresses, 0 to 1
-	Refused         float64 `json:"refused,omitempty"`          // probability that a new connection finds no port
+	Refused         float64 `json:"refused,omitempty"`          // Probability that a new connection finds no port.
 
-	PortBlock        uint64 `json:"port_block,omitempty"`        // ports per subscriber
-	PerAddress       uint64 `json:"per_address,omitempty"`       // subscribers per address
-	BlockAddresses   uint64 `json:"block_addresses,omitempty"`   // addresses for all subscribers
-	ClientBandwidth  Bytes  `json:"client_bandwidth,omitempty"`  // bytes per second per client if all are active
-	PacketRate       uint64 `json:"packet_rate,omitempty"`       // packets per second that fill the line
-	CoresNftables    uint64 `json:"cores_nftables,omitempty"`    // cores for PacketRate
-	CoresEBPF        uint64 `json:"cores_ebpf,omitempty"`        // the same for XDP
-	NeighbourEntries uint64 `json:"neighbour_entries,omitempty"` // if all clients are on one link
+	PortBlock        uint64 `json:"port_block,omitempty"`        // Ports per subscriber.
+	PerAddress       uint64 `json:"per_address,omitempty"`       // Subscribers per address.
+	BlockAddresses   uint64 `json:"block_addresses,omitempty"`   // Addresses for all subscribers.
+	ClientBandwidth  Bytes  `json:"client_bandwidth,omitempty"`  // Bytes per second per client if all are active.
+	PacketRate       uint64 `json:"packet_rate,omitempty"`       // Packets per second that fill the line.
+	CoresNftables    uint64 `json:"cores_nftables,omitempty"`    // Cores for PacketRate.
+	CoresEBPF        uint64 `json:"cores_ebpf,omitempty"`        // The same for XDP.
+	NeighbourEntries uint64 `json:"neighbour_entries,omitempty"` // If all clients are on one link.
 
 	// Notes lists unsatisfied requirements and the limits of the numbers.
 	Notes []string `json:"notes,omitempty"`

@@ -75,8 +75,8 @@ func nodesAtMost(data []byte) (nodes int) {
 			if colon = true; !flow && separated(data, i+1) {
 				nodes += 2
 			}
-		case '\n', '\r', 0x85, 0xa8, 0xa9: // the last ones end U+0085, U+2028 and U+2029, which break lines too
-			if !flow || len(bytes.TrimLeft(data[begin+1:i], " \t\r\n")) > 0 { // else the item is on the next line
+		case '\n', '\r', 0x85, 0xa8, 0xa9: // The last ones end U+0085, U+2028 and U+2029, which break lines too.
+			if !flow || len(bytes.TrimLeft(data[begin+1:i], " \t\r\n")) > 0 { // Else the item is on the next line.
 				end(i)
 			}
 		}

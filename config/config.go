@@ -245,14 +245,14 @@ type Scheduler string
 
 // Schedulers.
 const (
-	SchedulerRR            Scheduler = "rr"             // smooth round robin; weights are ignored
-	SchedulerWRR           Scheduler = "wrr"            // smooth weighted round robin
-	SchedulerRandom        Scheduler = "random"         // weighted random
-	SchedulerSourceHash    Scheduler = "source-hash"    // Maglev table over the source address
-	SchedulerSymmetricHash Scheduler = "symmetric-hash" // same backend for both directions of a tuple
-	SchedulerMaglev        Scheduler = "maglev"         // Maglev table over source address and port, destination address and port
-	SchedulerLC            Scheduler = "lc"             // fewest flows (ebpf)
-	SchedulerWLC           Scheduler = "wlc"            // fewest flows per weight (ebpf)
+	SchedulerRR            Scheduler = "rr"             // Smooth round robin; weights are ignored.
+	SchedulerWRR           Scheduler = "wrr"            // Smooth weighted round robin.
+	SchedulerRandom        Scheduler = "random"         // Weighted random.
+	SchedulerSourceHash    Scheduler = "source-hash"    // Maglev table over the source address.
+	SchedulerSymmetricHash Scheduler = "symmetric-hash" // Same backend for both directions of a tuple.
+	SchedulerMaglev        Scheduler = "maglev"         // Maglev table over source address and port, destination address and port.
+	SchedulerLC            Scheduler = "lc"             // Fewest flows (ebpf).
+	SchedulerWLC           Scheduler = "wlc"            // Fewest flows per weight (ebpf).
 )
 
 // Backend is one real server.
@@ -315,9 +315,9 @@ type WhenDown string
 
 // Answers.
 const (
-	WhenDownReset  WhenDown = "reset"  // TCP RST; ICMP port unreachable for other protocols
-	WhenDownReject WhenDown = "reject" // ICMP port unreachable
-	WhenDownDrop   WhenDown = "drop"   // silence
+	WhenDownReset  WhenDown = "reset"  // TCP RST; ICMP port unreachable for other protocols.
+	WhenDownReject WhenDown = "reject" // ICMP port unreachable.
+	WhenDownDrop   WhenDown = "drop"   // Silence.
 )
 
 // Limits protect a service. Zero means no limit.
@@ -402,6 +402,6 @@ type ClientAddress string
 // Methods that carry the client's address.
 const (
 	ClientAddressNone    ClientAddress = "none"
-	ClientAddressTOA     ClientAddress = "toa"      // TCP option 254 on the first data segment
-	ClientAddressProxyV2 ClientAddress = "proxy-v2" // PROXY protocol version 2 header
+	ClientAddressTOA     ClientAddress = "toa"      // TCP option 254 on the first data segment.
+	ClientAddressProxyV2 ClientAddress = "proxy-v2" // PROXY protocol version 2 header.
 )

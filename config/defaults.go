@@ -12,11 +12,11 @@ import (
 
 // Defaults, and the minimum values of RFC 5382, RFC 4787 and RFC 5508.
 const (
-	defaultTCPEstablished = 2*time.Hour + 4*time.Minute // RFC 5382 REQ-5
-	defaultTCPTransitory  = 4 * time.Minute             // RFC 5382 REQ-5
-	defaultUDP            = 5 * time.Minute             // RFC 4787 REQ-5c
-	floorUDP              = 2 * time.Minute             // RFC 4787 REQ-5
-	defaultICMP           = 60 * time.Second            // RFC 5508 REQ-2
+	defaultTCPEstablished = 2*time.Hour + 4*time.Minute // RFC 5382 REQ-5.
+	defaultTCPTransitory  = 4 * time.Minute             // RFC 5382 REQ-5.
+	defaultUDP            = 5 * time.Minute             // RFC 4787 REQ-5c.
+	floorUDP              = 2 * time.Minute             // RFC 4787 REQ-5.
+	defaultICMP           = 60 * time.Second            // RFC 5508 REQ-2.
 	defaultOther          = 10 * time.Minute
 
 	defaultPersistenceTimeout = 5 * time.Minute

@@ -30,9 +30,9 @@ type Error struct {
 	Source string `json:"source,omitempty"`
 
 	path   path
-	atKey  bool // the key is wrong, not its value
-	indent int  // characters of Source before the error
-	width  int  // characters to underline
+	atKey  bool // The key is wrong, not its value.
+	indent int  // Characters of Source before the error.
+	width  int  // Characters to underline.
 	// depends are other values that the error mentions. If one of these could not be decoded, the
 	// error is not reported.
 	depends []path
@@ -121,8 +121,8 @@ const sourceWidth = 100
 // errors.
 type line struct {
 	text   []byte
-	at     int // current byte
-	passed int // characters before it
+	at     int // Current byte.
+	passed int // Characters before it.
 }
 
 // around returns the text around a character (counted from 0) and the character's position in that

@@ -14,9 +14,9 @@ import (
 // claim is a port range of an object on an address.
 type claim struct {
 	address  netip.Addr
-	protocol flow.Protocol // Any covers every protocol
-	ports    flow.Ports    // 0-65535 for a protocol without ports
-	iface    Interfaces    // empty covers every interface
+	protocol flow.Protocol // Any covers every protocol.
+	ports    flow.Ports    // 0-65535 for a protocol without ports.
+	iface    Interfaces    // Empty covers every interface.
 	path     path
 	owner    string
 	follows  string // the interface that provides the address; address is then a placeholder
@@ -303,7 +303,7 @@ func collisions(claims []claim) []collision {
 type span struct {
 	AddressRange
 	index    int // in the list
-	furthest int // the earlier span with the highest last address
+	furthest int // The earlier span with the highest last address.
 }
 
 // spans are ranges sorted by first address.

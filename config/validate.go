@@ -14,8 +14,8 @@ import (
 
 // Limits of a configuration.
 const (
-	maxNameLength   = 63   // a name is part of nftables chain names and of metrics labels
-	maxStringLength = 4096 // any other text
+	maxNameLength   = 63   // A name is part of nftables chain names and of metrics labels.
+	maxStringLength = 4096 // Any other text.
 	maxTimeout      = 30 * 24 * time.Hour
 )
 

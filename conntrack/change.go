@@ -188,8 +188,8 @@ func (c *Conn) acknowledged(ctx context.Context, n int, build func(b []byte, i i
 
 // Flags of linux/netfilter/nf_conntrack_tcp.h.
 const (
-	tcpCloseInit = 0x04 // IP_CT_TCP_FLAG_CLOSE_INIT: a SYN opens another connection
-	tcpBeLiberal = 0x08 // IP_CT_TCP_FLAG_BE_LIBERAL: accept segments outside the windows
+	tcpCloseInit = 0x04 // IP_CT_TCP_FLAG_CLOSE_INIT: a SYN opens another connection.
+	tcpBeLiberal = 0x08 // IP_CT_TCP_FLAG_BE_LIBERAL: accept segments outside the windows.
 )
 
 func (c *Conn) deletion(b []byte, e *Entry) []byte {

@@ -81,8 +81,8 @@ type Entry struct {
 	Family          uint8 // unix.AF_INET or unix.AF_INET6
 	Protocol        flow.Protocol
 	State           uint8 // of TCP (TCPState), SCTP or DCCP; 0 for others
-	Counted         bool  // Packets and Bytes are valid (nf_conntrack_acct)
-	Helped          bool  // a helper such as FTP watches the connection
+	Counted         bool  // Packets and Bytes are valid (nf_conntrack_acct).
+	Helped          bool  // A helper such as FTP watches the connection.
 	Zone            uint16
 	Status          Status
 	Timeout         uint32 // seconds left while the connection stays idle

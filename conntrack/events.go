@@ -17,9 +17,9 @@ type Event uint8
 
 // The events are bits, combined for Listen.
 const (
-	New     Event = 1 << iota // the kernel confirmed the first packet of a connection
-	Update                    // its state changed; about four for each TCP connection
-	Destroy                   // the entry was removed; counters are final
+	New     Event = 1 << iota // The kernel confirmed the first packet of a connection.
+	Update                    // Its state changed; about four for each TCP connection.
+	Destroy                   // The entry was removed; counters are final.
 )
 
 // eventBuffer is the receive buffer of a Listener in bytes. With 300 bytes per event it holds a burst of some 10,000

@@ -67,7 +67,7 @@ const (
 	ctaInfoTCP  = 1
 	ctaInfoDCCP = 2
 	ctaInfoSCTP = 3
-	ctaState    = 1 // first attribute of each of the three
+	ctaState    = 1 // First attribute of each of the three.
 	ctaTCPFlags = 4 // of the original direction; 5: of the reply (enum ctattr_protoinfo_tcp)
 
 	ctaCounterPackets = 1
@@ -90,8 +90,8 @@ const (
 	nested     = 1 << 15
 	typeMask   = 1<<14 - 1
 	headerLen  = unix.SizeofNlMsghdr
-	genericLen = 4 // struct nfgenmsg
-	attrLen    = 4 // struct nlattr
+	genericLen = 4 // Struct nfgenmsg.
+	attrLen    = 4 // Struct nlattr.
 )
 
 var errTruncated = errors.New("conntrack message: attribute runs past its end")

@@ -4,10 +4,10 @@ package conntrack
 
 // Refused counts packets of new connections that connection tracking refused in a window, by cause.
 type Refused struct {
-	Full  uint64 // the table had no room
-	Ports uint64 // source NAT had no free port
-	Race  uint64 // another packet had the same tuple first
-	Chain uint64 // the hash chain was too long
+	Full  uint64 // The table had no room.
+	Ports uint64 // Source NAT had no free port.
+	Race  uint64 // Another packet had the same tuple first.
+	Chain uint64 // The hash chain was too long.
 }
 
 // triesTell returns the minimum number of used ports that the kernel tries per connection without a free port. The

@@ -21,16 +21,16 @@ import (
 // ignore and searched. They are omitted, because a zero would be wrong.
 type Counters struct {
 	CPU           int    `json:"cpu"`
-	Found         uint32 `json:"found"`          // NAT found the wanted tuple in use and tried another
-	Invalid       uint32 `json:"invalid"`        // packets that match no connection
-	Insert        uint32 `json:"insert"`         // direct insertions, by ctnetlink
-	InsertFailed  uint32 `json:"insert_failed"`  // new connections refused because their tuple exists
-	Drop          uint32 `json:"drop"`           // packets dropped: table full or insert failed
-	EarlyDrop     uint32 `json:"early_drop"`     // entries that were not assured, evicted to make room for new ones
-	Error         uint32 `json:"error"`          // malformed packets (icmp and others)
-	SearchRestart uint32 `json:"search_restart"` // table lookups restarted because an entry moved
-	ClashResolve  uint32 `json:"clash_resolve"`  // equal UDP connections merged
-	ChainTooLong  uint32 `json:"chain_too_long"` // new connections refused because a hash chain was full
+	Found         uint32 `json:"found"`          // NAT found the wanted tuple in use and tried another.
+	Invalid       uint32 `json:"invalid"`        // Packets that match no connection.
+	Insert        uint32 `json:"insert"`         // Direct insertions, by ctnetlink.
+	InsertFailed  uint32 `json:"insert_failed"`  // New connections refused because their tuple exists.
+	Drop          uint32 `json:"drop"`           // Packets dropped: table full or insert failed.
+	EarlyDrop     uint32 `json:"early_drop"`     // Entries that were not assured, evicted to make room for new ones.
+	Error         uint32 `json:"error"`          // Malformed packets (icmp and others).
+	SearchRestart uint32 `json:"search_restart"` // Table lookups restarted because an entry moved.
+	ClashResolve  uint32 `json:"clash_resolve"`  // Equal UDP connections merged.
+	ChainTooLong  uint32 `json:"chain_too_long"` // New connections refused because a hash chain was full.
 }
 
 // fields lists the counters with the names that conntrack -S and

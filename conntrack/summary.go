@@ -14,8 +14,8 @@ import (
 // Count is the number of entries with the same key, and the number that the kernel can evict.
 type Count struct {
 	Entries   uint32 `json:"entries"`
-	Unassured uint32 `json:"unassured"` // evicted at once if the table is full
-	Closing   uint32 `json:"closing"`   // assured but ended: removed by the garbage collector
+	Unassured uint32 `json:"unassured"` // Evicted at once if the table is full.
+	Closing   uint32 `json:"closing"`   // Assured but ended: removed by the garbage collector.
 }
 
 // Held returns the number of entries that the kernel does not evict.
@@ -37,11 +37,11 @@ type Dimension uint8
 // The dimensions. State, age, namespace and totals need no memory and are always counted. The others hold one record
 // per distinct key.
 const (
-	BySource   Dimension = 1 << iota // the initiator's address
-	ByDest                           // the address that the initiator sends to
-	ByService                        // destination, port and protocol as sent by the initiator
-	BySNATPort                       // SNAT address, protocol, destination and its port: finds exhausted ports
-	ByBackend                        // destination after DNAT; connections of helpers have no rule
+	BySource   Dimension = 1 << iota // The initiator's address.
+	ByDest                           // The address that the initiator sends to.
+	ByService                        // Destination, port and protocol as sent by the initiator.
+	BySNATPort                       // SNAT address, protocol, destination and its port: finds exhausted ports.
+	ByBackend                        // Destination after DNAT; connections of helpers have no rule.
 )
 
 // Service is a destination with its port and protocol.
@@ -89,19 +89,19 @@ var ageNames = [...]string{"<10s", "10-30s", "30-60s", "1-2m", "2-5m", "5-10m", 
 // to 80 bytes. It is not safe for concurrent use.
 type Summary struct {
 	Total      Count
-	Families   [2]uint32 // entries of IPv4 and of IPv6
-	Unreplied  uint32    // no reply packet yet
-	Offloaded  uint32    // carried by a flowtable
-	Counting   uint32    // entries with byte counters
-	Helped     uint32    // entries watched by a helper
-	OneWay     uint32    // established by TCP state, but without a reply
-	Translated [4]uint32 // none, source only, destination only, both
+	Families   [2]uint32 // Entries of IPv4 and of IPv6.
+	Unreplied  uint32    // No reply packet yet.
+	Offloaded  uint32    // Carried by a flowtable.
+	Counting   uint32    // Entries with byte counters.
+	Helped     uint32    // Entries watched by a helper.
+	OneWay     uint32    // Established by TCP state, but without a reply.
+	Translated [4]uint32 // None, source only, destination only, both.
 
 	dimensions         Dimension
 	states             [256][16]Count // by protocol and state number; 13 to 15 hold UNREPLIED, REPLIED, ASSURED
 	ages               [len(ageNames)]Count
-	idle               [3]uint32 // established TCP idle for more than 1 h, 1 day, and all
-	establishedTimeout uint32    // seconds, in the current namespace
+	idle               [3]uint32 // Established TCP idle for more than 1 h, 1 day, and all.
+	establishedTimeout uint32    // Seconds, in the current namespace.
 	sources            tally[Addr]
 	dests              tally[Addr]
 	services           tally[Service]
@@ -336,8 +336,8 @@ type Occupancy struct {
 	Public   netip.Addr     `json:"public"`
 	Protocol flow.Protocol  `json:"protocol"`
 	Remote   netip.AddrPort `json:"remote"`
-	Used     uint32         `json:"used"` // ports; equals the entries
-	Pool     uint32         `json:"pool"` // ports that the rule may use
+	Used     uint32         `json:"used"` // Ports; equals the entries.
+	Pool     uint32         `json:"pool"` // Ports that the rule may use.
 	// Range is the lowest and the highest used port. If connections are refused although Pool is large, the rule's
 	// port range is close to this one.
 	Range flow.Ports `json:"range"`

@@ -34,10 +34,10 @@ type Control struct {
 
 	waiting queue // of changes
 
-	mu      sync.Mutex     // serialises changes; protects all below
-	file    *config.Config // last accepted content of the operator's file
-	trial   *time.Timer    // ends the trial of the last change; nil without a trial
-	changed bool           // the file changed during the trial
+	mu      sync.Mutex     // Serialises changes; protects all below.
+	file    *config.Config // Last accepted content of the operator's file.
+	trial   *time.Timer    // Ends the trial of the last change; nil without a trial.
+	changed bool           // The file changed during the trial.
 	// conflict is why the file on disk does not fit the changes made at run time. Then the file in its last
 	// accepted state is in force with them. Nil if it fits.
 	conflict error

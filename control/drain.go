@@ -16,9 +16,9 @@ import (
 
 // Drain is the progress of a draining backend.
 type Drain struct {
-	Until time.Time // deadline; zero: none
-	Then  string    // Keep or Reset; "" without a deadline
-	Left  int       // remaining connections; -1: unknown, for example without flow state
+	Until time.Time // Deadline; zero: none.
+	Then  string    // Keep or Reset; "" without a deadline.
+	Left  int       // Remaining connections; -1: unknown, for example without flow state.
 	// Counted is the time of the last count; zero: not counted yet.
 	Counted time.Time
 	// Estimate is the remaining time if connections continue to end at the average rate since the

@@ -21,8 +21,8 @@ var states = map[string]datapath.State{"up": datapath.Up, "drain": datapath.Drai
 
 // Treatments of the remaining connections at the end of a drain.
 const (
-	Keep  = "keep"  // they continue
-	Reset = "reset" // they are reset
+	Keep  = "keep"  // They continue.
+	Reset = "reset" // They are reset.
 )
 
 // MaxDeadline is the longest deadline of a drain.
@@ -30,9 +30,9 @@ const MaxDeadline = 30 * 24 * time.Hour
 
 // State is a state set by the operator.
 type State struct {
-	State    string        // up, drain, down, or auto: decided by configuration and check
-	Deadline time.Duration // duration of a drain; 0: unlimited
-	Then     string        // Keep or Reset, with a deadline; "" is Keep
+	State    string        // Up, drain, down, or auto: decided by configuration and check.
+	Deadline time.Duration // Duration of a drain; 0: unlimited.
+	Then     string        // Keep or Reset, with a deadline; "" is Keep.
 }
 
 // ErrState is wrapped by errors about an invalid state.

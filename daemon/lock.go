@@ -23,8 +23,8 @@ import (
 // process, so a crash needs no cleanup.
 type Lock struct {
 	file      *os.File
-	keeps     bool      // the lock file contains the result of the daemon's end for processes that wait in WaitReleased
-	namespace io.Closer // the lock of the network namespace; nil if it could not be taken
+	keeps     bool      // The lock file contains the result of the daemon's end for processes that wait in WaitReleased.
+	namespace io.Closer // The lock of the network namespace; nil if it could not be taken.
 }
 
 // errHeld is wrapped when another daemon holds a lock.

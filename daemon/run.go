@@ -40,8 +40,8 @@ import (
 type Options struct {
 	Paths
 	File    string
-	Keep    bool // the rules remain in the kernel at the end
-	Verbose bool // the log contains every change of every object
+	Keep    bool // The rules remain in the kernel at the end.
+	Verbose bool // The log contains every change of every object.
 	TCP     server.TCPOptions
 	Nftlb   NftlbOptions
 	Version string
@@ -61,9 +61,9 @@ type daemon struct {
 	finder  *discovery.Finder
 	holder  *hold.Holder
 	routes  *announce.Announcer
-	applied chan struct{} // has one element after an apply
-	nftlb   *nftlbServer  // nil without --nftlb-api
-	mapper  *pcp.Server   // nil on a host without a datapath that makes mappings
+	applied chan struct{} // Has one element after an apply.
+	nftlb   *nftlbServer  // nil without --nftlb-api.
+	mapper  *pcp.Server   // nil on a host without a datapath that makes mappings.
 	end     context.CancelFunc
 
 	hup      chan os.Signal // SIGHUP since the start: an early one is a reload too
@@ -202,8 +202,8 @@ func (d *daemon) accompany(ctx context.Context, network *netdev.Watcher) {
 func (d *daemon) follow(ctx context.Context, network *netdev.Watcher) {
 	err := network.Run(ctx, func(e netdev.Event) {
 		switch {
-		case e.Kind == netdev.Neighbour: // the datapaths watch neighbours themselves
-		case e.Kind == netdev.Route && d.routes.Writes(e.Table, e.Protocol): // no packet uses these
+		case e.Kind == netdev.Neighbour: // The datapaths watch neighbours themselves.
+		case e.Kind == netdev.Route && d.routes.Writes(e.Table, e.Protocol): // No packet uses these.
 			d.routes.Kick()
 		case e.Kind == netdev.Link || e.Kind == netdev.Lost:
 			d.routes.Kick()

@@ -99,10 +99,10 @@ type State uint8
 
 // States.
 const (
-	Up       State = iota // accepts new flows
-	Drain                 // keeps its flows, accepts no new ones
-	Unprobed              // like Drain until the first check: it may have had flows before a restart
-	Down                  // its flows end
+	Up       State = iota // Accepts new flows.
+	Drain                 // Keeps its flows, accepts no new ones.
+	Unprobed              // Like Drain until the first check: it may have had flows before a restart.
+	Down                  // Its flows end.
 )
 
 // Operators see an unprobed backend as down.

@@ -21,8 +21,8 @@ type Explainer interface {
 // Question is the packet to explain.
 type Question struct {
 	Tuple     flow.Tuple
-	Interface string // input interface; empty: the interface of the route to the source
-	Size      int    // bytes of the network packet; 0 means 60
+	Interface string // Input interface; empty: the interface of the route to the source.
+	Size      int    // Bytes of the network packet; 0 means 60.
 }
 
 // ErrIdle reports that a datapath has no services or rules.
@@ -95,8 +95,8 @@ func (q Question) other(p packet.Packet) packet.Packet {
 type Met struct {
 	Chain   string `json:"chain"` // "ip prerouting"
 	Rule    string `json:"rule"`
-	Verdict string `json:"verdict"`         // "continue": the next rule follows
-	Owner   string `json:"owner,omitempty"` // "service web"; or the firewall rule's name
+	Verdict string `json:"verdict"`         // "continue": the next rule follows.
+	Owner   string `json:"owner,omitempty"` // "service web"; or the firewall rule's name.
 }
 
 // Explanation is the datapath's decision about one packet.
@@ -105,7 +105,7 @@ type Explanation struct {
 	Path      []string   `json:"path,omitempty"`
 	Datapath  string     `json:"datapath"`
 	Interface string     `json:"interface"`
-	Owner     string     `json:"owner,omitempty"`   // service or NAT rule
+	Owner     string     `json:"owner,omitempty"`   // Service or NAT rule.
 	Backend   string     `json:"backend,omitempty"` // of the service
 	Before    flow.Tuple `json:"before"`
 	// After is the outgoing packet. An unspecified address or port 0 means that a pool selects the value for a real
@@ -115,7 +115,7 @@ type Explanation struct {
 	NextHop  netip.Addr `json:"next_hop,omitzero"`
 	Action   string     `json:"action"` // forward, drop, pass
 	Reason   string     `json:"reason"`
-	Existing bool       `json:"existing"`        // an existing flow decided
+	Existing bool       `json:"existing"`        // An existing flow decided.
 	Rules    []Met      `json:"rules,omitempty"` // of nftables
 	Steps    []string   `json:"steps,omitempty"`
 	// Notes describes how a real packet may be treated differently.

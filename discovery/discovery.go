@@ -24,8 +24,8 @@ import (
 
 // Bounds of the frequency of queries and of configuration changes.
 const (
-	rate     = time.Second // between two changes of one service
-	firstTry = time.Second // after a failure; doubled each time
+	rate     = time.Second // Between two changes of one service.
+	firstTry = time.Second // After a failure; doubled each time.
 	lastTry  = 30 * time.Second
 	most     = 4096 // backends per service
 )
@@ -51,7 +51,7 @@ type Finder struct {
 	mu      sync.Mutex // protects the following fields
 	last    map[string]savedResult
 	watches map[string]*watch // by service
-	unsaved string            // why the file does not have the results; "" if it has
+	unsaved string            // Why the file does not have the results; "" if it has.
 }
 
 // New returns a finder with the results that an earlier process saved.
@@ -192,9 +192,9 @@ type watch struct {
 	before []config.Backend // results of an earlier run
 	end    context.CancelFunc
 
-	mu      sync.Mutex // protects the following fields
-	trouble string     // why the backends in force may be outdated; "" if they are not
-	since   time.Time  // time of the last change
+	mu      sync.Mutex // Protects the following fields.
+	trouble string     // Why the backends in force may be outdated; "" if they are not.
+	since   time.Time  // Time of the last change.
 }
 
 func (w *watch) run(ctx context.Context) {

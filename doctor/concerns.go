@@ -15,8 +15,8 @@ import (
 // with values matches traffic with any one.
 type Concerns struct {
 	Interfaces   []string        `json:"interfaces,omitempty"`   // of arrival or departure
-	Sources      []netip.Prefix  `json:"sources,omitempty"`      // before or after translation
-	Destinations []netip.Prefix  `json:"destinations,omitempty"` // before or after translation
+	Sources      []netip.Prefix  `json:"sources,omitempty"`      // Before or after translation.
+	Destinations []netip.Prefix  `json:"destinations,omitempty"` // Before or after translation.
 	NextHops     []netip.Addr    `json:"next_hops,omitempty"`
 	Protocols    []flow.Protocol `json:"protocols,omitempty"`
 	Ports        []uint16        `json:"ports,omitempty"` // of the server, before or after translation

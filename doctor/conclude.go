@@ -147,8 +147,8 @@ type namedCause struct {
 
 // Conclusion is a cause and what to do about it.
 type Conclusion struct {
-	Check     string `json:"check"`     // empty: no check found anything
-	Namespace string `json:"namespace"` // empty: the whole host
+	Check     string `json:"check"`     // Empty: no check found anything.
+	Namespace string `json:"namespace"` // Empty: the whole host.
 	// Namespaces are all in which it was found alike, where there are several.
 	Namespaces []string `json:"namespaces,omitempty"`
 	Severity   Verdict  `json:"severity"`

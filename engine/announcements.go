@@ -67,8 +67,8 @@ func (e *Engine) announcements(c *config.Config, plan placement, snapshots map[s
 
 // serving is whether this gateway serves the addresses of a service or rule.
 type serving struct {
-	why     string // why it does not; "" if it does
-	unknown bool   // why may be wrong
+	why     string // Why it does not; "" if it does.
+	unknown bool   // Why may be wrong.
 	// settle is the time in which the backends that are down could pass their check.
 	settle time.Duration
 }

@@ -37,9 +37,9 @@ type Options struct {
 	// Datapaths in the order in which they process a packet: eBPF, then nftables. The engine
 	// prefers the first that supports a service or rule.
 	Datapaths []datapath.Datapath
-	Health    Health       // nil: every backend is up
-	Log       *slog.Logger // nil: slog.Default()
-	Verbose   bool         // log every change of every object
+	Health    Health       // nil: every backend is up.
+	Log       *slog.Logger // nil: slog.Default().
+	Verbose   bool         // Log every change of every object.
 	// Addresses holds the addresses of services and pools; nil: they are not held.
 	Addresses Addresses
 	// Announcer announces the addresses of services and pools; nil: they are not announced.
@@ -60,28 +60,28 @@ type Options struct {
 // Engine holds the configuration and the snapshots in force.
 type Engine struct {
 	opt            Options
-	backendChanged chan struct{} // has one element when a backend changed
-	networkChanged chan struct{} // has one element when the network changed
+	backendChanged chan struct{} // Has one element when a backend changed.
+	networkChanged chan struct{} // Has one element when the network changed.
 
-	mu        sync.Mutex                  // serialises every Apply; protects all below
-	given     *config.Config              // the configuration passed to Apply
-	found     map[string][]config.Backend // discovered backends by service
-	config    *config.Config              // given together with found
+	mu        sync.Mutex                  // Serialises every Apply; protects all below.
+	given     *config.Config              // The configuration passed to Apply.
+	found     map[string][]config.Backend // Discovered backends by service.
+	config    *config.Config              // Given together with found.
 	plan      placement
 	inForce   map[string]*datapath.Snapshot // by datapath
-	override  map[backendKey]Override       // set by the operator until cleared; an entry without a backend covers the whole gateway
-	prior     map[backendKey]priorState     // backends of inForce; nil until needed
-	since     map[backendKey]time.Time      // start of each backend in slow start
-	earlier   []savedSlowStart              // backends in slow start under the previous daemon; nil after the first apply
-	kept      []savedSlowStart              // current content of the slow-start file
-	foreign   map[string][]time.Time        // times at which rules changed by another program were put back, by datapath
-	missing   map[string]int                // consecutive repairs that failed, by datapath, up to missingAfter
-	unkept    string                        // why the slow-start file does not have that content; "" if it has
-	left      map[string]bool               // datapaths with rules of an earlier daemon before the first apply
+	override  map[backendKey]Override       // Set by the operator until cleared; an entry without a backend covers the whole gateway.
+	prior     map[backendKey]priorState     // Backends of inForce; nil until needed.
+	since     map[backendKey]time.Time      // Start of each backend in slow start.
+	earlier   []savedSlowStart              // Backends in slow start under the previous daemon; nil after the first apply.
+	kept      []savedSlowStart              // Current content of the slow-start file.
+	foreign   map[string][]time.Time        // Times at which rules changed by another program were put back, by datapath.
+	missing   map[string]int                // Consecutive repairs that failed, by datapath, up to missingAfter.
+	unkept    string                        // Why the slow-start file does not have that content; "" if it has.
+	left      map[string]bool               // Datapaths with rules of an earlier daemon before the first apply.
 	revision  uint64
 	lastApply Applied
-	refused   error    // error of the last refused configuration; nil if it is in force
-	warned    []string // warnings of the last report
+	refused   error    // Error of the last refused configuration; nil if it is in force.
+	warned    []string // Warnings of the last report.
 	stopped   bool
 }
 
@@ -315,9 +315,9 @@ const (
 // that other programs changed, until the context ends.
 func (e *Engine) Run(ctx context.Context) {
 	var again, network <-chan time.Time
-	var followed time.Time // time of the last update after a network change
-	followError := ""      // last one logged
-	repairError := ""      // last one logged
+	var followed time.Time // Time of the last update after a network change.
+	followError := ""      // Last one logged.
+	repairError := ""      // Last one logged.
 	go e.slowStarts(ctx)
 	repairs := time.NewTicker(repairInterval)
 	defer repairs.Stop()

@@ -19,11 +19,11 @@ import (
 
 // View is a copy of the state in force for display.
 type View struct {
-	Config   *config.Config // nil before the first Apply
-	Applied  Applied        // Err is also set by a later configuration that was refused
+	Config   *config.Config // nil before the first Apply.
+	Applied  Applied        // Err is also set by a later configuration that was refused.
 	Services []ServiceView
-	NAT      []Place // parallel to Config.NAT
-	Rules    []Place // parallel to Config.Firewall.Rules
+	NAT      []Place // Parallel to Config.NAT.
+	Rules    []Place // Parallel to Config.Firewall.Rules.
 	// Warnings are conditions of this host that prevent rules from working.
 	Warnings []string
 	// Addresses are the addresses of services and pools, and the hosts that answer for them.

@@ -18,17 +18,17 @@ type Kind string
 
 // Kinds of events.
 const (
-	Apply   Kind = "apply"   // a change of the configuration or of a backend's state, or restored rules
-	Backend Kind = "backend" // the state of a backend
-	Table   Kind = "table"   // a connection table is nearly full
-	Ports   Kind = "ports"   // the ports of an address pool are nearly exhausted
-	Drops   Kind = "drops"   // packets are dropped for one reason
-	Warning Kind = "warning" // a problem on this host disables rules
+	Apply   Kind = "apply"   // A change of the configuration or of a backend's state, or restored rules.
+	Backend Kind = "backend" // The state of a backend.
+	Table   Kind = "table"   // A connection table is nearly full.
+	Ports   Kind = "ports"   // The ports of an address pool are nearly exhausted.
+	Drops   Kind = "drops"   // Packets are dropped for one reason.
+	Warning Kind = "warning" // A problem on this host disables rules.
 	// Announcement is the announcement or the withdrawal of an address.
 	Announcement Kind = "announcement"
-	Flow         Kind = "flow"   // a connection selected by the client; only in streams
-	Begin        Kind = "begin"  // the start of a stream; only in streams
-	Missed       Kind = "missed" // events that this reader has missed; only in streams
+	Flow         Kind = "flow"   // A connection selected by the client; only in streams.
+	Begin        Kind = "begin"  // The start of a stream; only in streams.
+	Missed       Kind = "missed" // Events that this reader has missed; only in streams.
 )
 
 // Kinds are the kinds stored in the log.
@@ -83,11 +83,11 @@ type Log struct {
 	now  func() time.Time
 	held int
 
-	mu    sync.Mutex    // protects the rest
-	base  uint64        // ID of the first event of this process
-	next  uint64        // ID of the next one
-	ring  []Sent        // the last events; an event is at (ID-base) % held
-	added chan struct{} // closed with the next event
+	mu    sync.Mutex    // Protects the rest.
+	base  uint64        // ID of the first event of this process.
+	next  uint64        // ID of the next one.
+	ring  []Sent        // The last events; an event is at (ID-base) % held.
+	added chan struct{} // Closed with the next event.
 }
 
 // New returns an empty list for the last held events. IDs begin at the current time, so a later process uses greater

@@ -14,8 +14,8 @@ import (
 
 // Gauge is the fill of a table or pool.
 type Gauge struct {
-	Kind   Kind   // Table or Ports
-	Object string // DATAPATH/TABLE
+	Kind   Kind   // Table or Ports.
+	Object string // DATAPATH/TABLE.
 	Used   int
 	Size   int
 }

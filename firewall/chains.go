@@ -33,18 +33,18 @@ func verdictOf(e nftables.SetElement) (kind expr.VerdictKind, chain string) {
 
 // step is a rule on the path of a packet.
 type step struct {
-	every   bool     // every packet matches it
-	known   bool     // it accepts all packets of established connections
-	returns bool     // packets leave the chain by it
-	to      []string // target chains
+	every   bool     // Every packet matches it.
+	known   bool     // It accepts all packets of established connections.
+	returns bool     // Packets leave the chain by it.
+	to      []string // Target chains.
 }
 
 // chainGraph holds the rules and jumps of each chain, of nftables or of iptables-legacy.
 type chainGraph struct {
 	steps  map[string][]step
-	known  map[string]int      // results of longest
-	accept map[string]accepted // results of accepts
-	unread int                 // number of verdict maps that were not read
+	known  map[string]int      // Results of longest.
+	accept map[string]accepted // Results of accepts.
+	unread int                 // Number of verdict maps that were not read.
 }
 
 func newChainGraph() *chainGraph {
@@ -53,8 +53,8 @@ func newChainGraph() *chainGraph {
 
 // accepted is the point where a chain accepts packets of established connections.
 type accepted struct {
-	at     int // index of the accepting rule, or of the rule that sends every packet to an accepting chain; -1 for none
-	walked int // maximum number of rules up to that point
+	at     int // Index of the accepting rule, or of the rule that sends every packet to an accepting chain; -1 for none.
+	walked int // Maximum number of rules up to that point.
 }
 
 // readNft adds the rules of nftables.

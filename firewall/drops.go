@@ -17,12 +17,12 @@ import (
 
 // Rule is a firewall rule, or a chain's policy, that drops packets.
 type Rule struct {
-	Chain   string `json:"chain"` // "inet filter forward", "iptables filter FORWARD"
-	Hook    string `json:"hook"`  // nftables' name; "" if it is unknown or not unique
+	Chain   string `json:"chain"` // "inet filter forward", "iptables filter FORWARD".
+	Hook    string `json:"hook"`  // nftables' name; "" if it is unknown or not unique.
 	Text    string `json:"text"`
 	Handle  string `json:"handle,omitempty"`
-	Packets uint64 `json:"packets"` // the rule's own counter
-	Counted bool   `json:"counted"` // the rule has a counter
+	Packets uint64 `json:"packets"` // The rule's own counter.
+	Counted bool   `json:"counted"` // The rule has a counter.
 
 	Legacy bool `json:"-"` // a rule of iptables-legacy
 

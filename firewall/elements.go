@@ -21,8 +21,8 @@ const (
 
 // setReader reads the elements of nftables maps and sets in the calling thread's namespace, each once.
 type setReader struct {
-	read map[string][]nftables.SetElement // nil if not read
-	sum  int                              // total number of elements
+	read map[string][]nftables.SetElement // nil if not read.
+	sum  int                              // Total number of elements.
 }
 
 // elements returns the elements of a map; false if the map could not be read or is too large.

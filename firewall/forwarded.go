@@ -31,10 +31,10 @@ func (p PortRange) String() string {
 // portRule is the effect of a rule on packets to some ports. The rule translates their destination or sends them to
 // another chain.
 type portRule struct {
-	ports []PortRange  // nil for all
-	away  bool         // the rule matches only destinations outside the host
-	named []netip.Addr // single matched destinations
-	to    string       // target chain
+	ports []PortRange  // nil for all.
+	away  bool         // The rule matches only destinations outside the host.
+	named []netip.Addr // Single matched destinations.
+	to    string       // Target chain.
 	dnat  bool
 }
 
@@ -101,8 +101,8 @@ func nftForwarded(chains []*nftables.Chain, rules map[string][]*nftables.Rule, m
 
 // field is the packet field in a register.
 type field struct {
-	port bool   // the destination port; otherwise the destination address
-	six  bool   // IPv6
+	port bool   // The destination port; otherwise the destination address.
+	six  bool   // IPv6.
 	mask []byte // of the address
 }
 

@@ -18,8 +18,8 @@ type nft struct {
 	chains   []*nftables.Chain
 	rules    map[string][]*nftables.Rule // by chainKey, in order
 	sets     *setReader
-	flow     int  // number of flowtables
-	hardware bool // a flowtable is offloaded to hardware
+	flow     int  // Number of flowtables.
+	hardware bool // A flowtable is offloaded to hardware.
 	// strange names rules with an expression that could not be decoded.
 	strange []string
 }

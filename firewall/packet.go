@@ -16,11 +16,11 @@ import (
 
 // Packet holds the known properties of a packet at a rule.
 type Packet struct {
-	Header  []byte     // first bytes, from the IP header on
-	Tuple   flow.Tuple // addresses and ports in Header
-	In      string     // input interface; "" if unknown
-	InIndex uint32     // index of In; 0 if unknown
-	Out     string     // output interface; "" if unknown
+	Header  []byte     // First bytes, from the IP header on.
+	Tuple   flow.Tuple // Addresses and ports in Header.
+	In      string     // Input interface; "" if unknown.
+	InIndex uint32     // Index of In; 0 if unknown.
+	Out     string     // Output interface; "" if unknown.
 	Mark    uint32
 	// States are the possible states of the connection as bits of "ct state"; empty if unknown.
 	States []uint32

@@ -30,21 +30,21 @@ type Ruleset struct {
 	Sources  []SourceRule
 	Forwards Forwards
 	Targets  Targets // of destination NAT
-	Tracking int     // rules that use connection tracking
+	Tracking int     // Rules that use connection tracking.
 	// Untracked counts rules that exclude packets from connection tracking by their source only.
 	Untracked Forwards
 	Helpers   int // rules that assign a helper
 	// WideHelpers counts helper rules in base chains without a port condition.
 	WideHelpers int
-	Traces      int // rules that enable tracing
-	Logs        int // rules that write to the kernel's log without a rate limit
+	Traces      int // Rules that enable tracing.
+	Logs        int // Rules that write to the kernel's log without a rate limit.
 	// TraceIn and LogIn are the chains of the first tracing and logging rules.
 	TraceIn, LogIn string
 	MSSClamp       bool
 	Flowtables     int
-	Offload        bool // a flowtable is offloaded to hardware
-	InOrder        int  // SNAT rules without random ports
-	Compat         bool // iptables-nft has created tables
+	Offload        bool // A flowtable is offloaded to hardware.
+	InOrder        int  // SNAT rules without random ports.
+	Compat         bool // Iptables-nft has created tables.
 	Pools          Pools
 	// KubeServices is the length of the chain KUBE-SERVICES.
 	KubeServices int

@@ -18,8 +18,8 @@ import (
 type savedRule struct {
 	table, chain string
 	policy       string   // of the chain; "" for a rule
-	words        []string // -A CHAIN and its arguments, without quotes
-	text         string   // the same as printed
+	words        []string // -A CHAIN and its arguments, without quotes.
+	text         string   // The same as printed.
 	packets      uint64
 }
 

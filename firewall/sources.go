@@ -13,9 +13,9 @@ import (
 
 // SourceRule is a rule that translates sources.
 type SourceRule struct {
-	Chain  string // "ip nat post", "iptables nat POSTROUTING"
+	Chain  string // "ip nat post", "iptables nat POSTROUTING".
 	Compat bool   // in a chain of iptables-nft
-	Legacy bool   // a rule of iptables-legacy
+	Legacy bool   // A rule of iptables-legacy.
 	// Out are the output interfaces that the rule requires; empty: any, or an unknown condition.
 	Out []string
 

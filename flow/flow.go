@@ -92,9 +92,9 @@ type Flow struct {
 	// empty for protocols without states.
 	State string
 	// Flags that matter for capacity.
-	Replied   bool // a packet of the reply direction was seen
-	Assured   bool // the flow is not evicted to make room
-	Offloaded bool // carried by a flowtable
+	Replied   bool // A packet of the reply direction was seen.
+	Assured   bool // The flow is not evicted to make room.
+	Offloaded bool // Carried by a flowtable.
 	// Timeout is the time until an idle flow is removed.
 	Timeout time.Duration
 	// Packets and Bytes by direction; valid if Counted is true. Bytes include the network header.

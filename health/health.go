@@ -87,8 +87,8 @@ type Target struct {
 	Server netip.Addr
 	// Protocol of the service.
 	Protocol flow.Protocol
-	Mark     uint32        // firewall mark of the probe's packets; 0 for none
-	Check    *config.Check // immutable
+	Mark     uint32        // Firewall mark of the probe's packets; 0 for none.
+	Check    *config.Check // Immutable.
 }
 
 // AddrPort returns the probed endpoint.

@@ -54,7 +54,7 @@ func (s noAnswerError) Error() string { return fmt.Sprintf("no answer within %s"
 // conntrackDrops counts the packets that connection tracking dropped in this network namespace because its table was full.
 // The sender of such a SYN gets no error.
 type conntrackDrops struct {
-	mu   sync.Mutex // protects the following fields
+	mu   sync.Mutex // Protects the following fields.
 	at   time.Time  // of the reading
 	seen uint32
 }

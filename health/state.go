@@ -24,10 +24,10 @@ type watch struct {
 
 	up, known bool
 	since     time.Time
-	good, bad int    // consecutive probes
+	good, bad int    // Consecutive probes.
 	failure   error  // of the last counted probe
-	lack      string // why the last probe was not counted; empty if it was
-	seen      Status // the part of the status that the last probe filled in
+	lack      string // Why the last probe was not counted; empty if it was.
+	seen      Status // The part of the status that the last probe filled in.
 }
 
 func (w *watch) start(ctx context.Context, now time.Time) {

@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	gratuitousTimes = 3               // RFC 4861 §10, MAX_NEIGHBOR_ADVERTISEMENT; RFC 5227 has two
-	gratuitousEach  = 1 * time.Second // RFC 4861 §10, RETRANS_TIMER
+	gratuitousTimes = 3               // RFC 4861 §10, MAX_NEIGHBOR_ADVERTISEMENT; RFC 5227 has two.
+	gratuitousEach  = 1 * time.Second // RFC 4861 §10, RETRANS_TIMER.
 	// askAgain is the time until the next attempt to take an address from another station. A random part of up to the
 	// same time is added. Two gateways then do not keep probing simultaneously (RFC 5227 §2.1.1).
 	askAgain = 5 * time.Second
@@ -43,16 +43,16 @@ type Holder struct {
 	opt    Options
 	kicked chan struct{}
 
-	work   sync.Mutex            // locked during changes of the kernel's addresses; protects the following fields
-	record map[key]string        // addresses that are on interfaces or about to be added, with the interface names
-	up     map[int]bool          // interfaces with a carrier at the last read
-	probed map[key]bool          // probed since the interface has a carrier
+	work   sync.Mutex            // Locked during changes of the kernel's addresses; protects the following fields.
+	record map[key]string        // Addresses that are on interfaces or about to be added, with the interface names.
+	up     map[int]bool          // Interfaces with a carrier at the last read.
+	probed map[key]bool          // Probed since the interface has a carrier.
 	was    map[netip.Addr]string // wanted addresses that belonged to the host, with their interfaces
-	logged map[netip.Addr]bool   // lost addresses that were logged
+	logged map[netip.Addr]bool   // Lost addresses that were logged.
 	ended  bool
 
-	mu      sync.Mutex // protects the following fields
-	set     bool       // Set was called
+	mu      sync.Mutex // Protects the following fields.
+	set     bool       // Set was called.
 	wants   []Want
 	list    []placed
 	shown   []Status // cached result of Statuses for list; nil before the first call

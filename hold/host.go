@@ -49,8 +49,8 @@ type station struct {
 // host is the calling thread's network namespace.
 type host struct {
 	addresses []address
-	stations  map[int]station // interfaces with ARP and neighbour discovery
-	macs      map[string]bool // hardware addresses of all interfaces
+	stations  map[int]station // Interfaces with ARP and neighbour discovery.
+	macs      map[string]bool // Hardware addresses of all interfaces.
 	view
 }
 

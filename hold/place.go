@@ -31,12 +31,12 @@ type State string
 
 // States.
 const (
-	Held    State = "held"    // on an interface, added by Sluice
-	Probing State = "probing" // about to be held: duplicate address detection runs
-	Own     State = "own"     // the host has it; another program added it
+	Held    State = "held"    // On an interface, added by Sluice.
+	Probing State = "probing" // About to be held: duplicate address detection runs.
+	Own     State = "own"     // The host has it; another program added it.
 	Routed  State = "routed"  // in no connected network: routers forward it to this host
-	Lost    State = "lost"    // was Own, and the other program removed it: never held
-	Foreign State = "foreign" // another station answers for it
+	Lost    State = "lost"    // Was Own, and the other program removed it: never held.
+	Foreign State = "foreign" // Another station answers for it.
 	Absent  State = "absent"  // in a connected network, but no station answers; Why is the reason why Sluice does not hold it
 )
 
@@ -64,8 +64,8 @@ type network struct {
 // view is the part of the host's state that placing depends on.
 type view struct {
 	networks []network
-	own      map[netip.Addr]string // the host's addresses without held ones, with their interfaces
-	local    []netip.Prefix        // IPv4 prefixes of local routes: the host answers for each address
+	own      map[netip.Addr]string // The host's addresses without held ones, with their interfaces.
+	local    []netip.Prefix        // IPv4 prefixes of local routes: the host answers for each address.
 	was      map[netip.Addr]string // wanted addresses that were in own or local before, with their interfaces
 }
 

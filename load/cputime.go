@@ -17,8 +17,8 @@ import (
 // cpuClock measures the CPU time of the threads that run live frames. It includes the kernel's soft interrupt threads
 // of their CPUs, which take over part of a high load. The CPU time of other programs does not count.
 type cpuClock struct {
-	threads []atomic.Int64 // thread ids of the latest run, 0 before the first
-	softirq []int          // process ids of ksoftirqd/N
+	threads []atomic.Int64 // Thread ids of the latest run, 0 before the first.
+	softirq []int          // Process ids of ksoftirqd/N.
 }
 
 func newCPUClock(cpus []int) *cpuClock {

@@ -69,8 +69,8 @@ type FlowCounts struct {
 	GaveUpReq   uint64 `json:"gave_up_response"`
 	GaveUpFIN   uint64 `json:"gave_up_close"`
 	Resets      uint64 `json:"resets"`
-	ResetSYN    uint64 `json:"reset_connect"`  // resets in reply to a SYN
-	ResetReq    uint64 `json:"reset_response"` // resets in reply to a request
+	ResetSYN    uint64 `json:"reset_connect"`  // Resets in reply to a SYN.
+	ResetReq    uint64 `json:"reset_response"` // Resets in reply to a request.
 	Unreachable uint64 `json:"unreachable"`
 	WrongLength uint64 `json:"wrong_length"`
 	Stray       uint64 `json:"stray"` // late duplicates and packets without a connection

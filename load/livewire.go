@@ -38,8 +38,8 @@ type testRunAttr struct {
 }
 
 const (
-	cmdProgTestRun = 10     // BPF_PROG_TEST_RUN
-	testLiveFrames = 1 << 1 // BPF_F_TEST_XDP_LIVE_FRAMES
+	cmdProgTestRun = 10     // BPF_PROG_TEST_RUN.
+	testLiveFrames = 1 << 1 // BPF_F_TEST_XDP_LIVE_FRAMES.
 	maxRepeat      = 1<<32 - 1
 )
 
@@ -54,8 +54,8 @@ type liveRun struct {
 	left    func() uint64
 	batch   int // packets between flushes; 0 means the kernel's 64
 	started chan<- struct{}
-	thread  *atomic.Int64 // receives the thread ID
-	ended   *atomic.Int64 // receives the stop time, in ns of CLOCK_MONOTONIC
+	thread  *atomic.Int64 // Receives the thread ID.
+	ended   *atomic.Int64 // Receives the stop time, in ns of CLOCK_MONOTONIC.
 	done    func() bool
 }
 

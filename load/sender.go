@@ -21,8 +21,8 @@ type Sender struct {
 	frame   []byte
 	objects []*packetsObjects
 	clock   *cpuClock
-	ended   []atomic.Int64 // stop time of each CPU's latest run
-	loop    bool           // run the barest loop instead, for comparison
+	ended   []atomic.Int64 // Stop time of each CPU's latest run.
+	loop    bool           // Run the barest loop instead, for comparison.
 }
 
 // maxStampers is SENDERS of bpf/load/sink.bpf.c.

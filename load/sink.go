@@ -29,9 +29,9 @@ type Received struct {
 	Bytes          uint64 `json:"bytes"` // of frames, without FCS
 	BadIPChecksum  uint64 `json:"bad_ip_checksum"`
 	BadL4Checksum  uint64 `json:"bad_l4_checksum"`
-	Fragments      uint64 `json:"fragments"` // packets of datagrams that could not be checked
-	Unchecked      uint64 `json:"unchecked"` // packets of protocols other than TCP, UDP and ICMP
-	Unstamped      uint64 `json:"unstamped"` // packets without an expected stamp
+	Fragments      uint64 `json:"fragments"` // Packets of datagrams that could not be checked.
+	Unchecked      uint64 `json:"unchecked"` // Packets of protocols other than TCP, UDP and ICMP.
+	Unstamped      uint64 `json:"unstamped"` // Packets without an expected stamp.
 	SequenceLost   uint64 `json:"sequence_lost"`
 	SequenceLate   uint64 `json:"sequence_late"`
 	PassedToKernel uint64 `json:"passed_to_kernel"` // not test traffic

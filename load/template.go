@@ -14,8 +14,8 @@ const (
 	ethLen   = 14
 	ipv4Len  = 20
 	ipv6Len  = 40
-	fragLen  = 8  // IPv6 fragment extension header
-	stampLen = 16 // struct stamp of bpf/load/frame.h
+	fragLen  = 8  // IPv6 fragment extension header.
+	stampLen = 16 // Struct stamp of bpf/load/frame.h.
 	// maxFrame is the room for a frame in a 4 KiB page of a live-frame run. The page also holds the headroom of 256
 	// bytes, struct xdp_page_head and struct skb_shared_info.
 	maxFrame = 3408

@@ -49,8 +49,8 @@ type API interface {
 // Apply is the result of the last apply.
 type Apply struct {
 	Revision uint64    // of the applied snapshot; 0 before the first
-	At       time.Time // time of the apply
-	Err      error     // nil if the snapshot is in force
+	At       time.Time // Time of the apply.
+	Err      error     // nil if the snapshot is in force.
 	Changes  []*datapath.Change
 }
 

@@ -236,8 +236,8 @@ type answer struct {
 	reset        bool
 	kind4, kind6 message
 	mtu          uint32
-	pointer      bool // IPv6: at "segments left" in the routing header
-	cookie       bool // SYN-ACK
+	pointer      bool // IPv6: at "segments left" in the routing header.
+	cookie       bool // SYN-ACK.
 	number       uint32
 	mss          int
 }

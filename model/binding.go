@@ -33,19 +33,19 @@ type bindingKey struct {
 	rule     *rule
 	protocol flow.Protocol
 	inside   netip.AddrPort
-	remote   netip.AddrPort // zero for endpoint-independent mapping; for nat64 the address that the IPv6 host uses
-	source   netip.Addr     // masquerade: the source address for the route; otherwise zero
+	remote   netip.AddrPort // Zero for endpoint-independent mapping; for nat64 the address that the IPv6 host uses.
+	source   netip.Addr     // Masquerade: the source address for the route; otherwise zero.
 }
 
 // client is an inside address with its resources under one rule.
 type client struct {
-	address     netip.Addr // external address of the client (RFC 4787 REQ-2, "paired" pooling)
-	provisional bool       // address may still change
+	address     netip.Addr // External address of the client (RFC 4787 REQ-2, "paired" pooling).
+	provisional bool       // Address may still change.
 	ports       int
 	flows       int
 	blocks      []portBlock
-	rest        time.Duration   // hold-down of its port blocks after the last port
-	resting     []time.Duration // end of the hold-down of each freed port
+	rest        time.Duration   // Hold-down of its port blocks after the last port.
+	resting     []time.Duration // End of the hold-down of each freed port.
 }
 
 type clientKey struct {

@@ -17,9 +17,9 @@ import (
 
 // proxyState is the state of a session with a PROXY header.
 type proxyState struct {
-	base uint32 // sequence number of the client's first byte
-	sent bool   // the backend was sent the header
-	lost bool   // the backend did not acknowledge the header
+	base uint32 // Sequence number of the client's first byte.
+	sent bool   // The backend was sent the header.
+	lost bool   // The backend did not acknowledge the header.
 }
 
 // addEdit adds the editing function for the client's address or the SYN cookie to a plan.

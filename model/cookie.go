@@ -18,9 +18,9 @@ import (
 
 // cookie is an issued SYN cookie.
 type cookie struct {
-	number uint32 // initial sequence number of the service
-	first  uint32 // sequence number of the client's first byte
-	class  int    // index of the client's MSS in cookieMSS
+	number uint32 // Initial sequence number of the service.
+	first  uint32 // Sequence number of the client's first byte.
+	class  int    // Index of the client's MSS in cookieMSS.
 	at     time.Duration
 }
 
@@ -125,10 +125,10 @@ func (m *Model) verifyCookie(v *view) *splice {
 // splice is the state of a session that a cookie opened. The client acknowledges the cookie's
 // number, and the backend has its own initial sequence number.
 type splice struct {
-	first    uint32 // sequence number of the client's first byte
-	number   uint32 // initial sequence number in the cookie
-	ahead    uint32 // cookie number minus the backend's number, after its SYN-ACK
-	answered bool   // the backend has answered the SYN
+	first    uint32 // Sequence number of the client's first byte.
+	number   uint32 // Initial sequence number in the cookie.
+	ahead    uint32 // Cookie number minus the backend's number, after its SYN-ACK.
+	answered bool   // The backend has answered the SYN.
 	mss      int
 	window   uint16
 }

@@ -22,8 +22,8 @@ type Host struct {
 type Interface struct {
 	Name      string
 	MAC       packet.MAC
-	MTU       int            // bytes of the largest IP packet
-	Addresses []netip.Prefix // addresses of the host with their prefix lengths
+	MTU       int            // Bytes of the largest IP packet.
+	Addresses []netip.Prefix // Addresses of the host with their prefix lengths.
 	// RPFilter is rp_filter. Mode 1 (strict) refuses IPv4 sources with a route through another
 	// interface. Mode 2 (loose) refuses IPv4 sources without a route.
 	RPFilter int
@@ -355,9 +355,9 @@ type Action string
 
 // Actions.
 const (
-	Forward Action = "forward" // sent to the next hop, translated or not
-	Drop    Action = "drop"    // dropped; Outcome.Out contains the answer
-	Pass    Action = "pass"    // passed to the kernel
+	Forward Action = "forward" // Sent to the next hop, translated or not.
+	Drop    Action = "drop"    // Dropped; Outcome.Out contains the answer.
+	Pass    Action = "pass"    // Passed to the kernel.
 )
 
 // Timing of the model that is not configurable.

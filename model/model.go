@@ -41,9 +41,9 @@ type Model struct {
 	allServices         map[string]*service // by name, with the services of former configurations
 	allRules            map[string]*rule
 	sessions            map[flow.Tuple]*half
-	replaced            *session                // session that the current SYN replaced with a new connection in its tuple, or nil
-	ended               map[flow.Tuple]*session // cut-off sessions by both tuples: their backend became down
-	syns                int                     // number of SYNs without a session
+	replaced            *session                // Session that the current SYN replaced with a new connection in its tuple, or nil.
+	ended               map[flow.Tuple]*session // Cut-off sessions by both tuples: their backend became down.
+	syns                int                     // Number of SYNs without a session.
 	synsSent            map[flow.Tuple]int      // by translated tuple, with their ordinal number
 	synsCame            map[flow.Tuple]syn      // by received tuple
 	cookiesSent         map[flow.Tuple][]*cookie
@@ -92,24 +92,24 @@ func (m *Model) SetState(service, backend string, state datapath.State) error {
 type plan struct {
 	action Action
 	reason Reason
-	to     flow.Tuple  // tuple after translation; invalid: unchanged
-	via    netip.Addr  // routing destination, if it differs from to.Dest
-	mac    packet.MAC  // dsr: configured MAC address of the backend
-	answer answer      // reply to the sender of a dropped packet
-	quote  *flow.Tuple // ICMP errors: tuple of the quoted packet after translation
+	to     flow.Tuple  // Tuple after translation; invalid: unchanged.
+	via    netip.Addr  // Routing destination, if it differs from to.Dest.
+	mac    packet.MAC  // Dsr: configured MAC address of the backend.
+	answer answer      // Reply to the sender of a dropped packet.
+	quote  *flow.Tuple // ICMP errors: tuple of the quoted packet after translation.
 	encap  *encapsulation
-	half   *half    // session of the packet, nil for none
-	count  []*tally // counters to increase when the packet is forwarded
-	clamp  bool     // lower the MSS option of a SYN
-	room   int      // reserved bytes below the ingress link's limit for the MSS option of a SYN
-	grow   int      // maximum growth by edit, in bytes
-	local  bool     // reply to a health check of this host: left unchanged
+	half   *half    // Session of the packet, nil for none.
+	count  []*tally // Counters to increase when the packet is forwarded.
+	clamp  bool     // Lower the MSS option of a SYN.
+	room   int      // Reserved bytes below the ingress link's limit for the MSS option of a SYN.
+	grow   int      // Maximum growth by edit, in bytes.
+	local  bool     // Reply to a health check of this host: left unchanged.
 	// edit changes the packet after translation, for a link with that MTU. It may return a drop
 	// reason.
 	edit            func(b []byte, mtu int) ([]byte, Reason)
-	replacement     *view               // replacement for the packet, if not nil
-	class           config.TrafficClass // siit: traffic class after a change of family
-	requireChecksum bool                // siit: drop UDP without a checksum
+	replacement     *view               // Replacement for the packet, if not nil.
+	class           config.TrafficClass // Siit: traffic class after a change of family.
+	requireChecksum bool                // Siit: drop UDP without a checksum.
 	// neutral keeps the transport checksum unchanged (RFC 6296).
 	neutral bool
 }

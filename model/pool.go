@@ -40,13 +40,13 @@ func expand(ranges []config.AddressRange, v6 bool) []netip.Addr {
 type request struct {
 	addresses []netip.Addr
 	protocol  flow.Protocol
-	wanted    uint16  // inside port; the result has its parity and range if possible
-	client    *client // nil without paired pooling
-	paired    bool    // paired pooling: the client keeps its address
+	wanted    uint16  // Inside port; the result has its parity and range if possible.
+	client    *client // nil without paired pooling.
+	paired    bool    // Paired pooling: the client keeps its address.
 	ports     config.PortSet
 	block     int
-	blocks    *[]portBlock // blocks of the client, for allocation in blocks
-	fixed     *portBlock   // deterministic: the only block
+	blocks    *[]portBlock // Blocks of the client, for allocation in blocks.
+	fixed     *portBlock   // Deterministic: the only block.
 }
 
 // portBlock is a range of consecutive ports on one address.

@@ -16,10 +16,10 @@ import (
 // rendering describes the translation of a packet.
 type rendering struct {
 	to              flow.Tuple
-	quote           *flow.Tuple // tuple of the packet in an ICMP error after translation
-	neutral         bool        // keep the transport checksum
-	quoted          bool        // v is the packet in an ICMP error
-	id              uint16      // identification for the translation of an IPv6 packet
+	quote           *flow.Tuple // Tuple of the packet in an ICMP error after translation.
+	neutral         bool        // Keep the transport checksum.
+	quoted          bool        // V is the packet in an ICMP error.
+	id              uint16      // Identification for the translation of an IPv6 packet.
 	class           config.TrafficClass
 	requireChecksum bool // drop UDP without a checksum
 	// mtu translates the MTU of a "too big" error to the other family (RFC 7915 §4.2, §5.2).

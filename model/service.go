@@ -19,21 +19,21 @@ type service struct {
 	tally
 	rule            *rule                   // for a port-forward rule
 	backends        []*backend              // in configuration order
-	known           map[backendKey]*backend // all present and former backends
+	known           map[backendKey]*backend // All present and former backends.
 	inForce         bool
 	table           []*backend // scheduler slots
 	sequence        int
 	active          int
-	provisional     int  // live sessions with a provisional backend
-	miscounted      bool // such a session has ended
+	provisional     int  // Live sessions with a provisional backend.
+	miscounted      bool // Such a session has ended.
 	connections     uint64
 	refused         uint64
 	retransmissions uint64 // retransmitted SYNs of refused connections
 	synsRefused     map[flow.Tuple]uint32
 	sticky          map[string]sticky
-	cookieAt        time.Duration // time of the last cookie plus 1; 0 for none
-	reset           time.Duration // time of the next conforming reset
-	credit          credits       // key allClients is the whole service
+	cookieAt        time.Duration // Time of the last cookie plus 1; 0 for none.
+	reset           time.Duration // Time of the next conforming reset.
+	credit          credits       // Key allClients is the whole service.
 }
 
 // backend is a backend of a service. It stays after its removal from the configuration, as long as

@@ -22,8 +22,8 @@ type session struct {
 	flagsSeen [2]flagsSeen
 	// assured sessions have completed the handshake, and the transitory timeout does not apply.
 	assured bool
-	closed  bool             // closed by both sides or a reset: no longer an active connection of its service
-	seen    [2]time.Duration // time of the last packet in each direction
+	closed  bool             // Closed by both sides or a reset: no longer an active connection of its service.
+	seen    [2]time.Duration // Time of the last packet in each direction.
 	packets [2]uint64
 	bytes   [2]uint64
 	// Field provisional covers the backend and the port. Field provisionalAddress covers the
@@ -31,8 +31,8 @@ type session struct {
 	provisional, provisionalAddress bool
 	counted                         tally // traffic of its backend
 
-	proxyState *proxyState // PROXY header state, set by the SYN
-	splice     *splice     // set if a SYN cookie opened the session
+	proxyState *proxyState // PROXY header state, set by the SYN.
+	splice     *splice     // Set if a SYN cookie opened the session.
 	// halfOpen means that the session counts against the half-open quota, until it is assured.
 	halfOpen bool
 	// port is the outside endpoint of a fullnat session, or nil.

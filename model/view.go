@@ -13,10 +13,10 @@ import (
 // view is a parsed IP packet. It references the received frame and never changes it.
 type view struct {
 	ip       []byte // from the IP header to the end of the packet
-	trailer  []byte // Ethernet padding after the packet
+	trailer  []byte // Ethernet padding after the packet.
 	v6       bool
-	header   int // length of the IP header with options or extension headers, in bytes
-	upper    int // offset in ip of the upper-layer protocol number
+	header   int // Length of the IP header with options or extension headers, in bytes.
+	upper    int // Offset in ip of the upper-layer protocol number.
 	protocol flow.Protocol
 	src, dst netip.AddrPort // for ICMP queries the port is the identifier
 	ttl, tos uint8
@@ -24,26 +24,26 @@ type view struct {
 	// A first fragment has offset 0 and the M flag. A later fragment has a positive offset.
 	first, later bool
 	id           uint32
-	offset       uint16 // bytes
-	fragmentAt   int    // offset of an IPv6 fragment header in ip, 0 for none
+	offset       uint16 // Bytes.
+	fragmentAt   int    // Offset of an IPv6 fragment header in ip, 0 for none.
 	flags        packet.TCPFlags
 	icmpType     uint8
 	icmpCode     uint8
 	kind         icmpKind
-	sourceRoute  bool // unexpired IPv4 source route, or IPv6 routing header with segments left
-	routeAt      int  // offset for the pointer of a parameter problem
+	sourceRoute  bool // Unexpired IPv4 source route, or IPv6 routing header with segments left.
+	routeAt      int  // Offset for the pointer of a parameter problem.
 	quoted       *view
-	field        int      // ICMP errors with an extension: length of the quoted packet (RFC 4884), else 0
-	cookie       *splice  // state from a valid SYN cookie
-	macs         [12]byte // destination and source MAC addresses of the frame
+	field        int      // ICMP errors with an extension: length of the quoted packet (RFC 4884), else 0.
+	cookie       *splice  // State from a valid SYN cookie.
+	macs         [12]byte // Destination and source MAC addresses of the frame.
 }
 
 type icmpKind uint8
 
 const (
 	notICMP   icmpKind = iota
-	icmpQuery          // echo request: opens a session
-	icmpReply          // echo reply
+	icmpQuery          // Echo request: opens a session.
+	icmpReply          // Echo reply.
 	icmpError
 	icmpOther
 	icmpLink // link scope: never forwarded

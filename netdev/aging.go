@@ -18,8 +18,8 @@ import (
 type Aging struct {
 	Hop
 	MAC     net.HardwareAddr
-	managed bool // NTF_EXT_MANAGED
-	learned bool // NTF_EXT_LEARNED
+	managed bool // NTF_EXT_MANAGED.
+	learned bool // NTF_EXT_LEARNED.
 }
 
 // aging are the states in which the kernel uses an address without a recent confirmation.

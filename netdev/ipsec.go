@@ -18,9 +18,9 @@ import (
 // IPsecPolicy is an entry of "ip xfrm policy" that encrypts or drops forwarded packets.
 type IPsecPolicy struct {
 	Source, Dest         netip.Prefix
-	Protocol             flow.Protocol // flow.Any: all
+	Protocol             flow.Protocol // flow.Any: all.
 	SourcePort, DestPort uint16        // in host byte order; 0: any
-	Blocks               bool          // the packets are dropped; otherwise they leave encrypted
+	Blocks               bool          // The packets are dropped; otherwise they leave encrypted.
 }
 
 // String returns the policy in the notation of operators.

@@ -11,9 +11,9 @@ import (
 
 // TrafficControl lists what tc does with the packets of an interface beyond the kernel's defaults.
 type TrafficControl struct {
-	Ingress []string // filters on packets that arrive: policers, redirection to an ifb device
-	Egress  []string // filters on packets that leave
-	Queues  []string // queueing disciplines that shape, reorder or drop
+	Ingress []string // Filters on packets that arrive: policers, redirection to an ifb device.
+	Egress  []string // Filters on packets that leave.
+	Queues  []string // Queueing disciplines that shape, reorder or drop.
 }
 
 // plainQueues are disciplines that set no rate: the kernel's defaults and what sysctl net.core.default_qdisc is set to.

@@ -183,10 +183,10 @@ type Resolution int
 
 // Resolutions.
 const (
-	NotAsked Resolution = iota // no entry, or an entry without a request
-	Asked                      // requests are sent (NUD_INCOMPLETE)
-	Resolved                   // the kernel sends to the address
-	Failed                     // no request was answered (NUD_FAILED)
+	NotAsked Resolution = iota // No entry, or an entry without a request.
+	Asked                      // Requests are sent (NUD_INCOMPLETE).
+	Resolved                   // The kernel sends to the address.
+	Failed                     // No request was answered (NUD_FAILED).
 )
 
 // ResolutionOf returns the state of a neighbour.

@@ -23,8 +23,8 @@ type RouteMTU struct {
 // RouteFacts are properties of the routing tables of the calling thread's namespace.
 type RouteFacts struct {
 	MTUs      []RouteMTU
-	Multipath bool // an IPv4 route has several next hops
-	Default   bool // the main table has an IPv4 default route
+	Multipath bool // An IPv4 route has several next hops.
+	Default   bool // The main table has an IPv4 default route.
 }
 
 // Routes reads the routing tables. MTUs are the routes with an MTU, and the more specific routes without one through
@@ -95,7 +95,7 @@ func unicastRoutes(wanted func(*unicastRoute) bool) ([]unicastRoute, error) {
 	return Whole(func() (list []unicastRoute, err error) {
 		req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
 		req.AddData(nl.NewRtMsg()) // of both families
-		var r unicastRoute         // one for all: a table may have a million routes
+		var r unicastRoute         // One for all: a table may have a million routes.
 		err = req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE, func(m []byte) bool {
 			if r.read(m) && wanted(&r) {
 				kept := r

@@ -60,8 +60,8 @@ func Local() (list []netip.Prefix, err error) {
 type TableRoute struct {
 	To       netip.Prefix
 	Metric   uint32
-	Protocol uint8 // RTPROT
-	Type     uint8 // RTN
+	Protocol uint8 // RTPROT.
+	Type     uint8 // RTN.
 }
 
 // Table returns the routes of one table, of both families. It requests only this table from the kernel.

@@ -21,14 +21,14 @@ type Kind uint8
 
 // Kinds.
 const (
-	Link      Kind = iota // an interface was added, removed, or changed its state, MAC or MTU
-	Address               // an address was added or removed
-	Route                 // a route or a next-hop object was added, removed or changed
-	Neighbour             // the MAC of a known neighbour changed, or it is no longer known
-	Policy                // an IPsec policy was added, removed or changed
-	Rule                  // a routing rule was added or removed
-	Setting               // forwarding, rp_filter or another setting of an interface was written
-	Lost                  // the kernel had more changes than fitted the socket: anything may have changed
+	Link      Kind = iota // An interface was added, removed, or changed its state, MAC or MTU.
+	Address               // An address was added or removed.
+	Route                 // A route or a next-hop object was added, removed or changed.
+	Neighbour             // The MAC of a known neighbour changed, or it is no longer known.
+	Policy                // An IPsec policy was added, removed or changed.
+	Rule                  // A routing rule was added or removed.
+	Setting               // Forwarding, rp_filter or another setting of an interface was written.
+	Lost                  // The kernel had more changes than fitted the socket: anything may have changed.
 )
 
 var kindNames = [...]string{"link", "address", "route", "neighbour", "policy", "rule", "setting", "lost"}
@@ -61,9 +61,9 @@ const receiveBuffer = 8 << 20
 // Watcher receives the changes of the namespace in which it was opened.
 type Watcher struct {
 	socket   *nl.NetlinkSocket
-	policies *nl.NetlinkSocket    // nil on a kernel without IPsec
-	macs     map[neighbour]string // known addresses, to distinguish a new MAC from a new state
-	mu       sync.Mutex           // protects aging
+	policies *nl.NetlinkSocket    // nil on a kernel without IPsec.
+	macs     map[neighbour]string // Known addresses, to distinguish a new MAC from a new state.
+	mu       sync.Mutex           // Protects aging.
 	aging    map[neighbour]Aging
 	route    unicastRoute // the last one that was read
 }

@@ -12,15 +12,15 @@ import (
 
 // XDP features of an interface: bits of linux/netdev.h.
 const (
-	XDPBasic    = 1 << 0 // runs programs (NETDEV_XDP_ACT_BASIC)
-	XDPTransmit = 1 << 2 // accepts redirected frames (NETDEV_XDP_ACT_NDO_XMIT)
+	XDPBasic    = 1 << 0 // Runs programs (NETDEV_XDP_ACT_BASIC).
+	XDPTransmit = 1 << 2 // Accepts redirected frames (NETDEV_XDP_ACT_NDO_XMIT).
 )
 
 // Generic netlink's family "netdev" (linux/netdev.h, since 6.3).
 const (
-	netdevGet         = 1 // NETDEV_CMD_DEV_GET
-	netdevIfindex     = 1 // NETDEV_A_DEV_IFINDEX
-	netdevXDPFeatures = 3 // NETDEV_A_DEV_XDP_FEATURES
+	netdevGet         = 1 // NETDEV_CMD_DEV_GET.
+	netdevIfindex     = 1 // NETDEV_A_DEV_IFINDEX.
+	netdevXDPFeatures = 3 // NETDEV_A_DEV_XDP_FEATURES.
 )
 
 // XDPFeatures returns the XDP features of interfaces in the calling thread's network namespace, by index; nil before

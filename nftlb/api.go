@@ -44,9 +44,9 @@ type API struct {
 	mu       sync.Mutex // protects the following fields
 	store    *store
 	unserved []string // what the objects ask for that is not in force
-	late     bool     // the objects changed, and the configuration did not follow yet
-	lost     string   // why the objects of an earlier process are not known; "" if they are
-	unkept   string   // why the file does not have the objects; "" if it has
+	late     bool     // The objects changed, and the configuration did not follow yet.
+	lost     string   // Why the objects of an earlier process are not known; "" if they are.
+	unkept   string   // Why the file does not have the objects; "" if it has.
 }
 
 // New returns an API with the objects that an earlier one kept. Nothing of them is in force

@@ -59,8 +59,8 @@ type farm struct {
 	Name       string     `json:"name"`
 	Attributes attributes `json:"attributes"`
 	State      string     `json:"state"`
-	Priority   int        `json:"priority"` // maximum priority of the backends in use
-	Out        link       `json:"out"`      // interface towards the backends
+	Priority   int        `json:"priority"` // Maximum priority of the backends in use.
+	Out        link       `json:"out"`      // Interface towards the backends.
 	Backends   []*backend `json:"backends"`
 	Sessions   []*session `json:"sessions"`
 
@@ -134,8 +134,8 @@ type backend struct {
 	Attributes attributes `json:"attributes"`
 	State      string     `json:"state"`
 	Mark       int        `json:"mark"`
-	Chosen     bool       `json:"chosen"` // the client chose the mark
-	Ether      string     `json:"ether"`  // hardware address, if known
+	Chosen     bool       `json:"chosen"` // The client chose the mark.
+	Ether      string     `json:"ether"`  // Hardware address, if known.
 
 	farm   *farm
 	action action
@@ -186,8 +186,8 @@ type session struct {
 type address struct {
 	Name       string     `json:"name"`
 	Attributes attributes `json:"attributes"`
-	In         link       `json:"in"`   // interface with the address
-	Used       int        `json:"used"` // number of farms that use it
+	In         link       `json:"in"`   // Interface with the address.
+	Used       int        `json:"used"` // Number of farms that use it.
 
 	policies []*addressPolicy
 	action   action

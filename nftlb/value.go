@@ -16,9 +16,9 @@ type result int
 const (
 	ok        result = 0
 	failed    result = 1
-	structure result = 3 // the document has the wrong form
-	invalid   result = 4 // a value is out of its range
-	unknown   result = 6 // there is no such object
+	structure result = 3 // The document has the wrong form.
+	invalid   result = 4 // A value is out of its range.
+	unknown   result = 6 // There is no such object.
 	// wrong represents all other numbers.
 	wrong result = -1
 )

@@ -55,9 +55,9 @@ func etherType(next Layer) uint32 {
 
 // VLAN is the 802.1Q tag vlan(id,prio,type).
 type VLAN struct {
-	ID       uint16 // 12 bits
-	Priority uint8  // 3 bits
-	Drop     bool   // drop eligible
+	ID       uint16 // 12 bits.
+	Priority uint8  // 3 bits.
+	Drop     bool   // Drop eligible.
 	Type     Forced
 }
 

@@ -16,7 +16,7 @@ import (
 type ICMP struct {
 	V6         bool
 	Type, Code uint8
-	Rest       uint32 // second word of the header
+	Rest       uint32 // Second word of the header.
 	Length     Forced // of the packet in an RFC 4884 error, in 4-byte (ICMPv6: 8-byte) words; part of Rest on the wire
 	Checksum   Forced
 }

@@ -31,10 +31,10 @@ type IPv4 struct {
 	TOS      uint8
 	ID       uint16
 	DF, MF   bool
-	Reserved bool   // the "evil bit", rf
+	Reserved bool   // The "evil bit", rf.
 	Offset   uint16 // of the fragment, in bytes, a multiple of 8
-	Options  []byte // padded with zeros to a multiple of four bytes
-	IHL      Forced // header length in 32-bit words
+	Options  []byte // Padded with zeros to a multiple of four bytes.
+	IHL      Forced // Header length in 32-bit words.
 	Protocol Forced
 	Length   Forced // total length in bytes
 	Checksum Forced

@@ -35,7 +35,7 @@ type Layer interface {
 
 // place is the context of a layer during encoding.
 type place struct {
-	next      Layer      // the next layer, or nil
+	next      Layer      // The next layer, or nil.
 	src, dst  netip.Addr // of the innermost enclosing IP layer, for pseudo headers
 	extension *Extension // of an ICMP error (RFC 4884), or nil
 	family    addrFamily // of the innermost enclosing IP layer

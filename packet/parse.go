@@ -40,7 +40,7 @@ func ParseIP(b []byte) Packet {
 type reader struct {
 	packet    Packet
 	from      [][]byte // from[i] begins with layer i and includes the layers inside it
-	inner     bool     // inside an ICMP error
+	inner     bool     // Inside an ICMP error.
 	extension *Extension
 	trailer   []byte
 }

@@ -48,8 +48,8 @@ type Frame struct {
 	Interface string
 	Time      time.Time
 	Bytes     []byte
-	Length    int    // on the wire; 0 means len(Bytes)
-	Comment   string // displayed by Wireshark, for example the drop's reason
+	Length    int    // On the wire; 0 means len(Bytes).
+	Comment   string // Displayed by Wireshark, for example the drop's reason.
 }
 
 // Write appends a frame. It describes an interface at its first frame.

@@ -46,8 +46,8 @@ type TCP struct {
 	Seq, Ack         uint32
 	Window           uint16 // default in texts: 65535
 	Urgent           uint16
-	Reserved         uint8  // four bits
-	Options          []byte // padded with zeros (end of list) to a multiple of four bytes
+	Reserved         uint8  // Four bits.
+	Options          []byte // Padded with zeros (end of list) to a multiple of four bytes.
 	DataOffset       Forced // in 32-bit words
 	Checksum         Forced
 	// Cut, if not 0, is the number of bytes present of the header (8 to 19): ICMP errors may contain only a part.
@@ -274,7 +274,7 @@ func (s *SCTP) encode(payload []byte, _ place) []byte {
 // GUE is the header of Generic UDP Encapsulation, variant 0 without optional fields: gue(proto,first,flags). The
 // payload is an IP packet.
 type GUE struct {
-	First    uint8  // version, control bit and header length; 0 in packets from Sluice
+	First    uint8  // Version, control bit and header length; 0 in packets from Sluice.
 	Protocol Forced // of the payload
 	Flags    uint16
 }

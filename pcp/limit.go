@@ -47,8 +47,8 @@ func (p *pace) allow(n int, now time.Duration) bool {
 
 // limiter limits the rate of requests per source. The zero value is ready.
 type limiter struct {
-	conforms map[netip.Addr]time.Duration // time when the source may send a whole burst again
-	full     time.Duration                // until then no entry can be removed from a full table
+	conforms map[netip.Addr]time.Duration // Time when the source may send a whole burst again.
+	full     time.Duration                // Until then no entry can be removed from a full table.
 }
 
 // allow counts a request of a source and reports whether it is within the limit.

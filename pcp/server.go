@@ -22,9 +22,9 @@ import (
 const (
 	minLifetime = 2 * time.Minute // RFC 6887 §15
 	maxLifetime = 24 * time.Hour
-	perClient   = 256         // mappings of one client at once; for IPv6 per /64
-	perTick     = 1024        // expired mappings removed per second
-	over        = time.Minute // time without a refusal until the next one is logged
+	perClient   = 256         // Mappings of one client at once; for IPv6 per /64.
+	perTick     = 1024        // Expired mappings removed per second.
+	over        = time.Minute // Time without a refusal until the next one is logged.
 )
 
 // Server answers requests. The datapath owns the mappings and keeps them after the process ends.
@@ -37,8 +37,8 @@ type Server struct {
 	mu       sync.Mutex // protects the following fields
 	rules    []datapath.MappingRule
 	mappings map[endpoint]datapath.Mapping
-	clients  map[netip.Addr]int        // mappings of each subscriber
-	networks map[string][]netip.Prefix // on the interfaces with a socket
+	clients  map[netip.Addr]int        // Mappings of each subscriber.
+	networks map[string][]netip.Prefix // On the interfaces with a socket.
 	limit    limiter
 	fresh    map[string]*pace // of requests of unresolved sources, by interface
 	counts   map[Count]uint64

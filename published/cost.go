@@ -16,8 +16,8 @@ import (
 // Cost is the time that a path adds to a connection. A connection is opened, closed by the client, and closed by the
 // server in return: a proxy relays both. The connections alternate between the published port and the container.
 type Cost struct {
-	Published   time.Duration `json:"published_ns"` // median by the published port
-	Direct      time.Duration `json:"direct_ns"`    // median by the container's address
+	Published   time.Duration `json:"published_ns"` // Median by the published port.
+	Direct      time.Duration `json:"direct_ns"`    // Median by the container's address.
 	Added       time.Duration `json:"added_ns"`
 	Connections int           `json:"connections"` // of each kind
 	// OnlyOpened reports that the server does not close in return, so only the opening is measured. A proxy opens its

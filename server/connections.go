@@ -32,10 +32,10 @@ const (
 type limited struct {
 	net.Listener
 	total, each  int
-	stallTimeout time.Duration                  // maximum time without progress of the client
-	client       func(net.Conn) string          // the client of a connection, for counting
-	surplus      func(c net.Conn, cause string) // closes a connection beyond the limits
-	refused      func(client, cause string)     // reports a refused client
+	stallTimeout time.Duration                  // Maximum time without progress of the client.
+	client       func(net.Conn) string          // The client of a connection, for counting.
+	surplus      func(c net.Conn, cause string) // Closes a connection beyond the limits.
+	refused      func(client, cause string)     // Reports a refused client.
 
 	mu   sync.Mutex // protects the rest
 	open int
@@ -123,8 +123,8 @@ type counted struct {
 	slowReader   func()
 	release      func()
 
-	mu       sync.Mutex // protects the rest
-	deadline time.Time  // write deadline set by a handler; zero: none
+	mu       sync.Mutex // Protects the rest.
+	deadline time.Time  // Write deadline set by a handler; zero: none.
 }
 
 // SetWriteDeadline implements net.Conn.
@@ -177,8 +177,8 @@ const logEvery = 10 * time.Second
 type pace struct {
 	now func() time.Time
 
-	mu     sync.Mutex // protects the rest
-	next   time.Time  // time of the next log line, at the earliest
+	mu     sync.Mutex // Protects the rest.
+	next   time.Time  // Time of the next log line, at the earliest.
 	untold int
 	total  uint64
 }

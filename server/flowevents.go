@@ -23,8 +23,8 @@ const (
 type flowWatch struct {
 	match  func(*flow.Flow) bool
 	source string
-	seen   map[flowKey]string // name of the flow
-	full   bool               // more flows matched than can be followed, and the client was informed
+	seen   map[flowKey]string // Name of the flow.
+	full   bool               // More flows matched than can be followed, and the client was informed.
 }
 
 type flowKey struct {

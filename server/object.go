@@ -22,8 +22,8 @@ import (
 // kind is a type of configuration objects that can be changed individually.
 type kind struct {
 	name string       // in operation ids
-	list string       // path of the collection below /api/v1
-	item string       // and of one object
+	list string       // Path of the collection below /api/v1.
+	item string       // And of one object.
 	form *huma.Schema // of one object
 	all  *huma.Schema // of the collection
 }

@@ -21,21 +21,21 @@ import (
 
 // Files are the credentials of the daemon and of its clients. An empty name means none.
 type Files struct {
-	Cert, Key string // the daemon's, PEM; both or neither
-	ClientCA  string // CA of the clients' certificates, PEM
+	Cert, Key string // The daemon's, PEM; both or neither.
+	ClientCA  string // CA of the clients' certificates, PEM.
 	Tokens    string // as api.ReadTokens has it
 }
 
 // proofs are the parsed credentials.
 type proofs struct {
-	cert    *tls.Certificate // nil: without TLS
-	clients *x509.CertPool   // nil: no certificate required
-	tokens  []namedToken     // nil: no token required
+	cert    *tls.Certificate // nil: without TLS.
+	clients *x509.CertPool   // nil: no certificate required.
+	tokens  []namedToken     // nil: no token required.
 }
 
 // namedToken is the hash of a known token.
 type namedToken struct {
-	name string // name in the log
+	name string // Name in the log.
 	role string // of package api
 	hash [sha256.Size]byte
 }
@@ -141,7 +141,7 @@ type keeper struct {
 	files Files
 	log   *slog.Logger
 
-	mu      sync.Mutex // protects the rest
+	mu      sync.Mutex // Protects the rest.
 	held    content    // of the proofs in force
 	inForce *proofs
 	told    string // last logged error

@@ -39,12 +39,12 @@ type Options struct {
 	Control   Control
 	Daemon    Daemon
 	Version   string
-	File      string   // configuration file that the daemon watches
-	Datapaths []string // available, preferred first
+	File      string   // Configuration file that the daemon watches.
+	Datapaths []string // Available, preferred first.
 	Metrics   http.Handler
 	Mappings  func() []datapath.Mapping // nil: none can be made
 	Events    *event.Log
-	Audit     *audit.Log                // nil: nothing is recorded
+	Audit     *audit.Log                // nil: nothing is recorded.
 	Warnings  func() []string           // in addition to the engine's; nil: none
 	Sources   func() []discovery.Status // of discovery; nil: none
 }
@@ -126,8 +126,8 @@ func untagged(g huma.API) func(huma.Context, func(huma.Context)) {
 type server struct {
 	opt     Options
 	started time.Time
-	tagged  atomic.Pointer[tagged] // last configuration that was requested
-	streams chan struct{}          // one element for each open stream
+	tagged  atomic.Pointer[tagged] // Last configuration that was requested.
+	streams chan struct{}          // One element for each open stream.
 }
 
 type body[T any] struct{ Body T }

@@ -26,17 +26,17 @@ import (
 // Limits of a request over TCP. The handlers limit the size of bodies.
 const (
 	readHeaderTimeout = 5 * time.Second // of the TLS handshake too
-	idleTimeout       = 2 * time.Minute // between two requests; longer than the scrape interval of Prometheus
-	maxHeader         = 16 << 10        // bytes
-	maxBodies         = 2               // concurrent configurations, which may be large
+	idleTimeout       = 2 * time.Minute // Between two requests; longer than the scrape interval of Prometheus.
+	maxHeader         = 16 << 10        // Bytes.
+	maxBodies         = 2               // Concurrent configurations, which may be large.
 )
 
 // TCPOptions are the address, the credentials and the rights of the API over TCP.
 type TCPOptions struct {
 	Address string // ADDRESS:PORT, or :PORT for all addresses
 	Files   Files
-	Changes bool       // otherwise clients may only read
-	Audit   *audit.Log // nil: nothing is recorded
+	Changes bool       // Otherwise clients may only read.
+	Audit   *audit.Log // nil: nothing is recorded.
 	Log     *slog.Logger
 }
 
@@ -79,7 +79,7 @@ type TCP struct {
 	keeper   *keeper
 	refusals *refusals
 	changes  *pace         // of log lines about requests for changes
-	bodies   chan struct{} // one element for each active request with a body
+	bodies   chan struct{} // One element for each active request with a body.
 	listener net.Listener
 	http     *http.Server
 }

@@ -26,8 +26,8 @@ const maxDocument = 16 * config.MaxFileSize
 // document is the form on disk.
 type document struct {
 	Layout   int           `json:"layout"`
-	File     string        `json:"file"` // the operator's file
-	Base     string        `json:"base"` // file of the same directory: the configuration that the edits begin from
+	File     string        `json:"file"` // The operator's file.
+	Base     string        `json:"base"` // File of the same directory: the configuration that the edits begin from.
 	Revision uint64        `json:"revision"`
 	Edits    []config.Edit `json:"edits"` // they turn the file's configuration into the one in force
 	States   []State       `json:"states"`

@@ -36,8 +36,8 @@ type State struct {
 	Service string    `json:"service"`
 	Backend string    `json:"backend"`
 	State   string    `json:"state"`
-	Until   time.Time `json:"until,omitzero"` // when a drain ends; zero: never
-	Then    string    `json:"then,omitempty"` // treatment of the remaining connections: keep or reset
+	Until   time.Time `json:"until,omitzero"` // When a drain ends; zero: never.
+	Then    string    `json:"then,omitempty"` // Treatment of the remaining connections: keep or reset.
 }
 
 // path returns the path of a backend's state in an edit. It is no key of the file.
@@ -233,8 +233,8 @@ func knownStates(c *config.Config, states []State) []State {
 	for _, s := range states {
 		of[s.Service] = true
 	}
-	have := map[State]bool{{}: true} // the whole gateway
-	finds := map[string]bool{}       // services with discovery
+	have := map[State]bool{{}: true} // The whole gateway.
+	finds := map[string]bool{}       // Services with discovery.
 	for i := range c.Services {
 		if sv := &c.Services[i]; of[sv.Name] {
 			finds[sv.Name] = sv.BackendsFrom != nil

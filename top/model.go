@@ -30,7 +30,7 @@ type Model struct {
 	wait    time.Duration
 	errs    [fetchCount]error // of the last fetch of each kind
 	busy    [fetchCount]bool  // in progress
-	due     [fetchCount]bool  // a timer will start it
+	due     [fetchCount]bool  // A timer will start it.
 	paused  bool
 
 	ranked   [tabCount]ranked

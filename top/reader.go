@@ -34,7 +34,7 @@ type Host struct {
 	namespaces []netdev.Namespace
 	hidden     int
 	held       map[string]uint32
-	counts     int                // calls of Counts
+	counts     int                // Calls of Counts.
 	last       map[uint64]reading // by inode, because a name may be reused
 	lastSoft   []trace.CPUTime
 	lastDrops  uint64

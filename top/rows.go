@@ -54,8 +54,8 @@ var flowColumns = []column{{"FLOW", 0}, {"STATE", 11}, {"LEFT s", 7}, {"BYTES", 
 // row is one line of a tab.
 type row struct {
 	key     string
-	cells   []string  // without the key
-	numbers []float64 // sort keys of the cells
+	cells   []string  // Without the key.
+	numbers []float64 // Sort keys of the cells.
 	faint   bool
 	// filter selects the row's connections; valid if drill is true.
 	filter    conntrack.Filter

@@ -61,7 +61,7 @@ type Counts struct {
 // Table is the summary of one dump.
 type Table struct {
 	Time    time.Time
-	Took    time.Duration // wall clock
+	Took    time.Duration // Wall clock.
 	CPU     time.Duration // of this process, kernel included
 	Summary *conntrack.Summary
 	// Held is the number of entries per namespace that the kernel does not evict.

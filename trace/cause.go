@@ -7,9 +7,9 @@ import "strings"
 // Cause says in plain words why packets were dropped. The same causes are used
 // by the doctor and by the drops view.
 type Cause struct {
-	ID      string `json:"id"`      // stable name, such as "table-full"
+	ID      string `json:"id"`      // Stable name, such as "table-full".
 	Title   string `json:"title"`   // what happened, a few words
-	Meaning string `json:"meaning"` // one sentence for users who do not know the kernel
+	Meaning string `json:"meaning"` // One sentence for users who do not know the kernel.
 	Remedy  string `json:"remedy,omitempty"`
 	// Benign drops are part of normal work: they lose nothing that anybody waits for.
 	Benign bool `json:"benign,omitempty"`
@@ -131,9 +131,9 @@ var (
 
 // place is what identifies a kind of drop to the rules below.
 type place struct {
-	function string // where the packet was freed
-	reason   string // name without prefix
-	caller   string // calling function, "" without a sampled stack
+	function string // Where the packet was freed.
+	reason   string // Name without prefix.
+	caller   string // Calling function, "" without a sampled stack.
 	hook     Hook
 	ct       Tracked
 	// unicast: the sampled packet had one receiver

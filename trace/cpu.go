@@ -11,8 +11,8 @@ import (
 
 // CPUTime is the time of a CPU by activity, in clock ticks, since boot or within a window.
 type CPUTime struct {
-	CPU                  int    // its number; the kernel leaves out those that are offline
-	Total, Softirq, Idle uint64 // Idle counts waits for disks, too
+	CPU                  int    // Its number; the kernel leaves out those that are offline.
+	Total, Softirq, Idle uint64 // Idle counts waits for disks, too.
 }
 
 // ParseCPUs reads the lines of /proc/stat for single CPUs.

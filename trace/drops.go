@@ -90,8 +90,8 @@ type Drops struct {
 
 	interruptedBefore uint64 // interruptions before the probe was last resumed
 	events            eventCount
-	eventsBefore      uint64 // events, and drops that a program was run for,
-	seenBefore        uint64 // when both began to count
+	eventsBefore      uint64 // Events, and drops that a program was run for,.
+	seenBefore        uint64 // When both began to count.
 }
 
 // DropCount is one kind of drop: what, where, in which namespace, how often.
@@ -312,16 +312,16 @@ func (d *Drops) describe(key dropsDropKey) DropCount {
 
 // Missed counts the drops that a probe could not count or describe since it was started or last resumed.
 type Missed struct {
-	Kinds       uint64 // drops beyond the limit of kinds
-	Interrupted uint64 // drops of the whole host that interrupted both programs
-	Hidden      uint64 // drops of the whole host that this kernel ran no program for, interruptions left out
-	Samples     uint64 // lost because they were not read in time
+	Kinds       uint64 // Drops beyond the limit of kinds.
+	Interrupted uint64 // Drops of the whole host that interrupted both programs.
+	Hidden      uint64 // Drops of the whole host that this kernel ran no program for, interruptions left out.
+	Samples     uint64 // Lost because they were not read in time.
 }
 
 // Missed reads what could not be counted.
 func (d *Drops) Missed() Missed {
-	interrupted := d.interruptions() // first, because the second program's correction follows it
-	events := d.events.Packets()     // before what the programs saw: drops in between are not hidden
+	interrupted := d.interruptions() // First, because the second program's correction follows it.
+	events := d.events.Packets()     // Before what the programs saw: drops in between are not hidden.
 	n := d.missed()
 	interrupted -= d.interruptedBefore
 	interrupted -= min(interrupted, n[2])

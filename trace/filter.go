@@ -17,9 +17,9 @@ import (
 // flow it belongs to fits, so that a client is found before and after NAT. The
 // zero value passes everything.
 type Filter struct {
-	Protocol flow.Protocol // 0: any
-	Port     uint16        // either side; 0: any
-	Prefix   netip.Prefix  // either side; invalid: any
+	Protocol flow.Protocol // 0: any.
+	Port     uint16        // Either side; 0: any.
+	Prefix   netip.Prefix  // Either side; invalid: any.
 }
 
 // ParseFilter reads expressions such as "tcp and host 192.0.2.1 and port 443" or

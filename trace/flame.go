@@ -24,8 +24,8 @@ const (
 	flameTop    = 72
 	flameMargin = 10
 	flameBoxes  = flameWidth - 2*flameMargin
-	flameChar   = 6.7 // width of a character of a fixed-width font at 11 px, 0.6 em in most
-	flameMin    = 0.2 // narrower boxes are left out
+	flameChar   = 6.7 // Width of a character of a fixed-width font at 11 px, 0.6 em in most.
+	flameMin    = 0.2 // Narrower boxes are left out.
 )
 
 // flameNode is a function in the tree of stacks, outermost at the root.
@@ -140,8 +140,8 @@ func (p *Profile) legend(colors map[string]string) [][2]string {
 type flamePainter struct {
 	b      strings.Builder
 	colors map[string]string
-	scale  float64 // pixels for each sample
-	total  uint64  // samples
+	scale  float64 // Pixels for each sample.
+	total  uint64  // Samples.
 	bottom int
 }
 

@@ -33,16 +33,16 @@ const (
 
 // Packet is a packet at an interface of the host, or where it was dropped.
 type Packet struct {
-	Time      time.Duration // since boot, without suspend (CLOCK_MONOTONIC)
-	Netns     uint64        // inode
+	Time      time.Duration // Since boot, without suspend (CLOCK_MONOTONIC).
+	Netns     uint64        // Inode.
 	Point     Point
-	Interface string     // "" for a drop without a device
+	Interface string     // "" for a drop without a device.
 	IfIndex   uint32     // of Interface
-	InIfIndex uint32     // transmitted, dropped: of arrival; 0 for packets of this host
-	Buffer    uint64     // address of the socket buffer; reused after milliseconds
+	InIfIndex uint32     // Transmitted, dropped: of arrival; 0 for packets of this host.
+	Buffer    uint64     // Address of the socket buffer; reused after milliseconds.
 	Tuple     flow.Tuple // as the header says; invalid for ARP
 	Length    int        // from layer 3, of all segments of a GSO packet
-	GSOSize   int        // payload of one segment; 0: the packet is one segment
+	GSOSize   int        // Payload of one segment; 0: the packet is one segment.
 	TTL       uint8
 
 	TCPFlags byte
@@ -56,12 +56,12 @@ type Packet struct {
 	Neighbour *Neighbour
 
 	Tracked    Tracked
-	Connection uint64     // address of the conntrack entry; 0: none
-	Original   flow.Tuple // before NAT; invalid when not tracked
-	Reply      flow.Tuple // tuple of the reply packets
+	Connection uint64     // Address of the conntrack entry; 0: none.
+	Original   flow.Tuple // Before NAT; invalid when not tracked.
+	Reply      flow.Tuple // Tuple of the reply packets.
 	Direction  flow.Direction
-	Confirmed  bool // the entry is in the table
-	SeenReply  bool // the entry has seen a packet of the reply direction
+	Confirmed  bool // The entry is in the table.
+	SeenReply  bool // The entry has seen a packet of the reply direction.
 
 	HasMACs   bool
 	SourceMAC [6]byte
@@ -77,8 +77,8 @@ type Packet struct {
 // Neighbour is a message of ARP or of IPv6 neighbour discovery.
 type Neighbour struct {
 	Answer bool
-	Sender netip.Addr // invalid for a probe
-	Target netip.Addr // whose link address is asked for, or answered
+	Sender netip.Addr // Invalid for a probe.
+	Target netip.Addr // Whose link address is asked for, or answered.
 }
 
 // Opening reports whether the packet opens a TCP connection.

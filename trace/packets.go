@@ -25,16 +25,16 @@ type Packets struct {
 	objects observeObjects
 	links   []link.Link
 	ring    *ringbuf.Reader
-	drops   *Drops // decodes places and reasons; it counts nothing
-	before  uint64 // interruptions when the programs were attached
+	drops   *Drops // Decodes places and reasons; it counts nothing.
+	before  uint64 // Interruptions when the programs were attached.
 }
 
 // PacketLoss counts what was not observed. A missing packet is evidence only where all are 0.
 type PacketLoss struct {
-	Openings    uint64 `json:"openings,omitempty"`    // openings and errors beyond the rate, or beyond the room in the ring
-	Others      uint64 `json:"others,omitempty"`      // first packets of flows, for the same reasons
-	Unreadable  uint64 `json:"unreadable,omitempty"`  // headers in pages of the driver
-	Interrupted uint64 `json:"interrupted,omitempty"` // packets of an interrupt within the same program
+	Openings    uint64 `json:"openings,omitempty"`    // Openings and errors beyond the rate, or beyond the room in the ring.
+	Others      uint64 `json:"others,omitempty"`      // First packets of flows, for the same reasons.
+	Unreadable  uint64 `json:"unreadable,omitempty"`  // Headers in pages of the driver.
+	Interrupted uint64 `json:"interrupted,omitempty"` // Packets of an interrupt within the same program.
 }
 
 // Any reports whether an opening or an error may be missing.

@@ -58,8 +58,8 @@ type PhaseShare struct {
 
 // ProfileStack is one distinct stack with its samples.
 type ProfileStack struct {
-	Program string   // command name of the running task
-	Frames  []string // innermost first; empty in user space
+	Program string   // Command name of the running task.
+	Frames  []string // Innermost first; empty in user space.
 	Phase   Phase
 	Samples uint64
 }

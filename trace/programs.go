@@ -18,7 +18,7 @@ type programs struct {
 type programFunction struct {
 	start, end uint64
 	program    ebpf.ProgramID
-	number     int    // within the program
+	number     int    // Within the program.
 	name       string // of the program: tag and name
 }
 

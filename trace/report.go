@@ -28,10 +28,10 @@ type DropReport struct {
 	Window      time.Duration    `json:"window_ns"`
 	Groups      []DropGroup      `json:"causes"` // most packets first, benign last
 	Reconciled  []Reconciliation `json:"reconciliation,omitempty"`
-	Uncounted   uint64           `json:"uncounted"`    // drops beyond the limit of kinds
-	Interrupted uint64           `json:"interrupted"`  // drops of the whole host that interrupted both programs of the probe
-	Hidden      uint64           `json:"hidden"`       // drops of the whole host that this kernel ran no program for
-	LostSamples uint64           `json:"lost_samples"` // sampled but not read in time
+	Uncounted   uint64           `json:"uncounted"`    // Drops beyond the limit of kinds.
+	Interrupted uint64           `json:"interrupted"`  // Drops of the whole host that interrupted both programs of the probe.
+	Hidden      uint64           `json:"hidden"`       // Drops of the whole host that this kernel ran no program for.
+	LostSamples uint64           `json:"lost_samples"` // Sampled but not read in time.
 	Limits      []string         `json:"limits,omitempty"`
 }
 

@@ -20,18 +20,18 @@ import (
 // DropSample describes one dropped packet.
 type DropSample struct {
 	DropCount
-	Time      time.Duration `json:"-"`      // since boot, without suspend (CLOCK_MONOTONIC)
+	Time      time.Duration `json:"-"`      // Since boot, without suspend (CLOCK_MONOTONIC).
 	Length    int           `json:"length"` // of the packet in bytes, as the kernel held it
 	Mark      uint32        `json:"mark,omitempty"`
 	Interface string        `json:"interface,omitempty"`
-	InIfIndex uint32        `json:"in_ifindex,omitempty"` // input interface; 0 for packets of this host
+	InIfIndex uint32        `json:"in_ifindex,omitempty"` // Input interface; 0 for packets of this host.
 	Packet    flow.Tuple    `json:"packet,omitzero"`      // as the header says; invalid when not IP
-	Original  flow.Tuple    `json:"original,omitzero"`    // before NAT; invalid when not tracked
-	Reply     flow.Tuple    `json:"reply,omitzero"`       // tuple of the reply packets
-	Stack     []Symbol      `json:"stack,omitempty"`      // callers of the place, innermost first
-	Data      []byte        `json:"data,omitempty"`       // the packet's first bytes
-	Blamed    []string      `json:"-"`                    // rules that may have dropped it, by firewall.Rule.ID
-	L3Offset  int           `json:"l3_offset"`            // where the IP header starts in Data; 14 after an Ethernet header, else 0
+	Original  flow.Tuple    `json:"original,omitzero"`    // Before NAT; invalid when not tracked.
+	Reply     flow.Tuple    `json:"reply,omitzero"`       // Tuple of the reply packets.
+	Stack     []Symbol      `json:"stack,omitempty"`      // Callers of the place, innermost first.
+	Data      []byte        `json:"data,omitempty"`       // The packet's first bytes.
+	Blamed    []string      `json:"-"`                    // Rules that may have dropped it, by firewall.Rule.ID.
+	L3Offset  int           `json:"l3_offset"`            // Where the IP header starts in Data; 14 after an Ethernet header, else 0.
 
 	whole int // length of the packet from where Data begins
 }

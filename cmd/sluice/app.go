@@ -23,8 +23,8 @@ import (
 // app holds the streams and global flags shared by all subcommands.
 type app struct {
 	stdin          io.Reader
-	stdout, stderr io.Writer // control characters are escaped
-	terminal       io.Writer // unescaped standard output, for screens that escape their cells
+	stdout, stderr io.Writer // Control characters are escaped.
+	terminal       io.Writer // Unescaped standard output, for screens that escape their cells.
 
 	json   bool
 	color  string

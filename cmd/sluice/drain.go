@@ -191,9 +191,9 @@ reset they end. The gateway takes no new ones before --cancel.`,
 
 // Times of a command that follows a drain.
 const (
-	countedWithin = 4 * time.Second        // the daemon counts connections soon after a drain begins
-	drainLook     = 200 * time.Millisecond // interval of polls
-	drainTell     = 5 * time.Second        // interval of progress lines
+	countedWithin = 4 * time.Second        // The daemon counts connections soon after a drain begins.
+	drainLook     = 200 * time.Millisecond // Interval of polls.
+	drainTell     = 5 * time.Second        // Interval of progress lines.
 )
 
 // awaitDrain returns the progress of a drain after the first count of connections. With wait it

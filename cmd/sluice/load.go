@@ -40,8 +40,8 @@ func newLoad(a *app) *cobra.Command {
 // loadPlace is the interface where load sends or counts.
 type loadPlace struct {
 	load.Place
-	node  *lab.Node // nil: the namespace of this process
-	lab   *lab.Lab  // nil where node is
+	node  *lab.Node // nil: the namespace of this process.
+	lab   *lab.Lab  // nil where node is.
 	iface string
 }
 

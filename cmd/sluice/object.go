@@ -20,10 +20,10 @@ import (
 
 // objectKind is a kind of objects that commands add, change and remove one by one.
 type objectKind struct {
-	word    string   // used in the command and in messages
-	args    []string // names before the keys; the last one is the object's
-	list    []string // path of the list; the names but the last follow at its "*"
-	example []string // arguments of an add and of a set
+	word    string   // Used in the command and in messages.
+	args    []string // Names before the keys; the last one is the object's.
+	list    []string // Path of the list; the names but the last follow at its "*".
+	example []string // Arguments of an add and of a set.
 }
 
 func newService(a *app) *cobra.Command {

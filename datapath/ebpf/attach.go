@@ -30,8 +30,8 @@ type attachment struct {
 	ids         *ebpf.Map // records qdiscs created by Sluice
 	noTCX       bool
 	name        string
-	bare        bool      // netdev.Interface.Bare
-	link        link.Link // nil for a clsact filter
+	bare        bool      // netdev.Interface.Bare.
+	link        link.Link // nil for a clsact filter.
 	pin         string
 	fallbackErr error // error of a preferred hook; nil if none was tried
 }

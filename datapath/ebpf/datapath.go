@@ -50,8 +50,8 @@ type Options struct {
 type Datapath struct {
 	opt     Options
 	ns      netns.NsHandle
-	cookie  uint64         // cookie of the namespace; never reused
-	changes *netdev.Polled // reports whether placementHost is out of date
+	cookie  uint64         // Cookie of the namespace; never reused.
+	changes *netdev.Polled // Reports whether placementHost is out of date.
 	dir     string
 	mounted string // bpffs in the state directory that contains the pins, or ""
 	// ephemeralErr explains why the bpffs was mounted privately, so that the pins are lost when
@@ -59,33 +59,33 @@ type Datapath struct {
 	ephemeralErr error
 	hz           uint32
 
-	growMu    sync.Mutex            // held while programs changes and while a flow table grows
-	growthErr atomic.Pointer[error] // points to the error of the last attempt to grow a flow table, or to nil
+	growMu    sync.Mutex            // Held while programs changes and while a flow table grows.
+	growthErr atomic.Pointer[error] // Points to the error of the last attempt to grow a flow table, or to nil.
 
 	// mu serialises Plan, Apply and Remove, and protects the fields below.
 	mu            sync.Mutex
-	t             *table.Tables    // nil before the first Apply
-	noPins        bool             // no tables of an earlier process exist; checked for the first empty snapshot
+	t             *table.Tables    // nil before the first Apply.
+	noPins        bool             // No tables of an earlier process exist; checked for the first empty snapshot.
 	programs      *ebpf.Collection // in force
 	switches      wire.Switches
 	inForce       *compile.Desired
 	snapshot      *datapath.Snapshot
-	lastHost      *compile.Host               // host when inForce was written
-	placementHost *compile.Host               // host at the last placement of a service; nil if it could not be read
-	appliedHost   *compile.Host               // host for which inForce was compiled: lastHost with objects removed since
-	mismatch      error                       // why the configuration does not match lastHost; nil if it does
-	verified      bool                        // readBack has verified inForce
-	uses          compile.Uses                // index of inForce, built on demand
-	regions       map[uint32]table.Region     // scheduler tables in the slots map, by service
-	onDemand      map[string]*ebpf.Collection // programs loaded on demand, by name
+	lastHost      *compile.Host               // Host when inForce was written.
+	placementHost *compile.Host               // Host at the last placement of a service; nil if it could not be read.
+	appliedHost   *compile.Host               // Host for which inForce was compiled: lastHost with objects removed since.
+	mismatch      error                       // Why the configuration does not match lastHost; nil if it does.
+	verified      bool                        // readBack has verified inForce.
+	uses          compile.Uses                // Index of inForce, built on demand.
+	regions       map[uint32]table.Region     // Scheduler tables in the slots map, by service.
+	onDemand      map[string]*ebpf.Collection // Programs loaded on demand, by name.
 	attached      map[attachPoint]*attachment
 	unattached    map[int]error // why new interfaces have no program, by index
 	neighbours    neighbours
-	stop          context.CancelFunc // stops the watcher
-	notifyHolder  func()             // notifies the holder of new programs
+	stop          context.CancelFunc // Stops the watcher.
+	notifyHolder  func()             // Notifies the holder of new programs.
 	watching      sync.WaitGroup
-	failedEvents  atomic.Uint64                         // events that could not be handled
-	logs          atomic.Pointer[map[uint32]config.Log] // log options by service id, for the reader of events
+	failedEvents  atomic.Uint64                         // Events that could not be handled.
+	logs          atomic.Pointer[map[uint32]config.Log] // Log options by service id, for the reader of events.
 	// sourceNames maps ids of source rules in force to names, for the log.
 	sourceNames atomic.Pointer[map[uint32]string]
 }

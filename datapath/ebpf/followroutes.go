@@ -115,8 +115,8 @@ const routesPause = 50 * time.Millisecond
 // relevant change. It reads the routing tables only if the change can affect routes with an MTU,
 // several next hops or no destination prefix.
 type routeFollower struct {
-	mtus    atomic.Int64 // number of routes with an MTU, and of routes inside their prefixes
-	scan    atomic.Bool  // the routing tables must be read
+	mtus    atomic.Int64 // Number of routes with an MTU, and of routes inside their prefixes.
+	scan    atomic.Bool  // The routing tables must be read.
 	changed chan struct{}
 }
 

@@ -48,8 +48,8 @@ type holder struct {
 	waiting    map[wire.FragmentKey][]heldFrame
 	senders    map[wire.Addr]int
 	frames     int
-	due        []wire.FragmentKey // datagrams with a received first fragment
-	run        []heldFrame        // packets for the program: they need fragmentation, or their next hop is resolved or silent
+	due        []wire.FragmentKey // Datagrams with a received first fragment.
+	run        []heldFrame        // Packets for the program: they need fragmentation, or their next hop is resolved or silent.
 	unresolved map[netdev.Hop]*unresolved
 	expired    time.Duration // monotonic time of the last call of expire
 

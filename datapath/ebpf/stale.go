@@ -30,8 +30,8 @@ type staleFlows struct {
 	listeners *datapath.Listeners
 	services  map[string]*config.Service
 	rules     map[string]*config.NATRule
-	pools     map[uint32]uint64 // rules of each pool address, see PoolRules
-	lost      []netip.Addr      // addresses that the host has lost
+	pools     map[uint32]uint64 // Rules of each pool address, see PoolRules.
+	lost      []netip.Addr      // Addresses that the host has lost.
 	hz        uint32
 }
 

@@ -122,9 +122,9 @@ func releaseNeighbours(list []netdev.Hop) error {
 type neighbours struct {
 	mu        sync.Mutex
 	backends  map[netdev.Hop]bool
-	hops      map[netip.Addr]netdev.Hop // next hops of backends, found since the last full apply; used by Apply only
-	requested map[netdev.Hop]time.Time  // time of the programs' last request
-	ours      map[netdev.Hop]bool       // neighbours set by Sluice for either purpose; nil before read
+	hops      map[netip.Addr]netdev.Hop // Next hops of backends, found since the last full apply; used by Apply only.
+	requested map[netdev.Hop]time.Time  // Time of the programs' last request.
+	ours      map[netdev.Hop]bool       // Neighbours set by Sluice for either purpose; nil before read.
 }
 
 const (

@@ -24,8 +24,8 @@ const minCheckInterval, maxCheckInterval = time.Millisecond, 100 * time.Millisec
 // unresolved contains the packets of one next hop as received, the oldest first.
 type unresolved struct {
 	frames    []heldFrame
-	nextCheck time.Duration // monotonic time of the next check of the neighbour table
-	asked     bool          // the kernel has sent requests since the first packet
+	nextCheck time.Duration // Monotonic time of the next check of the neighbour table.
+	asked     bool          // The kernel has sent requests since the first packet.
 }
 
 // enqueue stores a packet until its next hop is resolved, or does not answer.

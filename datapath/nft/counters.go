@@ -23,8 +23,8 @@ type retired map[meter]nfnl.Counts
 
 // meter identifies a counter: a backend of a service, its refused packets, a NAT rule, or a reason.
 type meter struct {
-	owner   string // "service web", "nat office", or for untranslated packets the reason: "reason invalid"
-	backend string // key of the backend; "refused"; "" for NAT rules; the family for reasons
+	owner   string // "service web", "nat office", or for untranslated packets the reason: "reason invalid".
+	backend string // Key of the backend; "refused"; "" for NAT rules; the family for reasons.
 }
 
 const (

@@ -81,9 +81,9 @@ type explainer struct {
 	snapshot *datapath.Snapshot
 	labels   *labels
 	sysctl   func(key string) string // of the host
-	networks []netip.Prefix          // directly connected to the host
-	bridges  []bridge                // without hairpin mode
-	entry    *conntrack.Entry        // conntrack entry of the host, or nil
+	networks []netip.Prefix          // Directly connected to the host.
+	bridges  []bridge                // Without hairpin mode.
+	entry    *conntrack.Entry        // Conntrack entry of the host, or nil.
 	answer   *replay.Answer
 	e        *datapath.Explanation
 	service  *config.Service

@@ -20,8 +20,8 @@ import (
 // host provides the compiler with the state of the network namespace.
 type host struct {
 	handle     *netlink.Handle
-	netns      int                              // descriptor of the network namespace
-	neighbours map[netip.Addr]compile.Interface // last interface of each neighbour
+	netns      int                              // Descriptor of the network namespace.
+	neighbours map[netip.Addr]compile.Interface // Last interface of each neighbour.
 	changes    *netdev.Polled
 	// Cached reads, nil after a change.
 	last    *compile.Env

@@ -28,9 +28,9 @@ type stale struct {
 	differ          map[string]bool // names of changed services and rules, as in datapath.Listener; other connections are not checked
 	snapshot        *datapath.Snapshot
 	addresses       map[netip.Addr]bool     // of the changed listeners; nil if one follows an interface
-	egress          func(netip.Addr) string // egress interface of the route to an address
-	failedOver      bool                    // the default route has another egress interface since the last apply
-	has             func(netip.Addr) string // interface that has an address
+	egress          func(netip.Addr) string // Egress interface of the route to an address.
+	failedOver      bool                    // The default route has another egress interface since the last apply.
+	has             func(netip.Addr) string // Interface that has an address.
 }
 
 // staleAfter compares a snapshot with the previous one. now are the current uplinks.

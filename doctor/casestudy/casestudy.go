@@ -85,15 +85,15 @@ type Run struct {
 	Refused           uint64        `json:"conntrack_drops"`   // by the gateway's connection tracking
 	Retransmitted     uint64        `json:"syn_retransmits"`   // by the client
 	Entries           uint32        `json:"conntrack_entries"` // in the gateway's table when the run was over
-	Flows             uint32        `json:"ebpf_flows"`        // the same of the eBPF datapath
+	Flows             uint32        `json:"ebpf_flows"`        // The same of the eBPF datapath.
 }
 
 // Identity compares three counts of the same packets.
 type Identity struct {
-	Dropped uint64 `json:"conntrack_drop"` // the kernel's counter
-	Events  uint64 `json:"drop_events"`    // seen by the probe
+	Dropped uint64 `json:"conntrack_drop"` // The kernel's counter.
+	Events  uint64 `json:"drop_events"`    // Seen by the probe.
 	Hidden  uint64 `json:"hidden_events"`  // at most, see trace.DropReport
-	SYNs    uint64 `json:"syns_refused"`   // sent by the client and never answered
+	SYNs    uint64 `json:"syns_refused"`   // Sent by the client and never answered.
 }
 
 // Exact reports whether all three are equal, except for drops that this kernel hides from every

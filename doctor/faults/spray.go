@@ -201,8 +201,8 @@ func timeWait(n int) setup {
 type program struct {
 	node  string
 	words []string
-	name  string             // under which it is ready
-	ready func(pid int) bool // nil: as soon as it has that name
+	name  string             // Under which it is ready.
+	ready func(pid int) bool // nil: as soon as it has that name.
 	stop  setup
 }
 

@@ -46,7 +46,7 @@ type Entries struct {
 	FTP []Pair
 
 	leaks      map[netip.Prefix]*Leak // by the sources' networks
-	translated map[netip.Prefix]bool  // networks with translated sources
+	translated map[netip.Prefix]bool  // Networks with translated sources.
 }
 
 // Leak are untranslated connections of one network.
@@ -54,9 +54,9 @@ type Leak struct {
 	Odd
 	Network  netip.Prefix // of the sources
 	Answered uint32       // of its untranslated connections
-	Before   bool         // connections of the network are, or were, translated
-	Out      string       // the interface by which the first leaves
-	Matched  bool         // a rule would translate the first today
+	Before   bool         // Connections of the network are, or were, translated.
+	Out      string       // The interface by which the first leaves.
+	Matched  bool         // A rule would translate the first today.
 }
 
 // Exchanges are connections by whether they saw an answer.

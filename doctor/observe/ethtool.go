@@ -25,8 +25,8 @@ const (
 	ethStringLength  = 32
 	ethSetStats      = 1
 	ethSetFeatures   = 4
-	manyStrings      = 8192 // more than any driver has
-	featureWordBytes = 16   // available, requested, active, never changed
+	manyStrings      = 8192 // More than any driver has.
+	featureWordBytes = 16   // Available, requested, active, never changed.
 )
 
 // ethtool asks about interfaces of the namespace in which it was opened.

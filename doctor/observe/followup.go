@@ -22,9 +22,9 @@ import (
 // Way is the route of a packet through the host: the interface by which it leaves and its next hop.
 type Way struct {
 	Interface string
-	NextHop   netip.Addr // the destination itself where it is on the link
+	NextHop   netip.Addr // The destination itself where it is on the link.
 	State     int        // of the next hop's neighbour entry (NUD_*); 0: no entry
-	Err       error      // the kernel refuses the packet
+	Err       error      // The kernel refuses the packet.
 }
 
 // LossySocket is a socket that lost datagrams in the window because its receive queue was full.

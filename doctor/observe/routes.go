@@ -18,8 +18,8 @@ import (
 type Gateway struct {
 	Address   netip.Addr
 	Interface string
-	Route     netip.Prefix // the widest destination of its routes
-	Multipath bool         // the route has further next hops
+	Route     netip.Prefix // The widest destination of its routes.
+	Multipath bool         // The route has further next hops.
 	State     int          // of its neighbour entry (NUD_*); 0: no entry
 }
 
@@ -30,8 +30,8 @@ func (g *Gateway) Dead() bool { return g.State&(netlink.NUD_FAILED|netlink.NUD_I
 // address by ARP or neighbour discovery.
 type Detached struct {
 	Prefix  netip.Prefix
-	By      string // the interface of the route
-	Within  string // the link that has the network
+	By      string // The interface of the route.
+	Within  string // The link that has the network.
 	Network netip.Prefix
 	Proxied bool // the host answers for the prefix on the link
 }

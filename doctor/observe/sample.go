@@ -48,12 +48,12 @@ type HostCounters struct {
 type HostReading struct {
 	HostCounters
 	Release     string
-	Memory      map[string]uint64 // /proc/meminfo, bytes
+	Memory      map[string]uint64 // /proc/meminfo, bytes.
 	Slab        SlabInfo          // of nf_conntrack
-	Entries     [2]uint64         // neighbour table entries: IPv4, IPv6
+	Entries     [2]uint64         // Neighbour table entries: IPv4, IPv6.
 	Sysctl      map[string]string
-	Log         []LogLine // kernel messages about connection tracking
-	LogErr      error     // why the log could not be read
+	Log         []LogLine // Kernel messages about connection tracking.
+	LogErr      error     // Why the log could not be read.
 	Mitigations map[string]string
 	BTF         bool
 	// Symbols tells of functions, such as SymbolKprobes, whether the kernel has them; nil: not known.
@@ -70,7 +70,7 @@ type HostReading struct {
 // Monitor is a program that exports counters.
 type Monitor struct {
 	Name  string
-	Netns uint64 // inode of the network namespace that it sees
+	Netns uint64 // Inode of the network namespace that it sees.
 	Host  bool   // which is that of process 1
 }
 
@@ -149,11 +149,11 @@ type NamespaceReading struct {
 	Sockets
 	// EventListeners are sockets that receive every conntrack event.
 	EventListeners int
-	Expectations   int    // entries of /proc/net/nf_conntrack_expect; -1 unreadable
+	Expectations   int    // Entries of /proc/net/nf_conntrack_expect; -1 unreadable.
 	Generation     uint32 // of the nftables ruleset
 	LegacyTables   []string
-	Failed         []netip.Addr // neighbours in state FAILED
-	Uplinks        int          // interfaces with a default route of IPv4
+	Failed         []netip.Addr // Neighbours in state FAILED.
+	Uplinks        int          // Interfaces with a default route of IPv4.
 	Routing        Routing
 }
 
@@ -176,15 +176,15 @@ type Sockets struct {
 type Link struct {
 	Name     string
 	Index    int    // of this one: an interface that is made anew has another
-	Kind     string // "veth", "bridge", "wireguard"...; "device" for hardware
+	Kind     string // "veth", "bridge", "wireguard"...; "device" for hardware.
 	Loopback bool
 	Up       bool
-	Carrier  bool // the link is connected
-	NoARP    bool // it has no hardware addresses to ask for
+	Carrier  bool // The link is connected.
+	NoARP    bool // It has no hardware addresses to ask for.
 	MTU      int
-	Queue    int // packets that its transmit queue holds (txqueuelen)
+	Queue    int // Packets that its transmit queue holds (txqueuelen).
 	PeerMTU  int // of the other end of a veth; 0: not known
-	Queues   int // receive queues
+	Queues   int // Receive queues.
 	XDP      bool
 	Master   int // index of the bridge or bond that it belongs to; 0: none
 	STP      STPState

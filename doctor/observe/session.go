@@ -31,8 +31,8 @@ type Session struct {
 	probeNetns uint64 // that the probe was made for
 	tables     map[uint64]tableReading
 	rules      map[uint64]rulesReading
-	lists      map[uint64]*Sockets        // the last ones of each namespace, the next window's first
-	listed     map[uint64][]firewall.Rule // those that drop, as the probe's watcher keeps them
+	lists      map[uint64]*Sockets        // The last ones of each namespace, the next window's first.
+	listed     map[uint64][]firewall.Rule // Those that drop, as the probe's watcher keeps them.
 	growth     map[uint64]*conntrack.Growth
 	credit     time.Duration // CPU time that may be spent on tables now; negative: debt
 	credited   time.Time

@@ -17,9 +17,9 @@ import (
 type Report struct {
 	Answered int `json:"answered"`
 	Failed   int `json:"failed"`
-	Filtered int `json:"filtered"` // refused by a firewall rule
-	Noise    int `json:"noise"`    // scans, and probes of closed ports
-	OneWay   int `json:"one_way"`  // datagrams that may have no answers
+	Filtered int `json:"filtered"` // Refused by a firewall rule.
+	Noise    int `json:"noise"`    // Scans, and probes of closed ports.
+	OneWay   int `json:"one_way"`  // Datagrams that may have no answers.
 	Ongoing  int `json:"ongoing"`
 	Unknown  int `json:"unknown"` // not decided, because packets were lost by the observer
 	// Classes of failing exchanges, those with the most first.

@@ -27,11 +27,11 @@ type Collector struct {
 	byTuple    map[flow.Tuple]party
 	buffers    map[uint64]arrival
 	neighbours map[netip.Addr]*asked
-	routed     map[string]bool // interfaces by which requests with private sources are answered
-	oneArmed   map[string]bool // interfaces by which answered requests arrive and leave
+	routed     map[string]bool // Interfaces by which requests with private sources are answered.
+	oneArmed   map[string]bool // Interfaces by which answered requests arrive and leave.
 	budget     *Budget
-	groups     int  // packets to groups and broadcasts
-	cut        bool // more exchanges than mostExchanges
+	groups     int  // Packets to groups and broadcasts.
+	cut        bool // More exchanges than mostExchanges.
 	end        time.Duration
 }
 

@@ -12,7 +12,7 @@ import (
 
 // Host describes a namespace.
 type Host struct {
-	Addresses map[netip.Addr]bool // its own
+	Addresses map[netip.Addr]bool // Its own.
 	Networks  []Network           // of its interfaces
 	// Ports maps a port of a bridge to the bridge: packets pass both.
 	Ports map[string]string
@@ -40,17 +40,17 @@ type Exchange struct {
 	Reply   flow.Tuple // as the server answers it; Request.Reverse() without translation
 
 	request, reply way
-	attempts       int           // openings of TCP, requests of other protocols
-	repeated       int           // openings after an answer left to the client
+	attempts       int           // Openings of TCP, requests of other protocols.
+	repeated       int           // Openings after an answer left to the client.
 	firstAttempt   time.Duration // of the window's packets
 	lastAttempt    time.Duration
 	known          bool // connection tracking knows the tuples and the direction
 	refused        *Rejection
-	resets         int  // answers of TCP that are resets
-	acknowledged   bool // the client sent a segment that is no opening
+	resets         int  // Answers of TCP that are resets.
+	acknowledged   bool // The client sent a segment that is no opening.
 
-	into   *Exchange // this exchange was joined to that one; nil: it was not
-	turned bool      // its requests are the answers of this one
+	into   *Exchange // This exchange was joined to that one; nil: it was not.
+	turned bool      // Its requests are the answers of this one.
 
 	Stage  Stage
 	Reason Reason
@@ -62,10 +62,10 @@ type Reason struct {
 	Rejection *Rejection // by an ICMP error or a reset
 	// Unresolved is the next hop that answers no ARP or neighbour discovery.
 	Unresolved   netip.Addr
-	UnresolvedOn string // interface
-	Loop         bool   // the same packet arrives again and again
-	Bypass       bool   // the client acknowledges an answer that did not pass here
-	Large        int    // size of the packets that are repeated and never acknowledged
+	UnresolvedOn string // Interface.
+	Loop         bool   // The same packet arrives again and again.
+	Bypass       bool   // The client acknowledges an answer that did not pass here.
+	Large        int    // Size of the packets that are repeated and never acknowledged.
 }
 
 // Drop is why and where packets of an exchange were dropped.
@@ -73,7 +73,7 @@ type Drop struct {
 	Cause     trace.Cause
 	Hook      trace.Hook
 	Interface string
-	Place     string // function and reason in the kernel's words
+	Place     string // Function and reason in the kernel's words.
 	Answer    bool   // of the answer
 }
 
@@ -89,9 +89,9 @@ type Rejection struct {
 type way struct {
 	received, transmitted, dropped int // sampled packets
 	in, out                        string
-	portIn, portOut                string        // ports of a bridge
+	portIn, portOut                string        // Ports of a bridge.
 	first, last                    time.Duration // of any packet
-	lastSent                       time.Duration // transmitted
+	lastSent                       time.Duration // Transmitted.
 	firstSent                      time.Duration
 	mac                            [6]byte // to which it was transmitted
 	hasMAC                         bool
@@ -100,7 +100,7 @@ type way struct {
 	ttl                            [2]uint8 // lowest and highest at arrival
 	large                          repeats
 	small                          repeats
-	ack                            uint32     // highest acknowledgement in this direction
+	ack                            uint32     // Highest acknowledgement in this direction.
 	tuple                          flow.Tuple // as transmitted
 }
 

@@ -16,13 +16,13 @@ type Verdict uint8
 
 // The verdicts.
 const (
-	Ongoing  Verdict = iota // too little was seen, or too little time passed
-	Good                    // answered
+	Ongoing  Verdict = iota // Too little was seen, or too little time passed.
+	Good                    // Answered.
 	Failed                  // by its stage
-	Filtered                // a firewall rule refused the opening
-	Noise                   // a scan or a probe
-	OneWay                  // datagrams of a protocol that may have no answers
-	Unknown                 // packets were lost by the observer
+	Filtered                // A firewall rule refused the opening.
+	Noise                   // A scan or a probe.
+	OneWay                  // Datagrams of a protocol that may have no answers.
+	Unknown                 // Packets were lost by the observer.
 )
 
 // waits is how long an answer may take.

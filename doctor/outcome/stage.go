@@ -15,14 +15,14 @@ type Stage uint8
 // The stages, in the order in which packets pass them.
 const (
 	StageUnknown  Stage = iota
-	NeverLeft           // the request arrived and did not leave: dropped, or no route, or no next hop
-	WrongWay            // the request left by the interface of its arrival, or by one from which the server is unreachable
-	Untranslated        // the request left without the translation that a rule should have made
-	NoAnswer            // the request left; no interface received an answer
-	AnswerLost          // an answer arrived and did not leave to the client
-	Refused             // the server answered by a reset or an ICMP error
-	ClientRejects       // the answer left to the client; the client repeats or resets
-	TooBig              // small packets are answered, large ones are not
+	NeverLeft           // The request arrived and did not leave: dropped, or no route, or no next hop.
+	WrongWay            // The request left by the interface of its arrival, or by one from which the server is unreachable.
+	Untranslated        // The request left without the translation that a rule should have made.
+	NoAnswer            // The request left; no interface received an answer.
+	AnswerLost          // An answer arrived and did not leave to the client.
+	Refused             // The server answered by a reset or an ICMP error.
+	ClientRejects       // The answer left to the client; the client repeats or resets.
+	TooBig              // Small packets are answered, large ones are not.
 	Answered
 )
 

@@ -24,9 +24,9 @@ type State string
 
 // The states of a journal entry.
 const (
-	Trial      State = "trial"       // written live, not yet confirmed, not in Etc
-	Applied    State = "applied"     // confirmed and kept for the next boot
-	RolledBack State = "rolled back" // taken back
+	Trial      State = "trial"       // Written live, not yet confirmed, not in Etc.
+	Applied    State = "applied"     // Confirmed and kept for the next boot.
+	RolledBack State = "rolled back" // Taken back.
 )
 
 // Step is one value that was written.

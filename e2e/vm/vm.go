@@ -21,7 +21,7 @@ import (
 
 // Machine describes the virtual machine.
 type Machine struct {
-	Kernel  string   // path of a vmlinuz; its modules are in /lib/modules
+	Kernel  string   // Path of a vmlinuz; its modules are in /lib/modules.
 	Modules []string // to load before the first command, without ".ko"
 	Memory  string   // in QEMU's syntax; "" means 2G
 	// Files to copy into the machine, by their path there; directories are copied recursively.
@@ -231,8 +231,8 @@ func (m Machine) modules() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	needs := map[string][]string{} // file → its dependencies, nearest first
-	file := map[string]string{}    // module → file
+	needs := map[string][]string{} // File → its dependencies, nearest first.
+	file := map[string]string{}    // Module → file.
 	for line := range strings.Lines(string(dep)) {
 		name, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
 		needs[name] = strings.Fields(rest)

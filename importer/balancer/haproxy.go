@@ -221,11 +221,11 @@ func (h *haproxy) frontend(f *section) {
 type proxied struct {
 	object
 	h            *haproxy
-	f, b         *section // equal for a listen section
-	checked, all int      // servers
+	f, b         *section // Equal for a listen section.
+	checked, all int      // Servers.
 	lists        map[string][]netip.Prefix
-	used         map[string]bool // lists of clients
-	proxied      []statement     // servers with send-proxy
+	used         map[string]bool // Lists of clients.
+	proxied      []statement     // Servers with send-proxy.
 }
 
 // balance adds a service from the listeners of one section and the servers of another.

@@ -107,8 +107,8 @@ func (r *Result) Count(k Kind) (n int) {
 
 // mark is an importer's declaration about one line.
 type mark struct {
-	structure bool   // punctuation: the end of a block, the name of a table
-	kept      bool   // stays in the source's program
+	structure bool   // Punctuation: the end of a block, the name of a table.
+	kept      bool   // Stays in the source's program.
 	class     string // in the summary
 }
 
@@ -130,7 +130,7 @@ type Draft struct {
 	origin  map[string][]int
 	notes   []Note
 	noted   map[Note]bool
-	refused []string       // objects that validation rejected, as YAML
+	refused []string       // Objects that validation rejected, as YAML.
 	names   map[string]int // by kind and name: the last number that was appended
 	remarks []string
 	unit    unit

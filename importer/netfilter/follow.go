@@ -18,9 +18,9 @@ const (
 // path is one path of a packet through the rules to an action.
 type path struct {
 	base  *chain
-	place int     // among the paths of the chain
-	via   []*rule // the jumps
-	rule  *rule   // the last one
+	place int     // Among the paths of the chain.
+	via   []*rule // The jumps.
+	rule  *rule   // The last one.
 	// match is the conjunction of all conditions; except are packets that a return or accept
 	// removed before.
 	match  match

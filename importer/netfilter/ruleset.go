@@ -48,12 +48,12 @@ const (
 type chain struct {
 	id     chainID
 	line   int
-	family int  // 4, 6, or 0 for both
-	hook   hook // empty: other rules lead to it
+	family int  // 4, 6, or 0 for both.
+	hook   hook // Empty: other rules lead to it.
 	nat    bool // of type nat
-	early  bool // before connection tracking
-	drops  bool // its policy is drop
-	open   bool // its policy drop became a firewall rule
+	early  bool // Before connection tracking.
+	drops  bool // Its policy is drop.
+	open   bool // Its policy drop became a firewall rule.
 	device string
 	rules  []*rule
 	called bool
@@ -96,8 +96,8 @@ type rule struct {
 	addresses []netip.Prefix // of netmap
 	first     netip.Addr
 	last      netip.Addr
-	ports     flow.Ports // zero: kept
-	shift     uint16     // the port that leads to the first of ports, the next to the next; 0 is none
+	ports     flow.Ports // Zero: kept.
+	shift     uint16     // The port that leads to the first of ports, the next to the next; 0 is none.
 	random    bool
 	// reset: reject answers TCP with a reset. unreachable: with port unreachable.
 	reset       bool
@@ -144,7 +144,7 @@ type match struct {
 	// share is which part of the packets match, of statistic and numgen; 0 is all.
 	share    float64
 	inOrder  bool // of share: by turns, not at random
-	remember int  // seconds: clients that were seen within that time (recent --rcheck)
+	remember int  // Seconds: clients that were seen within that time (recent --rcheck).
 	// other are conditions that have no equivalent.
 	other []string
 	never bool // no packet matches

@@ -31,12 +31,12 @@ import (
 type gateway struct {
 	thread   chan func() // runs functions in the namespace, on one CPU
 	far      netns.NsHandle
-	peers    map[string]int // indices of the far ends
-	farNames map[int]string // names of interfaces by the index of the far end
+	peers    map[string]int // Indices of the far ends.
+	farNames map[int]string // Names of interfaces by the index of the far end.
 	ifaces   map[string]int
-	send     int // sends frames from the far ends
-	out      int // sends markers from the gateway's own interfaces
-	watch    int // receives frames at the far ends
+	send     int // Sends frames from the far ends.
+	out      int // Sends markers from the gateway's own interfaces.
+	watch    int // Receives frames at the far ends.
 }
 
 func newGateway(h model.Host) (*gateway, error) {

@@ -22,8 +22,8 @@ type Probe struct {
 	In               string
 	FromMAC, ToMAC   packet.MAC
 	Src, Dst         netip.Addr
-	Protocol         flow.Protocol // TCP, UDP or ICMP
-	SrcPort, DstPort uint16        // SrcPort 0: the next free one
+	Protocol         flow.Protocol // TCP, UDP or ICMP.
+	SrcPort, DstPort uint16        // SrcPort 0: the next free one.
 }
 
 // MarshalText returns the text of String.

@@ -21,10 +21,10 @@ type FTPMode string
 
 // The data connections of RFC 959 and RFC 2428.
 const (
-	Passive         FTPMode = "PASV" // the client connects to the server's announced address and port
-	ExtendedPassive FTPMode = "EPSV" // the client connects to the server's announced port
-	Active          FTPMode = "PORT" // the server connects to the client's announced address and port
-	ExtendedActive  FTPMode = "EPRT" // the same for both families
+	Passive         FTPMode = "PASV" // The client connects to the server's announced address and port.
+	ExtendedPassive FTPMode = "EPSV" // The client connects to the server's announced port.
+	Active          FTPMode = "PORT" // The server connects to the client's announced address and port.
+	ExtendedActive  FTPMode = "EPRT" // The same for both families.
 )
 
 // FTPResult is the result of one download.

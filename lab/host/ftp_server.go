@@ -67,8 +67,8 @@ func (s *FTP) Transfers() uint64 { return s.transfers.Load() }
 type ftpSession struct {
 	server  *FTP
 	control net.Conn
-	passive net.Listener   // set by PASV and EPSV
-	active  netip.AddrPort // set by PORT and EPRT
+	passive net.Listener   // Set by PASV and EPSV.
+	active  netip.AddrPort // Set by PORT and EPRT.
 }
 
 func (s *FTP) serve(c net.Conn) {

@@ -22,8 +22,8 @@ import (
 func ChangeHost(was, now model.Host) (more bool, err error) {
 	var errs []error
 	links := map[string]netlink.Link{}
-	six := false                 // IPv6 addresses were added
-	renewed := map[string]bool{} // interfaces with neighbour entries flushed by the kernel
+	six := false                 // IPv6 addresses were added.
+	renewed := map[string]bool{} // Interfaces with neighbour entries flushed by the kernel.
 	for n, i := range now.Interfaces {
 		old := was.Interfaces[n]
 		l, err := netlink.LinkByName(i.Name)

@@ -170,8 +170,8 @@ func Eventually(t testing.TB, timeout time.Duration, what string, condition func
 		if over {
 			t.Fatalf("waited %v for %s: %v", timeout, what, err)
 		}
-		time.Sleep(5 * time.Millisecond)  // between two looks at the condition
-		over = time.Now().After(deadline) // check once more, also if the machine was suspended
+		time.Sleep(5 * time.Millisecond)  // Between two looks at the condition.
+		over = time.Now().After(deadline) // Check once more, also if the machine was suspended.
 	}
 }
 

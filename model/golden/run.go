@@ -45,8 +45,8 @@ var errStop = errors.New("the case cannot go on")
 type run struct {
 	c     *Case
 	s     Subject
-	host  model.Host        // the current host
-	names map[string]string // values of $names
+	host  model.Host        // The current host.
+	names map[string]string // Values of $names.
 	// reasons counts each reason; Packets of the key is 0.
 	reasons map[datapath.ReasonCounter]uint64
 }

@@ -26,15 +26,15 @@ const (
 	opening eventKind = iota
 	continuing
 	answering
-	errorOriginal // ICMP error about the last forwarded packet
-	errorReply    // ICMP error about the last forwarded answer
+	errorOriginal // ICMP error about the last forwarded packet.
+	errorReply    // ICMP error about the last forwarded answer.
 	fragments
 	unsolicited // from another remote endpoint to an observed outside endpoint
 	hairpin
 	unrelated
 	hostile
-	reusing  // both ends close, and the opener reuses its port
-	changing // change of a mapping or a backend's state, if the scenario has any
+	reusing  // Both ends close, and the opener reuses its port.
+	changing // Change of a mapping or a backend's state, if the scenario has any.
 	waiting
 	eventKinds
 )
@@ -59,10 +59,10 @@ func randomEvent(r *rand.Rand) event {
 
 // conversation contains the observed packets between two hosts.
 type conversation struct {
-	in     [2]model.Arrival    // last received packet of each direction
-	out    [2]*model.Departure // the same packet as sent
-	age    int                 // age of the world at the last forwarded packet
-	cookie *packet.TCP         // SYN cookie answer to its SYN
+	in     [2]model.Arrival    // Last received packet of each direction.
+	out    [2]*model.Departure // The same packet as sent.
+	age    int                 // Age of the world at the last forwarded packet.
+	cookie *packet.TCP         // SYN cookie answer to its SYN.
 }
 
 // world is the state of the packet generator.
@@ -70,8 +70,8 @@ type world struct {
 	scenario      Scenario
 	host          model.Host
 	conversations []*conversation
-	age           int            // increases when time advances
-	prefixes      []netip.Prefix // prefixes of rules that translate between the families
+	age           int            // Increases when time advances.
+	prefixes      []netip.Prefix // Prefixes of rules that translate between the families.
 	mapped        []datapath.Mapping
 }
 

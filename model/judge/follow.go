@@ -19,8 +19,8 @@ import (
 type follower struct {
 	model.Chance
 	model   *model.Model
-	got     model.Outcome // outcome of the present frame
-	evicted int           // evicted SYNs
+	got     model.Outcome // Outcome of the present frame.
+	evicted int           // Evicted SYNs.
 }
 
 var _ model.Choices = (*follower)(nil)

@@ -23,9 +23,9 @@ const Tick = 19 * time.Second
 
 // Options of a run. Zero fields mean the default.
 type Options struct {
-	Packets  int    // total number; default 10000
-	Seed     uint64 // seed of the whole run
-	PerReset int    // events between two resets; default 2000
+	Packets  int    // Total number; default 10000.
+	Seed     uint64 // Seed of the whole run.
+	PerReset int    // Events between two resets; default 2000.
 	// Ignore may accept a different outcome by the result true. It is for known limits of a
 	// subject.
 	Ignore func(in model.Arrival, want, got model.Outcome) bool
@@ -41,8 +41,8 @@ type Options struct {
 type Disagreement struct {
 	Subject  string
 	Scenario string
-	Seed     uint64 // seed of the reset interval
-	Packet   int    // number of correct packets before
+	Seed     uint64 // Seed of the reset interval.
+	Packet   int    // Number of correct packets before.
 	In       model.Arrival
 	Want     model.Outcome
 	Got      model.Outcome
@@ -139,15 +139,15 @@ func randomEvents(seed uint64, n int) []event {
 
 // trace is the record of a run.
 type trace struct {
-	unresolved   []string // unresolved neighbours
-	reloads      []reload // other configurations for reloads
-	host         bool     // the host changes
+	unresolved   []string // Unresolved neighbours.
+	reloads      []reload // Other configurations for reloads.
+	host         bool     // The host changes.
 	steps        []step
 	packets      int
 	at           int // event of the disagreement
 	disagreement *Disagreement
-	noRoute      uint64 // packets without a route
-	undecidable  bool   // provisional choices permit two outcomes
+	noRoute      uint64 // Packets without a route.
+	undecidable  bool   // Provisional choices permit two outcomes.
 }
 
 type step struct {

@@ -246,8 +246,8 @@ func (w *world) hostile(r *rand.Rand, c *conversation) []arrival {
 	}
 	a.Frame = slices.Clone(a.Frame)
 	switch r.IntN(7) {
-	case 0: // cut off
-		least := 14 + 20 // BPF_PROG_TEST_RUN takes no frames for TC that end within the IP header
+	case 0: // Cut off.
+		least := 14 + 20 // BPF_PROG_TEST_RUN takes no frames for TC that end within the IP header.
 		if a.Frame[12] == 0x86 {
 			least = 14 + 40
 		}

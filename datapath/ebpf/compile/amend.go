@@ -22,18 +22,18 @@ import (
 type Amendment struct {
 	Small     *Desired // the changed services in their new state
 	resolved  *datapath.Snapshot
-	Gone      map[uint32]ids.Key                // removed backends
-	Endpoints bool                              // the set of backends changes, not only weights and states
-	Hosts     map[wire.HostKey]uint64           // added, changed and removed address entries; 0 removes one
-	Reverses  map[wire.ListenerKey]wire.Reverse // the same for backend endpoints; the zero value removes one
-	uses      Uses                              // changes to the index
+	Gone      map[uint32]ids.Key                // Removed backends.
+	Endpoints bool                              // The set of backends changes, not only weights and states.
+	Hosts     map[wire.HostKey]uint64           // Added, changed and removed address entries; 0 removes one.
+	Reverses  map[wire.ListenerKey]wire.Reverse // The same for backend endpoints; the zero value removes one.
+	uses      Uses                              // Changes to the index.
 }
 
 // Uses counts the references of all services to shared entries.
 type Uses struct {
-	addresses map[netip.Addr]int       // number of backends
-	reverses  map[wire.ListenerKey]int // number of services
-	single    map[wire.ListenerKey]int // number of services with one source port of replies, by the key without a port
+	addresses map[netip.Addr]int       // Number of backends.
+	reverses  map[wire.ListenerKey]int // Number of services.
+	single    map[wire.ListenerKey]int // Number of services with one source port of replies, by the key without a port.
 }
 
 func newUses() Uses {

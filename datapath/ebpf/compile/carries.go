@@ -13,8 +13,8 @@ import (
 
 // Limits of ids.
 const (
-	MaxBackends = wire.MaxBackends - 1 // the last number means none
-	MaxSets     = 64                   // bits of a word
+	MaxBackends = wire.MaxBackends - 1 // The last number means none.
+	MaxSets     = 64                   // Bits of a word.
 )
 
 func CarriesService(s *config.Service) error {

@@ -11,10 +11,10 @@ import (
 // selection.
 type HostAddress struct {
 	netip.Addr
-	Network    netip.Prefix // the on-link prefix
-	Deprecated bool         // RFC 6724 rule 3: used only without an alternative
-	Secondary  bool         // IPv4: not the primary address of its network; IPv6: a temporary address
-	Unusable   bool         // link or host scope, or duplicate address detection has not succeeded
+	Network    netip.Prefix // The on-link prefix.
+	Deprecated bool         // RFC 6724 rule 3: used only without an alternative.
+	Secondary  bool         // IPv4: not the primary address of its network; IPv6: a temporary address.
+	Unusable   bool         // Link or host scope, or duplicate address detection has not succeeded.
 }
 
 // choice is a source address for packets leaving by an interface. The first choice of a family is

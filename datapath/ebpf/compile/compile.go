@@ -19,10 +19,10 @@ import (
 
 // Desired is the content of the maps for a snapshot.
 type Desired struct {
-	SpecificRoutes int                     // routes more specific than a mapping between the families, including those that did not fit
-	Waiting        int                     // interface names and masquerade addresses that do not exist yet
-	Unreached      []string                // fullnat backends without a source address, each with the reason; they get no new connections
-	Services       map[uint32]wire.Service // without the position of their slots
+	SpecificRoutes int                     // Routes more specific than a mapping between the families, including those that did not fit.
+	Waiting        int                     // Interface names and masquerade addresses that do not exist yet.
+	Unreached      []string                // Fullnat backends without a source address, each with the reason; they get no new connections.
+	Services       map[uint32]wire.Service // Without the position of their slots.
 	Slots          map[uint32][]uint16     // by service
 	Backends       map[uint32]wire.Backend
 	Names          names
@@ -34,19 +34,19 @@ type Desired struct {
 	Reverses       map[wire.ListenerKey]wire.Reverse
 	Sessions       map[wire.SessionKey]uint32
 	Members        map[wire.MemberKey]uint64
-	Hosts          map[wire.HostKey]uint64                  // single addresses of the same lists
-	Denied         map[wire.DeniedGroup][]wire.DeniedPrefix // sources of the early rules, sorted
-	Firewall       []wire.FirewallRule                      // all other rules
+	Hosts          map[wire.HostKey]uint64                  // Single addresses of the same lists.
+	Denied         map[wire.DeniedGroup][]wire.DeniedPrefix // Sources of the early rules, sorted.
+	Firewall       []wire.FirewallRule                      // All other rules.
 	Rules          map[uint32]wire.NatRule
-	Order          []uint32                   // ids of rules in configuration order
-	Mappable       map[uint32]*config.NATRule // rules with mapping requests (PCP) allowed
+	Order          []uint32                   // Ids of rules in configuration order.
+	Mappable       map[uint32]*config.NATRule // Rules with mapping requests (PCP) allowed.
 	Prefixes       map[wire.PrefixKey]wire.Prefix
 	Pools          map[uint32]wire.PoolAddr
-	Runs           map[[2]uint16][]uint32    // pool address ids, by first place and length of the run
-	Ports          map[uint32][]flow.Ports   // usable ports, by pool address
-	Block          map[uint32]int            // block size in ports, by pool address
-	Sets           map[uint32]config.PortSet // non-contiguous port ranges, by pool address: no other port is allocated
-	unlisted       map[uint32]bool           // pool addresses that are left out of the lookup of received packets
+	Runs           map[[2]uint16][]uint32    // Pool address ids, by first place and length of the run.
+	Ports          map[uint32][]flow.Ports   // Usable ports, by pool address.
+	Block          map[uint32]int            // Block size in ports, by pool address.
+	Sets           map[uint32]config.PortSet // Non-contiguous port ranges, by pool address: no other port is allocated.
+	unlisted       map[uint32]bool           // Pool addresses that are left out of the lookup of received packets.
 	Ifaces         map[uint32]wire.InterfaceAddr
 	// interfaceLists stores the interface lists of rules by list id.
 	interfaceLists map[uint32]config.Interfaces
@@ -74,18 +74,18 @@ type compiler struct {
 	state       *State
 	host        *Host
 	snapshot    *datapath.Snapshot // with the interfaces' addresses filled in
-	unresolved  *datapath.Snapshot // before the addresses were filled in
+	unresolved  *datapath.Snapshot // Before the addresses were filled in.
 	lists       [4]map[netip.Prefix]uint64
 	rules       []*config.FirewallRule // all but the early ones
 	poolIDs     map[netip.Addr]uint32
-	runs        []uint64                       // new content of the map of runs
-	usedRuns    []bool                         // places used by the state in force or by this one
-	ifacesOf    map[netip.Addr]map[string]bool // interfaces of bound listeners, by address
-	hairpins    []uint32                       // services that still need hairpin sources
-	ownSources  map[netip.Prefix]netip.Addr    // this host's source address, by backend network
-	crossFamily map[uint32]*config.NATRule     // port-forwards from IPv4 to IPv6 hosts, by service id
-	replyPorts  map[wire.ListenerKey]*sources  // source ports of replies, by the key without a port
-	shared      error                          // a stateless service shares replies with a later service or rule
+	runs        []uint64                       // New content of the map of runs.
+	usedRuns    []bool                         // Places used by the state in force or by this one.
+	ifacesOf    map[netip.Addr]map[string]bool // Interfaces of bound listeners, by address.
+	hairpins    []uint32                       // Services that still need hairpin sources.
+	ownSources  map[netip.Prefix]netip.Addr    // This host's source address, by backend network.
+	crossFamily map[uint32]*config.NATRule     // Port-forwards from IPv4 to IPv6 hosts, by service id.
+	replyPorts  map[wire.ListenerKey]*sources  // Source ports of replies, by the key without a port.
+	shared      error                          // A stateless service shares replies with a later service or rule.
 }
 
 // Compile returns the desired state of a snapshot. If ids run out, it compiles again and reuses the

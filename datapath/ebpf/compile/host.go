@@ -16,16 +16,16 @@ import (
 // Host describes the machine for the compiler.
 type Host struct {
 	Interfaces []netdev.Interface
-	XDP        map[int]uint64            // netdev.XDPFeatures
+	XDP        map[int]uint64            // netdev.XDPFeatures.
 	Addresses  map[int][]netip.Addr      // by interface index
-	Details    map[int][]HostAddress     // attributes of the same addresses
-	Global     map[int][2]netip.Addr     // netdev.Global of IPv4 and IPv6, by interface index
-	Networks   []netip.Prefix            // directly connected networks
-	Sources    map[netip.Addr]netip.Addr // latest results of sourceTowards
-	Policies   []netdev.IPsecPolicy      // policies for forwarded packets
-	Programmed map[int]bool              // interfaces with an attached program
+	Details    map[int][]HostAddress     // Attributes of the same addresses.
+	Global     map[int][2]netip.Addr     // netdev.Global of IPv4 and IPv6, by interface index.
+	Networks   []netip.Prefix            // Directly connected networks.
+	Sources    map[netip.Addr]netip.Addr // Latest results of sourceTowards.
+	Policies   []netdev.IPsecPolicy      // Policies for forwarded packets.
+	Programmed map[int]bool              // Interfaces with an attached program.
 	routes     [2][]netdev.Destination   // of IPv4 and IPv6, read on demand
-	routed     [2]bool                   // whether routes was read
+	routed     [2]bool                   // Whether routes was read.
 	// LocalPortLast is the last port that Sluice allocates on the host's own addresses. It lies
 	// below the ephemeral ports of local sockets.
 	LocalPortLast uint32

@@ -23,8 +23,8 @@ func (c *compiler) neighbours() {
 			a := wire.AddrFrom(wire.Addr(w.Addr), w.Family == wire.Family6)
 			near, connected := datapath.Connected(c.host.Networks, a)
 			group := near
-			if !connected { // only the backend itself shares its network
-				group, _ = a.Prefix(a.BitLen() / 2) // one route lookup for a group of backends
+			if !connected { // Only the backend itself shares its network.
+				group, _ = a.Prefix(a.BitLen() / 2) // One route lookup for a group of backends.
 			}
 			own, known := c.ownSources[group]
 			if !known {

@@ -36,8 +36,8 @@ func reverseKey(s *config.Service, b *config.Backend) wire.ListenerKey {
 
 // sources are the source ports of replies from one address and protocol.
 type sources struct {
-	single []wire.ListenerKey // keys with a port
-	ranges []flow.Ports       // ports that the key without a port covers
+	single []wire.ListenerKey // Keys with a port.
+	ranges []flow.Ports       // Ports that the key without a port covers.
 }
 
 func (s *sources) covers(port uint16) bool {

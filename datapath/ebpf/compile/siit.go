@@ -68,8 +68,8 @@ const MostRoutes = 1 << 16
 // routes writes the destinations that mappings between the families leave to the routing table:
 // more specific routes inside a mapping, and addresses of this host (RFC 7915 §4.6, §5.6).
 func (c *compiler) routes() error {
-	var lengths [2][129]bool // prefix lengths of IPv4 and IPv6 mappings
-	everything := false      // a rule has a prefix, which can embed every IPv4 address
+	var lengths [2][129]bool // Prefix lengths of IPv4 and IPv6 mappings.
+	everything := false      // A rule has a prefix, which can embed every IPv4 address.
 	for k, p := range c.Prefixes {
 		if k.Role == wire.RoleCrossing {
 			lengths[k.Family-wire.Family4][p.Len] = true

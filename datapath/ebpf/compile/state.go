@@ -15,8 +15,8 @@ type State struct {
 	// Pool and Hosts are the capacities of the tables for pool addresses and for single addresses
 	// of lists.
 	Pool, Hosts uint32
-	HalfOpen    uint32 // limit of half-open connections
-	Spliced     uint32 // SPLICED_*: kinds of live flows
+	HalfOpen    uint32 // Limit of half-open connections.
+	Spliced     uint32 // SPLICED_*: kinds of live flows.
 	AllOn       bool   // for tests: enables every feature
 	// ServiceFlows and BackendFlows return the number of flows of a service or backend.
 	ServiceFlows, BackendFlows func(id uint32) int64

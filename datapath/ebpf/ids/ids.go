@@ -17,12 +17,12 @@ type Kind byte
 const (
 	Service Kind = iota + 1
 	Backend
-	Source // rule that translates sources
-	Prefix // stateless rule
+	Source // Rule that translates sources.
+	Prefix // Stateless rule.
 	Set
 	Pool
-	Meta // words of the tables: hash keys, sizes, layout
-	List // list of interfaces
+	Meta // Words of the tables: hash keys, sizes, layout.
+	List // List of interfaces.
 )
 
 func (k Kind) String() string {
@@ -79,9 +79,9 @@ type Draft struct {
 	Fresh map[Key]uint32
 	Want  map[Key]bool
 	next  map[Kind]uint32
-	Short bool              // not enough ids: some names have none
-	last  bool              // no id can be released: a shortage is an error
-	spare map[Kind][]uint32 // ids of other names, the best candidates first
+	Short bool              // Not enough ids: some names have none.
+	last  bool              // No id can be released: a shortage is an error.
+	spare map[Kind][]uint32 // Ids of other names, the best candidates first.
 }
 
 func (t *IDs) Draft() *Draft {

@@ -29,8 +29,8 @@ const (
 type family struct {
 	name    string
 	v6      uint32
-	entries uint32 // maximum number
-	first   uint32 // initial number
+	entries uint32 // Maximum number.
+	first   uint32 // Initial number.
 	stock   *wire.Stock
 	inForce *uint64 // words of control: see index4 there
 	next    *uint64

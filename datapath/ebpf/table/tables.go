@@ -33,9 +33,9 @@ const mostPool = 1 << 16 / 3
 type Sizes struct {
 	Entries4, Entries6 uint32 // flow table entries
 	Clients            uint32
-	Slots              uint32 // words of four slots
-	Pool               uint32 // pool addresses
-	Hosts              uint32 // single addresses in sets and lists
+	Slots              uint32 // Words of four slots.
+	Pool               uint32 // Pool addresses.
+	Hosts              uint32 // Single addresses in sets and lists.
 	// Whole creates flow tables at full size; others grow (see grow.go).
 	Whole bool
 }

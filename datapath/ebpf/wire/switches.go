@@ -12,12 +12,12 @@ type Switches struct {
 	HostLists, TrieLists                                                                   uint32 // bits LIST_*
 	LocalPortLast                                                                          uint32
 	RuleCount                                                                              uint32
-	Established, Transitory, UDP, ICMP, Other, Hold                                        uint32 // ticks
-	HalfOpen                                                                               uint32 // handshakes in progress
-	LowestIPv6MTU                                                                          uint32 // bytes; 0 means the MTU of the next link
+	Established, Transitory, UDP, ICMP, Other, Hold                                        uint32 // Ticks.
+	HalfOpen                                                                               uint32 // Handshakes in progress.
+	LowestIPv6MTU                                                                          uint32 // Bytes; 0 means the MTU of the next link.
 	Owned, CrossByEgress, FamilyChange                                                     bool
-	Persistence, Rates                                                                     bool   // something uses the map stickies, client_rates
-	Errors                                                                                 uint32 // a second
+	Persistence, Rates                                                                     bool   // Something uses the map stickies, client_rates.
+	Errors                                                                                 uint32 // A second.
 }
 
 // AllOn turns all features on that do nothing where no map has anything for them. Mappings

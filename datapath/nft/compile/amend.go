@@ -75,9 +75,9 @@ func (s *Service) sharesAs(o *Service) bool {
 
 // source is the input of a compilation without the services of the configuration.
 type source struct {
-	snapshot *datapath.Snapshot // listeners have resolved addresses
-	resolved bool               // the address of a listener was resolved
-	config   config.Config      // a copy without services
+	snapshot *datapath.Snapshot // Listeners have resolved addresses.
+	resolved bool               // The address of a listener was resolved.
+	config   config.Config      // A copy without services.
 	env      Env
 }
 

@@ -14,22 +14,22 @@ import (
 
 // Names of the shared maps. The table dispatches lists the lookups.
 const (
-	mapServices  = "services"          // destination of a new connection -> service or port forward
-	mapFullNAT   = "fullnat"           // original destination -> chain that translates the source
-	mapTurned    = "turned"            // original destination of services that clients on the network of a backend may use
-	mapHairpin   = "hairpin"           // original destination of port forwards that inside hosts may use
-	mapGuards    = "guards"            // destination -> checks of every packet (strict-tcp, reset-rate)
-	mapStateless = "stateless"         // destination -> stateless service
-	mapReplies   = "stateless-replies" // source of a reply -> stateless service
+	mapServices  = "services"          // Destination of a new connection -> service or port forward.
+	mapFullNAT   = "fullnat"           // Original destination -> chain that translates the source.
+	mapTurned    = "turned"            // Original destination of services that clients on the network of a backend may use.
+	mapHairpin   = "hairpin"           // Original destination of port forwards that inside hosts may use.
+	mapGuards    = "guards"            // Destination -> checks of every packet (strict-tcp, reset-rate).
+	mapStateless = "stateless"         // Destination -> stateless service.
+	mapReplies   = "stateless-replies" // Source of a reply -> stateless service.
 	// ICMP errors about packets of a stateless service, by the quoted packet:
-	mapServerErrors = "stateless-server-errors" // quoted destination, of a packet to a server
-	mapClientErrors = "stateless-client-errors" // quoted source, of a reply
-	mapClamp        = "mss-clamp"               // original destination of connections with a clamped MSS
-	mapTargets      = "targets"                 // slot -> address and port of a backend
-	mapHosts        = "hosts"                   // slot -> address of a backend; the port is kept
-	setMarks        = "marks"                   // marks to put on every packet of a connection
-	setSameLink     = "same-interface"          // pairs of an interface with itself
-	setSameNet      = "same-network"            // pairs of a network of backends with itself
+	mapServerErrors = "stateless-server-errors" // Quoted destination, of a packet to a server.
+	mapClientErrors = "stateless-client-errors" // Quoted source, of a reply.
+	mapClamp        = "mss-clamp"               // Original destination of connections with a clamped MSS.
+	mapTargets      = "targets"                 // Slot -> address and port of a backend.
+	mapHosts        = "hosts"                   // Slot -> address of a backend; the port is kept.
+	setMarks        = "marks"                   // Marks to put on every packet of a connection.
+	setSameLink     = "same-interface"          // Pairs of an interface with itself.
+	setSameNet      = "same-network"            // Pairs of a network of backends with itself.
 )
 
 // Suffixes of the variants of a dispatch map: port ranges and whole addresses, and listeners of one

@@ -97,8 +97,8 @@ type Service struct {
 	state  []datapath.State
 	weight []int // of datapath.Service
 	id     uint32
-	uses   []rs.ID // shared sets that the fragment has elements in
-	routed bool    // depends on routes, and is compiled each time
+	uses   []rs.ID // Shared sets that the fragment has elements in.
+	routed bool    // Depends on routes, and is compiled each time.
 	marks  []uint32
 	// unreached lists the backends without a route, as messages.
 	unreached []string
@@ -186,9 +186,9 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 }
 
 type compiler struct {
-	configured *datapath.Snapshot // listeners as configured
-	snapshot   *datapath.Snapshot // listeners with resolved addresses
-	resolved   bool               // the two differ
+	configured *datapath.Snapshot // Listeners as configured.
+	snapshot   *datapath.Snapshot // Listeners with resolved addresses.
+	resolved   bool               // The two differ.
 	env        Env
 	sets       map[string][]netip.Prefix
 }

@@ -20,18 +20,18 @@ import (
 // Sets of endpoints and addresses with translation. Their packets must not pass untranslated; the
 // function untranslated adds the lookups.
 const (
-	setListeners  = "listeners"   // destinations of clients of tracked services and port-forwards
-	setServers    = "servers"     // sources of the replies
-	mapOwned      = "owned"       // virtual address -> answer to packets without a listener
-	mapOwnedBound = "owned-bound" // the same, if all listeners are bound to interfaces
-	setOwnedPools = "owned-pools" // outside addresses of source translation
+	setListeners  = "listeners"   // Destinations of clients of tracked services and port-forwards.
+	setServers    = "servers"     // Sources of the replies.
+	mapOwned      = "owned"       // Virtual address -> answer to packets without a listener.
+	mapOwnedBound = "owned-bound" // The same, if all listeners are bound to interfaces.
+	setOwnedPools = "owned-pools" // Outside addresses of source translation.
 )
 
 // peers has the fragments of the sets of listeners, servers and owned addresses. They depend on the
 // configuration and on the host's networks, and not on the states of backends.
 type peers struct {
-	fragment *rs.Fragment // listeners and owned addresses
-	servers  *rs.Fragment // servers and their networks
+	fragment *rs.Fragment // Listeners and owned addresses.
+	servers  *rs.Fragment // Servers and their networks.
 	used     map[rs.ID]bool
 	// Input of the compilation. Services of another datapath may have the same addresses.
 	snapshot *datapath.Snapshot

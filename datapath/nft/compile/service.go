@@ -21,7 +21,7 @@ type part struct {
 	family rs.Family // of the packets
 	table  rs.Family // of the rules: the same, or netdev
 	prefix string    // of the names of chains and sets
-	active []int     // backends of the family that take new flows
+	active []int     // Backends of the family that take new flows.
 	// plain services have no chains of backends: their slots lead directly to addresses.
 	plain bool
 	// persist is the active persistence: the configured one, or in mode dsr a substitute for flow

@@ -12,10 +12,10 @@ import (
 
 // Chains for packets that no rule translates.
 const (
-	chainInvalid = "invalid" // packets without a connection, from and to endpoints with translation
-	chainLeaving = "leaving" // packets without a connection, from inside hosts to the outside
-	chainCutOff  = "cut-off" // connections to a backend that is now down
-	ownedPrefix  = "owned/"  // + the answer
+	chainInvalid = "invalid" // Packets without a connection, from and to endpoints with translation.
+	chainLeaving = "leaving" // Packets without a connection, from inside hosts to the outside.
+	chainCutOff  = "cut-off" // Connections to a backend that is now down.
+	ownedPrefix  = "owned/"  // + the answer.
 	ownedPool    = ownedPrefix + "pool"
 )
 

@@ -14,24 +14,24 @@ import (
 
 // Names missing in golang.org/x/sys/unix; numbers of include/uapi/linux/netfilter/nf_tables.h.
 const (
-	setElemKeyEnd                                              = 10 // NFTA_SET_ELEM_KEY_END
-	setExpr                                                    = 17 // NFTA_SET_EXPR
+	setElemKeyEnd                                              = 10 // NFTA_SET_ELEM_KEY_END.
+	setExpr                                                    = 17 // NFTA_SET_EXPR.
 	setFlagConcat                                              = 0x80
 	setDescConcat                                              = 2
 	setFieldLen                                                = 1
 	dataVerdict                                                = 0xffffff00 // NFT_DATA_VERDICT
 	ctHelperFamily                                             = unix.NFTA_CT_HELPER_L3PROTO
-	ctTimeoutFamily, ctTimeoutProtocol, ctTimeoutData          = 1, 2, 3 // NFTA_CT_TIMEOUT_*
-	flowtableTable, flowtableName, flowtableHook               = 1, 2, 3 // NFTA_FLOWTABLE_*
-	flowtableHookNum, flowtableHookPriority, flowtableHookDevs = 1, 2, 3 // NFTA_FLOWTABLE_HOOK_*
-	deviceName                                                 = 1       // NFTA_DEVICE_NAME
-	userComment                                                = 0       // NFTNL_UDATA_RULE_COMMENT, nft's convention for userdata
+	ctTimeoutFamily, ctTimeoutProtocol, ctTimeoutData          = 1, 2, 3 // NFTA_CT_TIMEOUT_*.
+	flowtableTable, flowtableName, flowtableHook               = 1, 2, 3 // NFTA_FLOWTABLE_*.
+	flowtableHookNum, flowtableHookPriority, flowtableHookDevs = 1, 2, 3 // NFTA_FLOWTABLE_HOOK_*.
+	deviceName                                                 = 1       // NFTA_DEVICE_NAME.
+	userComment                                                = 0       // NFTNL_UDATA_RULE_COMMENT, nft's convention for userdata.
 )
 
 // Refusal is the kernel's error for one object of a transaction.
 type Refusal struct {
-	Owner  string // service or rule, in words; empty for shared objects
-	Object string // the requested operation
+	Owner  string // Service or rule, in words; empty for shared objects.
+	Object string // The requested operation.
 	Errno  unix.Errno
 	Detail string // the kernel's own message, often empty
 	// Made is the refused object, if any.

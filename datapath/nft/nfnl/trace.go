@@ -26,9 +26,9 @@ type TraceKind uint32
 
 // Kinds of traces.
 const (
-	TracePolicy TraceKind = 1 // the end of a base chain
-	TraceReturn TraceKind = 2 // the end of another chain
-	TraceRule   TraceKind = 3 // a rule that matched
+	TracePolicy TraceKind = 1 // The end of a base chain.
+	TraceReturn TraceKind = 2 // The end of another chain.
+	TraceRule   TraceKind = 3 // A rule that matched.
 )
 
 // Trace is one step of a packet with nftrace set.
@@ -38,7 +38,7 @@ type Trace struct {
 	Kind    TraceKind
 	Handle  uint64          // of the rule
 	Verdict ruleset.Verdict // of a rule, or the policy
-	Out     uint32          // index of the output interface; 0 if not known yet
+	Out     uint32          // Index of the output interface; 0 if not known yet.
 	Mark    uint32
 	// Network and Transport are the first bytes of the headers at this step. The kernel sends them once per base
 	// chain.

@@ -35,7 +35,7 @@ type host struct {
 	nextHops                 [][]byte
 	sysctl                   []setting
 	index                    map[int]int // of interfaces: from the host to the scratch namespace
-	omitted                  []string    // state missing in the scratch namespace
+	omitted                  []string    // State missing in the scratch namespace.
 }
 
 type setting struct{ key, value string }

@@ -42,7 +42,7 @@ type Question struct {
 
 // Answer is the result of a replay.
 type Answer struct {
-	In    string // interface
+	In    string // Interface.
 	Steps []Step // in order
 	// Sent lists the outgoing packets with their interface: the packet itself, its fragments, or an answer by a rule
 	// or the kernel.

@@ -73,8 +73,8 @@ func scratch(home int, f func(host *host, far int) error) error {
 // link is an interface of the host with its replacement in the scratch namespace.
 type link struct {
 	name    string
-	real    int // index on the host
-	index   int // index in the scratch namespace
+	real    int // Index on the host.
+	index   int // Index in the scratch namespace.
 	mac     net.HardwareAddr
 	mtu     int
 	up      bool

@@ -18,7 +18,7 @@ import (
 type Type struct {
 	Name string
 	ID   uint32
-	Len  int  // bytes
+	Len  int  // Bytes.
 	Host bool // in host byte order
 }
 

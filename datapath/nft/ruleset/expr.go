@@ -50,9 +50,9 @@ func (a *Attrs) payloadLoad(base, offset, length uint32, dst int) {
 
 // checksum selects the checksums that the kernel updates with a header field.
 type checksum struct {
-	kind   uint32 // NFT_PAYLOAD_CSUM_*
+	kind   uint32 // NFT_PAYLOAD_CSUM_*.
 	offset uint32 // of the checksum, from the same base
-	pseudo bool   // the field is part of the pseudo header of layer 4
+	pseudo bool   // The field is part of the pseudo header of layer 4.
 }
 
 func (a *Attrs) payloadStore(base, offset, length uint32, src int, c checksum) {
@@ -167,10 +167,10 @@ func (a *Attrs) bitwise(src, dst int, mask, xor string) {
 type lookupKind int
 
 const (
-	lookupMember  lookupKind = iota // continue if the key is in the set
-	lookupMissing                   // continue if it is not
-	lookupVerdict                   // apply the verdict
-	lookupValue                     // load the value
+	lookupMember  lookupKind = iota // Continue if the key is in the set.
+	lookupMissing                   // Continue if it is not.
+	lookupVerdict                   // Apply the verdict.
+	lookupValue                     // Load the value.
 )
 
 func (a *Attrs) lookup(set string, src int, kind lookupKind, dst int) {

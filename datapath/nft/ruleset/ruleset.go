@@ -74,8 +74,8 @@ type Chain struct {
 
 // Hook attaches a base chain to a point of the packet's path.
 type Hook struct {
-	Type     string // filter, nat
-	Point    string // prerouting, input, forward, output, postrouting, ingress
+	Type     string // Filter, nat.
+	Point    string // Prerouting, input, forward, output, postrouting, ingress.
 	Priority int32
 	Device   string // ingress only
 }
@@ -109,9 +109,9 @@ func (r Rule) Equal(o Rule) bool {
 type Set struct {
 	ID
 	Key      []Type
-	Data     []Type // values of a map
-	Verdicts bool   // values are verdicts
-	Interval bool   // keys are ranges
+	Data     []Type // Values of a map.
+	Verdicts bool   // Values are verdicts.
+	Interval bool   // Keys are ranges.
 	// Dynamic sets are filled by packets; Diff ignores their elements.
 	Dynamic bool
 	// Timeout of elements added by packets; 0 for none.
@@ -137,7 +137,7 @@ func (s *Set) Equal(o *Set) bool {
 type Element struct {
 	Set     ID
 	Key     string
-	End     string // last key of a range, inclusive; empty outside interval sets
+	End     string // Last key of a range, inclusive; empty outside interval sets.
 	Value   string // of a map
 	Verdict Verdict
 }
