@@ -238,7 +238,8 @@ func TestRestart(t *testing.T) {
 		labtest.Eventually(t, time.Minute, "the monitor sees "+route, func() error {
 			read, err := os.ReadFile(seen)
 			if text = string(read); err == nil && !strings.Contains(text, route) {
-				s.ip("route replace unreachable " + route + " table 5100 proto static metric 7")
+				s.ip("route add unreachable " + route + " table 5100 proto static metric 7") // the kernel reports no replacement by an equal route
+				s.ip("route del unreachable " + route + " table 5100 metric 7")
 				err = errors.New("not yet")
 			}
 			return err
@@ -246,7 +247,6 @@ func TestRestart(t *testing.T) {
 		return text
 	}
 	sees("203.0.113.8")
-	s.ip("route del unreachable 203.0.113.8 table 5100 metric 7")
 	s.ip("route add unreachable 203.0.113.9 table 5100 proto static") // of another program
 	s = begin(t, n, dir)
 	s.table(5100, four+"; unreachable 192.0.2.11 proto 76 metric 10; unreachable 192.0.2.12 proto 76 metric 10; unreachable 203.0.113.9 proto static")
