@@ -51,7 +51,10 @@ var programsOf = map[string][]string{
 }
 
 func (s *Servers) serve(ctx context.Context, l *lab.Lab, n *lab.Node, spec lab.ServerSpec) error {
-	dir := filepath.Join(l.Node("gateway").StateDir(), "programs") // both ends of a VPN read keys there
+	dir := filepath.Join(n.StateDir(), "programs")
+	if gateway, ok := l.Lookup("gateway"); ok {
+		dir = filepath.Join(gateway.StateDir(), "programs") // both ends of a VPN read keys there
+	}
 	run := func(p stopper, err error) error {
 		if err == nil {
 			s.stops = append(s.stops, p.Stop)
