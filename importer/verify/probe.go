@@ -83,7 +83,9 @@ func (g *gateway) converse(p Probe, anyPort bool) (seen []string, err error) {
 		return nil, err
 	}
 	for _, d := range out {
-		seen = append(seen, p.show(d, anyPort))
+		if !isARP(d) {
+			seen = append(seen, p.show(d, anyPort))
+		}
 	}
 	for _, d := range out {
 		answer, ok := answerTo(d.Frame)
@@ -95,7 +97,9 @@ func (g *gateway) converse(p Probe, anyPort bool) (seen []string, err error) {
 			return nil, err
 		}
 		for _, d := range back {
-			seen = append(seen, "answer: "+p.show(d, anyPort && p.In == ""))
+			if !isARP(d) {
+				seen = append(seen, "answer: "+p.show(d, anyPort && p.In == ""))
+			}
 		}
 	}
 	return seen, nil
@@ -190,6 +194,16 @@ func answerTo(frame []byte) ([]byte, bool) {
 	return nil, false
 }
 
+// isARP reports whether a frame is ARP. The kernel and the eBPF datapath resolve neighbours at different times.
+func isARP(d model.Departure) bool {
+	list := packet.Parse(d.Frame)
+	if len(list) < 2 {
+		return false
+	}
+	_, is := list[1].(*packet.ARP)
+	return is
+}
+
 // show describes a frame by its interface, addresses, ports and kind. With anyPort the source port is
 // left out if the source address was replaced.
 func (p Probe) show(d model.Departure, anyPort bool) string {
@@ -201,8 +215,6 @@ func (p Probe) show(d model.Departure, anyPort bool) string {
 			src, dst = ip.Src, ip.Dst
 		case *packet.IPv6:
 			src, dst = ip.Src, ip.Dst
-		case *packet.ARP:
-			return "out " + d.Interface + ": " + list[1].Name()
 		}
 	}
 	port := func(n uint16) string {
