@@ -60,7 +60,9 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if !known && v.kind != icmpError && !v.later {
 		planned = Planned{Tuple: p.to, Gateway: via}
 	}
-	if routed && !known && !m.host.Owns(via) && len(in.Frame) <= maxUserFrame && !m.choices.Ends(ReasonNoNeighbour) {
+	// Without room in user space the packet is translated as for a known next hop.
+	full := m.choices.Ends(ReasonNoNeighbour) || m.choices.Ends(ReasonUntranslatable)
+	if routed && !known && !m.host.Owns(via) && len(in.Frame) <= maxUserFrame && !full {
 		return Outcome{Action: Drop, Reason: ReasonUnresolved, Planned: planned} // user space waits for the next hop
 	}
 	if crossing && v.kind == icmpError {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -114,9 +115,33 @@ func TestProfileToOutput(t *testing.T) {
 	}
 }
 
+// TestGroupsOfCommands: a command that does nothing without a subcommand prints its help, and refuses
+// unknown subcommands.
+func TestGroupsOfCommands(t *testing.T) {
+	var visit func(cmd *cobra.Command, path []string)
+	visit = func(cmd *cobra.Command, path []string) {
+		for _, sub := range cmd.Commands() {
+			visit(sub, append(slices.Clone(path), sub.Name()))
+		}
+		if !cmd.HasSubCommands() || cmd.Runnable() {
+			return
+		}
+		if code, out, stderr := sluiceCommand("", path...); code != exitOK || !strings.Contains(out, "Available Commands") && len(path) > 0 {
+			t.Errorf("%q: exit %d, %q, %q", path, code, out, stderr)
+		}
+		args := append(slices.Clone(path), "nosuch")
+		if code, out, stderr := sluiceCommand("", args...); code != exitUsage || out != "" || !strings.Contains(stderr, `unknown command "nosuch"`) {
+			t.Errorf("%q: exit %d, %q, %q", args, code, out, stderr)
+		}
+	}
+	root := &cobra.Command{Use: "sluice"}
+	root.AddCommand(subcommands(&app{})...)
+	visit(root, nil)
+}
+
 // TestUnknownSubcommand: a command of subcommands refuses those that it does not have.
 func TestUnknownSubcommand(t *testing.T) {
-	for _, name := range []string{"", "lab", "load", "config", "completion"} {
+	for _, name := range []string{"", "completion"} {
 		args := append(strings.Fields(name), "nosuch")
 		if code, out, stderr := sluiceCommand("", args...); code != exitUsage || out != "" || !strings.Contains(stderr, `unknown command "nosuch"`) {
 			t.Errorf("%s: exit %d, %q, %q", args, code, out, stderr)

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/model"
 	"github.com/sluice-lb/sluice/model/golden"
 	"github.com/sluice-lb/sluice/packet"
 )
@@ -209,10 +210,10 @@ func TestPoolsChange(t *testing.T) {
 			}
 		}
 	}
-	// What comes back finds its way in.
+	// The reply to the last address is translated. It waits for the hardware address of the host.
 	out := send(t, s, "wan0", fmt.Sprintf("ip4(src=198.51.100.2,dst=%s)/udp(sport=53,dport=%d)", last.Addr(), last.Port()))
-	if len(out.Out) != 1 {
-		t.Errorf("the answer: %v %v", out.Action, out.Reason)
+	if want := netip.MustParseAddrPort("10.0.2.79:4000"); out.Reason != model.ReasonUnresolved || out.Planned.Tuple.Dest != want {
+		t.Errorf("the reply: %v %v to %v, want to %v", out.Action, out.Reason, out.Planned.Tuple.Dest, want)
 	}
 }
 
