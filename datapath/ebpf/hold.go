@@ -73,6 +73,7 @@ type heldFrame struct {
 	at      time.Duration // monotonic time of reception
 	ifindex uint32
 	frame   []byte
+	hop     netdev.Hop // Next hop that the packet has waited for; zero for none.
 }
 
 // hold handles the fragments from the programs until the ring is closed. Flushing the ring signals
@@ -417,12 +418,17 @@ func (h *holder) forward(f heldFrame) error {
 	if err != nil {
 		return fmt.Errorf("run a held packet: %w", err)
 	}
-	if verdict != tcRedirect {
-		return nil // the program has counted the drop
-	}
 	var works []wire.Work
 	if err := h.programs.Maps["works"].Lookup(uint32(0), &works); err != nil {
 		return fmt.Errorf("map works: %w", err)
+	}
+	if hop := nextHopOf(&works[h.cpu]); works[h.cpu].Plan.Reason == wire.ReasonUnresolved && hop != f.hop {
+		f.at = monotonic() // the route has changed
+		h.enqueue(hop, f)
+		return nil
+	}
+	if verdict != tcRedirect {
+		return nil // the program has counted the drop
 	}
 	by, frames := f.ifindex, [][]byte{o.DataOut} // an answer
 	if works[h.cpu].Plan.Action == wire.ActionForward {

@@ -3,8 +3,14 @@
 package ebpf
 
 import (
+	"encoding/binary"
+	"net/netip"
 	"time"
+	"unsafe"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 	"github.com/sluice-lb/sluice/netdev"
 )
 
@@ -39,7 +45,20 @@ func (h *holder) enqueue(hop netdev.Hop, f heldFrame) {
 		h.d.failedEvents.Add(1)
 		return
 	}
+	f.hop = hop
 	u.frames = append(u.frames, f)
+}
+
+// nextHopOf returns the next hop of the last route lookup of a program.
+func nextHopOf(w *wire.Work) netdev.Hop {
+	fib := (*[64]byte)(unsafe.Pointer(&w.Fib)) // struct bpf_fib_lookup
+	hop := netdev.Hop{Ifindex: int(binary.NativeEndian.Uint32(fib[8:]))}
+	if fib[0] == unix.AF_INET6 { // also for an IPv4 packet with a route via IPv6
+		hop.Addr = netip.AddrFrom16([16]byte(fib[32:48]))
+	} else {
+		hop.Addr = netip.AddrFrom4([4]byte(fib[32:36]))
+	}
+	return hop
 }
 
 // nextCheck returns the time until the next check, and false if no packet waits.
