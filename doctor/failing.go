@@ -72,6 +72,10 @@ func remedyOf(c *outcome.Class) *Remedy {
 			m.Do, m.Commands = fmt.Sprintf("look at the program that serves %s", server), []string{fmt.Sprintf("ss -lnp 'sport = :%d'", server.Port())}
 			return m
 		}
+		if c.Stage == outcome.Refused {
+			m.Do = fmt.Sprintf("look at the program that should listen at %s, and at its firewall: requests are refused there", server)
+			return m
+		}
 		m.Do = fmt.Sprintf("look at %s, and at its route back to %s: what left here was not answered", server.Addr(), e.Reply.Dest.Addr())
 		m.Commands = []string{fmt.Sprintf("ip route show table all match %s", server.Addr())}
 	case outcome.TooBig:

@@ -87,6 +87,10 @@ func TestPackets(t *testing.T) {
 			c.Close()
 			t.Error("the rule did not drop")
 		}
+		if c, err := l.Node("client").Dial(ctx, dialer, "tcp", faults.Server+":82"); err == nil {
+			c.Close()
+			t.Error("a port without a listener accepts")
+		}
 	})
 	for _, p := range packets {
 		t.Logf("%s %s in %d %s flags %#x payload %d %s original %s reply %s %s %s", p.Point, p.Interface, p.InIfIndex, p.Tuple, p.TCPFlags, p.Payload,
@@ -115,6 +119,9 @@ func TestPackets(t *testing.T) {
 	})
 	want("the answer as it leaves", func(p *trace.Packet) bool {
 		return tcp(p, trace.Transmitted, "wan0", server, client, 80) && p.Direction == flow.Reply && p.SeenReply
+	})
+	want("a reset, which has no options", func(p *trace.Packet) bool {
+		return tcp(p, trace.Received, "lan0", server, gateway, 82) && p.TCPFlags&trace.TCPRst != 0
 	})
 	want("a large segment", func(p *trace.Packet) bool {
 		return tcp(p, trace.Transmitted, "lan0", gateway, server, 80) && p.Payload == 1200

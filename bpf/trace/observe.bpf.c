@@ -38,6 +38,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define IPPROTO_SCTP 132
 #define IPPROTO_UDPLITE 136
 #define IP_OFFSET 0x1fff /* mask of the fragment offset in its field */
+#define TCP_HLEN 20
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
 #define L4_BYTES 24    /* of the transport header: up to the target of a neighbour solicitation */
@@ -221,6 +222,8 @@ static __always_inline bool read_header(struct sk_buff *skb, __u32 l3, struct he
 		return true;
 	if (l4 + L4_BYTES <= tail)
 		return !bpf_probe_read_kernel(p->l4, L4_BYTES, head + l4);
+	if (l4 + TCP_HLEN <= tail) /* a reset has no options */
+		return !bpf_probe_read_kernel(p->l4, TCP_HLEN, head + l4);
 	if (l4 + 8 <= tail) /* UDP without data, a short ICMP message */
 		return !bpf_probe_read_kernel(p->l4, 8, head + l4);
 	return p->l4_proto != IPPROTO_TCP && p->l4_proto != IPPROTO_UDP;
