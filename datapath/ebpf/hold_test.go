@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"encoding/binary"
 	"errors"
 	"log/slog"
 	"os"
@@ -59,9 +60,14 @@ func TestHeldFailEachForItself(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
+	works, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: uint32(binary.Size(wire.Work{})), MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer works.Close()
 	var log strings.Builder
 	d := &Datapath{t: &table.Tables{}, inForce: &compile.Desired{}, opt: Options{Log: slog.New(slog.NewTextHandler(&log, nil))}}
-	h := &holder{d: d, tables: d.t, programs: &ebpf.Collection{Programs: map[string]*ebpf.Program{"sluice_tc": p}}}
+	h := &holder{d: d, tables: d.t, programs: &ebpf.Collection{Programs: map[string]*ebpf.Program{"sluice_tc": p}, Maps: map[string]*ebpf.Map{"works": works}}}
 	good, bad := heldFrame{ifindex: 1, frame: make([]byte, 64)}, heldFrame{ifindex: 1, frame: make([]byte, 1)} // shorter than Ethernet's header
 	for range 3 {
 		if !h.trySend([]heldFrame{bad, good, bad}, nil) {
