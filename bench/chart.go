@@ -3,11 +3,11 @@
 package bench
 
 import (
-	"bytes"
-	"encoding/xml"
 	"fmt"
 	"math"
 	"unicode/utf8"
+
+	"github.com/sluice-lb/sluice/svg"
 )
 
 // Geometry of the bar chart in pixels.
@@ -50,40 +50,36 @@ func (r *Result) Chart() []byte {
 			}
 		}
 	}
-	var b bytes.Buffer
 	height := chartHead + len(rows)*(len(points)*chartBar+chartGap) + 20
 	width := left + chartBars + chartValue
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="12">`+"\n", width, height)
-	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="#ffffff"/>`+"\n", width, height)
-	text(&b, 10, 20, "start", "font-weight=\"bold\" font-size=\"14\"", r.Title+": "+metric.Name+", "+metric.Unit)
+	picture := svg.New(width, height, "")
+	picture.Text(10, 20, "start", `font-weight="bold" font-size="14"`, r.Title+": "+metric.Name+", "+metric.Unit)
 	x := 10
 	for i, p := range points {
-		fmt.Fprintf(&b, `<rect x="%d" y="32" width="12" height="12" fill="%s"/>`+"\n", x, colour(i))
-		text(&b, x+17, 42, "start", "", p)
+		picture.Rect(float64(x), 32, 12, 12, colour(i))
+		picture.Text(float64(x+17), 42, "start", "", p)
 		x += 40 + chartChar*utf8.RuneCountInString(p)
 	}
 	y := chartHead
 	for _, row := range rows {
-		r.chartRow(&b, row, points, metric, top, left, y)
+		r.chartRow(picture, row, points, metric, top, float64(left), float64(y))
 		y += len(points)*chartBar + chartGap
 	}
-	b.WriteString("</svg>\n")
-	return b.Bytes()
+	return picture.Bytes()
 }
 
-func (r *Result) chartRow(b *bytes.Buffer, row *ResultRow, points []string, m Metric, top float64, left, y int) {
-	text(b, left-8, y+len(points)*chartBar/2+4, "end", "", row.Name)
+func (r *Result) chartRow(picture *svg.Picture, row *ResultRow, points []string, m Metric, top, left, y float64) {
+	picture.Text(left-8, y+float64(len(points)*chartBar/2)+4, "end", "", row.Name)
 	for i, p := range points {
 		c := row.cell(p, m.Name)
 		if c == nil {
 			continue
 		}
-		at := y + i*chartBar
+		at := y + float64(i*chartBar)
 		w := c.Median / top * chartBars
-		fmt.Fprintf(b, `<rect x="%d" y="%d" width="%.1f" height="%d" fill="%s"/>`+"\n", left, at, w, chartBar-2, colour(i))
+		picture.Rect(left, at, w, chartBar-2, colour(i))
 		low, high := max(w-c.Spread/2*w, 0), min(w+c.Spread/2*w, chartBars+chartOver)
-		fmt.Fprintf(b, `<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="#222222"/>`+"\n",
-			float64(left)+low, float64(left)+high, at+chartBar/2-1, at+chartBar/2-1)
+		picture.Line(left+low, at+chartBar/2-1, left+high, at+chartBar/2-1, "")
 		label := format(c.Median, m.Digits)
 		if c.Noisy {
 			label = "~" + label
@@ -91,14 +87,8 @@ func (r *Result) chartRow(b *bytes.Buffer, row *ResultRow, points []string, m Me
 		if c.Share > 0 {
 			label += fmt.Sprintf(" (%.2f)", c.Share)
 		}
-		text(b, left+int(high)+6, at+chartBar-4, "start", "", label)
+		picture.Text(left+math.Floor(high)+6, at+chartBar-4, "start", "", label)
 	}
 }
 
 func colour(i int) string { return chartColours[i%len(chartColours)] }
-
-func text(b *bytes.Buffer, x, y int, anchor, attributes, s string) {
-	fmt.Fprintf(b, `<text x="%d" y="%d" text-anchor="%s" fill="#222222" %s>`, x, y, anchor, attributes)
-	_ = xml.EscapeText(b, []byte(s)) // a bytes.Buffer never fails
-	b.WriteString("</text>\n")
-}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/audit"
+	"github.com/sluice-lb/sluice/batch"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/event"
@@ -32,7 +33,8 @@ type Control struct {
 	Events *event.Log
 	Audit  *audit.Log // records changes; may be nil
 
-	waiting queue // of changes
+	waiting *batch.Queue[*pendingChange]
+	many    bool // the last batch had several changes; owned by the operation of waiting
 
 	mu      sync.Mutex     // Serialises changes; protects all below.
 	file    *config.Config // Last accepted content of the operator's file.
@@ -55,7 +57,7 @@ func New(path string, s *store.Store, e *engine.Engine, log *slog.Logger) *Contr
 	nothing := &config.Config{}
 	nothing.SetDefaults()
 	c := &Control{engine: e, store: s, path: path, log: log, file: nothing,
-		waiting: queue{turn: make(chan struct{}, 1)}, drains: drains{begun: make(chan struct{}, 1)}}
+		waiting: batch.New[*pendingChange](), drains: drains{begun: make(chan struct{}, 1)}}
 	if c.warn(nil); s.Lost() != "" {
 		log.Warn(s.Lost())
 	}
@@ -280,7 +282,7 @@ func (c *Control) takeBack(revision uint64) {
 // Change calls make with the configuration in force, which may be a draft ([config.Config.Draft]), and
 // applies the result. An error of make changes nothing.
 func (c *Control) Change(ctx context.Context, by Author, make func(*config.Config) (*config.Config, error)) (engine.Applied, error) {
-	return c.together(&request{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
+	return c.together(&pendingChange{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
 		next, err := make(now.Config)
 		return store.Content{Config: next, States: now.States}, err
 	}})

@@ -114,7 +114,7 @@ func (c *Control) endDrains(ctx context.Context, now time.Time) {
 		names = append(names, fmt.Sprintf("%s (%s)", nameOf(s), s.Then))
 	}
 	by := Author{"sluice", "end of drain: " + named(names)}
-	_, err := c.together(&request{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
+	_, err := c.together(&pendingChange{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
 		now.States = slices.Clone(now.States)
 		for i, s := range now.States {
 			if !due(s) {

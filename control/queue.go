@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/sluice-lb/sluice/engine"
@@ -18,91 +17,55 @@ import (
 // An apply writes to disk and to the kernel, and reads back. Changes that arrive meanwhile wait,
 // and the next apply makes them together. Many clients thus share the cost of one apply.
 
-// request is a change that waits for its turn.
-type request struct {
+// pendingChange is a change that waits for its apply.
+type pendingChange struct {
 	ctx context.Context
 	by  Author
 	// change returns the new content in place of the present one, or an error. It may change a
 	// draft in place.
 	change func(now store.Content) (store.Content, error)
 
-	done    chan struct{} // closed when the fields below are set and reported
-	applied engine.Applied
+	applied engine.Applied // the result, like err
 	err     error
 }
 
-func (r *request) end(applied engine.Applied, err error) { r.applied, r.err = applied, err }
-
-// queue holds the changes that wait.
-type queue struct {
-	turn chan struct{} // a goroutine that puts an element here makes the changes
-	mu   sync.Mutex
-	list []*request
-	many bool // the last batch had several changes; owned by the holder of turn
-}
+func (r *pendingChange) end(applied engine.Applied, err error) { r.applied, r.err = applied, err }
 
 // Clients that make one change after another send the next within this time after a reply. Waiting
 // for them combines two applies into one.
 const gather = time.Millisecond
 
-func (q *queue) add(r *request) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.list = append(q.list, r)
-}
-
-// take empties the queue.
-func (q *queue) take() []*request {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	list := q.list
-	q.list = nil
-	return list
-}
-
 // together makes a change together with all waiting changes, and returns when it is in force or
 // refused. It does not wait for changes that arrive later.
-func (c *Control) together(r *request) (engine.Applied, error) {
-	r.done = make(chan struct{})
-	c.waiting.add(r)
-	select {
-	case <-r.done:
-	case c.waiting.turn <- struct{}{}:
-		c.makeWaiting()
-	}
-	<-r.done
+func (c *Control) together(r *pendingChange) (engine.Applied, error) {
+	c.waiting.Do(r, func(take func() []*pendingChange) {
+		if c.many {
+			time.Sleep(gather)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		list := take()
+		if len(list) == 0 {
+			return
+		}
+		c.many = len(list) > 1
+		c.make(list)
+		for _, r := range list {
+			c.report(r.by, r.err)
+		}
+	})
 	return r.applied, r.err
 }
 
-// makeWaiting makes the waiting changes. The caller holds turn, and makeWaiting releases it.
-func (c *Control) makeWaiting() {
-	defer func() { <-c.waiting.turn }()
-	if c.waiting.many {
-		time.Sleep(gather)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	list := c.waiting.take()
-	if len(list) == 0 {
-		return // the previous holder of turn has made them
-	}
-	c.waiting.many = len(list) > 1
-	c.make(list)
-	for _, r := range list {
-		c.report(r.by, r.err)
-		close(r.done)
-	}
-}
-
 // make makes changes in order and puts the result in force. Each change is refused separately.
-func (c *Control) make(list []*request) {
+func (c *Control) make(list []*pendingChange) {
 	before := store.Content{Config: c.engine.Config(), States: c.store.States()}
 	if before.Config == nil {
 		before.Config = c.file
 	}
 	draft := before.Config.Draft()
 	wanted := store.Content{Config: draft, States: before.States}
-	var accepted []*request
+	var accepted []*pendingChange
 	for _, r := range list {
 		if err := r.ctx.Err(); err != nil {
 			r.end(engine.Applied{}, err) // the client no longer waits for the result
@@ -135,7 +98,7 @@ func (c *Control) make(list []*request) {
 	})
 	if err != nil && len(accepted) > 1 && !errors.Is(err, ErrTrial) {
 		for _, r := range accepted { // so that only invalid changes are refused
-			c.make([]*request{r})
+			c.make([]*pendingChange{r})
 		}
 		return
 	}
@@ -148,7 +111,7 @@ func (c *Control) make(list []*request) {
 const mostNamed = 8
 
 // authors returns the combined author of several changes.
-func authors(list []*request) Author {
+func authors(list []*pendingChange) Author {
 	var who, what []string
 	for _, r := range list {
 		if !slices.Contains(who, r.by.Who) {

@@ -91,9 +91,7 @@ func TestChangesAreMadeTogether(t *testing.T) {
 		})
 	}
 	for waits := 0; waits < n-1; { // until all wait
-		g.waiting.mu.Lock()
-		waits = len(g.waiting.list)
-		g.waiting.mu.Unlock()
+		waits = g.waiting.Len()
 	}
 	close(path.open)
 	wg.Wait()
@@ -138,9 +136,7 @@ func TestOneOfSeveralIsRefused(t *testing.T) {
 		wg.Go(func() { change(i, w) })
 	}
 	for waits := 0; waits < 3; {
-		g.waiting.mu.Lock()
-		waits = len(g.waiting.list)
-		g.waiting.mu.Unlock()
+		waits = g.waiting.Len()
 	}
 	close(path.open)
 	wg.Wait()
@@ -176,9 +172,7 @@ func TestAnswersDoNotWaitForWhatFollows(t *testing.T) {
 	}
 	waiting := func(want int) {
 		for waits := -1; waits != want; {
-			g.waiting.mu.Lock()
-			waits = len(g.waiting.list)
-			g.waiting.mu.Unlock()
+			waits = g.waiting.Len()
 		}
 	}
 	change(0)

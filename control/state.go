@@ -84,7 +84,7 @@ func (c *Control) SetState(ctx context.Context, by Author, service, backend stri
 			made.Then = Keep
 		}
 	}
-	_, err := c.together(&request{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
+	_, err := c.together(&pendingChange{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
 		if expected != nil && !expected(now.Config) {
 			return now, engine.ErrChanged
 		}

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-lb/sluice/batch"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/pause"
 )
@@ -46,7 +47,7 @@ type Finder struct {
 	opt    Options
 	wanted chan *config.Config // the latest unprocessed configuration
 
-	waiting pendingResults
+	waiting *batch.Queue[*pendingResult]
 
 	mu      sync.Mutex // protects the following fields
 	last    map[string]savedResult
@@ -56,7 +57,7 @@ type Finder struct {
 
 // New returns a finder with the results that an earlier process saved.
 func New(opt Options) *Finder {
-	f := &Finder{opt: opt, wanted: make(chan *config.Config, 1), watches: map[string]*watch{}}
+	f := &Finder{opt: opt, wanted: make(chan *config.Config, 1), watches: map[string]*watch{}, waiting: batch.New[*pendingResult]()}
 	last, err := loadResults(opt.Path)
 	if f.last = last; err != nil {
 		f.unsaved = err.Error() + "; the sources are asked again"

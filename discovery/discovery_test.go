@@ -301,9 +301,7 @@ func TestTogether(t *testing.T) {
 		go put(fmt.Sprintf("s%d", i))
 	}
 	labtest.Eventually(t, 10*time.Second, "20 that wait", func() error {
-		f.waiting.mu.Lock()
-		defer f.waiting.mu.Unlock()
-		if n := len(f.waiting.list); n < 20 {
+		if n := f.waiting.Len(); n < 20 {
 			return fmt.Errorf("%d", n)
 		}
 		return nil

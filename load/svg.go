@@ -3,11 +3,10 @@
 package load
 
 import (
-	"bytes"
-	"encoding/xml"
-	"fmt"
 	"math"
 	"time"
+
+	"github.com/sluice-lb/sluice/svg"
 )
 
 // Geometry of the histogram in pixels.
@@ -15,19 +14,17 @@ const (
 	svgWidth, svgHeight = 720, 320
 	svgLeft, svgRight   = 40, 40
 	svgTop, svgBottom   = 40, 50
+	svgFloor            = svgHeight - svgBottom
 )
 
 // SVG draws the histogram over a logarithmic time axis and marks the percentiles.
 func (h *Histogram) SVG(title string) []byte {
-	var b bytes.Buffer
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="12">`+"\n", svgWidth, svgHeight)
-	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="#ffffff"/>`+"\n", svgWidth, svgHeight)
-	svgText(&b, svgLeft, 20, "start", title)
+	picture := svg.New(svgWidth, svgHeight, "")
+	picture.Text(svgLeft, 20, "start", "", title)
 	buckets := h.Buckets()
 	if len(buckets) == 0 {
-		svgText(&b, svgWidth/2, svgHeight/2, "middle", "no values")
-		b.WriteString("</svg>\n")
-		return b.Bytes()
+		picture.Text(svgWidth/2, svgHeight/2, "middle", "", "no values")
+		return picture.Bytes()
 	}
 	low, high := float64(max(buckets[0].From, 1)), float64(buckets[len(buckets)-1].To)
 	if high < low*10 { // show at least a decade, with the values in its middle
@@ -38,8 +35,7 @@ func (h *Histogram) SVG(title string) []byte {
 		span := float64(svgWidth - svgLeft - svgRight)
 		return svgLeft + span*(math.Log(max(ns, low))-math.Log(low))/(math.Log(high)-math.Log(low))
 	}
-	h.drawBars(&b, buckets, x)
-	floor := svgHeight - svgBottom
+	h.drawBars(picture, buckets, x)
 	steps := []float64{1, 2, 5}
 	if high > low*100 {
 		steps = steps[:1]
@@ -47,51 +43,51 @@ func (h *Histogram) SVG(title string) []byte {
 	for decade := math.Pow(10, math.Floor(math.Log10(low))); decade <= high; decade *= 10 {
 		for _, step := range steps {
 			if at := decade * step; at >= low && at <= high {
-				fmt.Fprintf(&b, `<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="#222222"/>`+"\n", x(at), x(at), floor, floor+5)
-				svgText(&b, x(at), float64(floor+20), "middle", time.Duration(at).String())
+				picture.Line(x(at), svgFloor, x(at), svgFloor+5, "")
+				picture.Text(x(at), svgFloor+20, "middle", "", time.Duration(at).String())
 			}
 		}
 	}
-	h.drawPercentiles(&b, x)
-	b.WriteString("</svg>\n")
-	return b.Bytes()
+	h.drawPercentiles(picture, x)
+	return picture.Bytes()
 }
 
 // drawBars draws the density: counts divided by the bucket's width on the logarithmic axis, so that wide buckets do
 // not look full.
-func (h *Histogram) drawBars(b *bytes.Buffer, buckets []Bucket, x func(float64) float64) {
+func (h *Histogram) drawBars(picture *svg.Picture, buckets []Bucket, x func(float64) float64) {
 	width := func(k Bucket) float64 { return math.Log(float64(k.To)) - math.Log(max(float64(k.From), 0.5)) }
 	var top float64
 	for _, k := range buckets {
 		top = max(top, float64(k.Count)/width(k))
 	}
-	floor := float64(svgHeight - svgBottom)
 	for _, k := range buckets {
-		height := float64(k.Count) / width(k) / top * (floor - svgTop)
+		height := float64(k.Count) / width(k) / top * (svgFloor - svgTop)
 		from, to := x(float64(k.From)), x(float64(k.To))
-		fmt.Fprintf(b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="#2f6f9f"/>`+"\n", from, floor-height, max(to-from, 1), height)
+		picture.Rect(from, svgFloor-height, max(to-from, 1), height, "#2f6f9f")
 	}
-	fmt.Fprintf(b, `<line x1="%d" x2="%d" y1="%.0f" y2="%.0f" stroke="#222222"/>`+"\n", svgLeft, svgWidth-svgRight, floor, floor)
+	picture.Line(svgLeft, svgFloor, svgWidth-svgRight, svgFloor, "")
 }
 
 // drawPercentiles marks the percentiles by lines, with the figures above them where there is room.
-func (h *Histogram) drawPercentiles(b *bytes.Buffer, x func(float64) float64) {
-	var lines, words bytes.Buffer
-	for i, q := range []struct {
+func (h *Histogram) drawPercentiles(picture *svg.Picture, x func(float64) float64) {
+	percentiles := []struct {
 		name string
 		q    float64
-	}{{"p50", 0.5}, {"p99", 0.99}, {"p99.9", 0.999}} {
-		value := h.Quantile(q.q)
-		at := x(float64(value))
-		fmt.Fprintf(&lines, `<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="#c44e52" stroke-dasharray="4 3"/>`+"\n", at, at, svgTop, svgHeight-svgBottom)
-		beside, anchor := at+3, "start"
-		if at > svgWidth-120 {
-			beside, anchor = at-3, "end"
-		}
-		svgText(&words, beside, float64(svgTop+12+14*i), anchor, q.name+" "+threeDigits(value).String())
+	}{{"p50", 0.5}, {"p99", 0.99}, {"p99.9", 0.999}}
+	for _, p := range percentiles {
+		at := x(float64(h.Quantile(p.q)))
+		picture.Line(at, svgTop, at, svgFloor, `stroke="#c44e52" stroke-dasharray="4 3"`)
 	}
-	b.Write(lines.Bytes())
-	fmt.Fprintf(b, `<g stroke="#ffffff" stroke-width="3" paint-order="stroke">`+"\n%s</g>\n", &words)
+	picture.Add(`<g stroke="#ffffff" stroke-width="3" paint-order="stroke">`)
+	for i, p := range percentiles {
+		value := h.Quantile(p.q)
+		at, anchor := x(float64(value))+3, "start"
+		if at > svgWidth-117 {
+			at, anchor = at-6, "end"
+		}
+		picture.Text(at, float64(svgTop+12+14*i), anchor, "", p.name+" "+threeDigits(value).String())
+	}
+	picture.Add("</g>")
 }
 
 // threeDigits rounds a value with an error of up to 3 %.
@@ -100,10 +96,4 @@ func threeDigits(d time.Duration) time.Duration {
 	for ; d/unit >= 1000; unit *= 10 {
 	}
 	return d.Round(unit)
-}
-
-func svgText(b *bytes.Buffer, x, y float64, anchor, s string) {
-	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" text-anchor="%s" fill="#222222">`, x, y, anchor)
-	_ = xml.EscapeText(b, []byte(s)) // a bytes.Buffer never fails
-	b.WriteString("</text>\n")
 }

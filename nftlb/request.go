@@ -228,59 +228,43 @@ func (s *store) deleteBackends(farm, name string) result {
 	if farm == "" {
 		return structure
 	}
-	f := s.farmNamed(farm)
-	if f == nil {
-		s.note(". Unknown farm '%s'", farm)
-		return unknown
+	f, r := s.farmFor(farm)
+	if r != ok {
+		return r
 	}
-	list := slices.Clone(f.Backends)
-	if name != "" {
-		b := f.backend(name)
-		if b == nil {
-			s.note(". Unknown backend '%s' in farm '%s'", name, farm)
-			return unknown
-		}
-		list = []*backend{b}
-	}
+	list, r := chosen(s, f, "backend", name, f.Backends, f.backend)
 	for _, b := range list {
 		s.deleteBackend(b)
 	}
-	return ok
+	return r
 }
 
 func (s *store) deleteBackendSessions(farm, name string) result {
 	if farm == "" || name == "" {
 		return structure
 	}
-	f := s.farmNamed(farm)
-	if f == nil {
-		s.note(". Unknown farm '%s'", farm)
-		return unknown
+	f, r := s.farmFor(farm)
+	if r != ok {
+		return r
 	}
 	if f.Attributes["persistence"] == "none" {
 		s.note(". Farm '%s' without session persistence", farm)
 		return invalid
 	}
-	b := f.backend(name)
-	if b == nil {
-		s.note(". Unknown backend '%s' in farm '%s'", name, farm)
-		return unknown
+	list, r := chosen(s, f, "backend", name, nil, f.backend)
+	if r != ok {
+		return r
 	}
 	s.setFarmAction(f, reload)
 	s.settle()
-	f.dropSessions(b)
+	f.dropSessions(list[0])
 	return ok
 }
 
 func (s *store) deleteSessions(farm, client string) result {
-	f := s.farmNamed(farm)
-	switch {
-	case farm == "":
-		s.note(". Please select a valid farm")
-		return structure
-	case f == nil:
-		s.note(". Unknown farm '%s'", farm)
-		return unknown
+	f, r := s.farmFor(farm)
+	if r != ok {
+		return r
 	}
 	client = strings.ReplaceAll(client, "_", " ") // a client with several values
 	if client != "" && f.session(client) == nil {
@@ -322,6 +306,20 @@ func (s *store) farmFor(name string) (*farm, result) {
 	return f, ok
 }
 
+// chosen returns the part of a farm with a name, or all parts without a name.
+func chosen[T comparable](s *store, f *farm, kind, name string, all []T, named func(string) T) ([]T, result) {
+	if name == "" {
+		return slices.Clone(all), ok
+	}
+	var none T
+	part := named(name)
+	if part == none {
+		s.note(". Unknown %s '%s' in farm '%s'", kind, name, f.Name)
+		return nil, unknown
+	}
+	return []T{part}, ok
+}
+
 func (s *store) deleteFarmAddresses(farm, name string) result {
 	s.reloadFarm(farm)
 	f, r := s.farmFor(farm)
@@ -338,14 +336,13 @@ func (s *store) deleteFarmAddresses(farm, name string) result {
 		}
 		return ok
 	}
-	fa := f.address(name)
-	if fa == nil {
-		s.note(". Unknown farm address '%s' in farm '%s'", name, farm)
-		return unknown
+	list, r := chosen(s, f, "farm address", name, nil, f.address)
+	if r != ok {
+		return r
 	}
-	s.setFarmAddress(fa, stop)
+	s.setFarmAddress(list[0], stop)
 	s.settle()
-	s.leave(fa)
+	s.leave(list[0])
 	return ok
 }
 
@@ -355,14 +352,9 @@ func (s *store) deleteFarmPolicies(farm, name string) result {
 	if r != ok {
 		return r
 	}
-	list := slices.Clone(f.policies)
-	if name != "" {
-		fp := f.policy(name)
-		if fp == nil {
-			s.note(". Unknown farm policy '%s' in farm '%s'", name, farm)
-			return unknown
-		}
-		list = []*farmPolicy{fp}
+	list, r := chosen(s, f, "farm policy", name, f.policies, f.policy)
+	if r != ok {
+		return r
 	}
 	set := func(a action) {
 		for _, fp := range list {

@@ -4,12 +4,12 @@ package trace
 
 import (
 	_ "embed"
-	"encoding/xml"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
-	"strings"
+
+	"github.com/sluice-lb/sluice/svg"
 )
 
 // flameScript makes the picture react: a click zooms, the search box marks.
@@ -75,36 +75,25 @@ func (p *Profile) WriteFlameGraph(w io.Writer) error {
 	f.bottom = flameTop + depth*flameRow
 	legend := p.legend(colors)
 	height := f.bottom + 40 + (len(legend)+3)/4*20
-	fmt.Fprintf(&f.b, `<svg xmlns="http://www.w3.org/2000/svg" version="1.1" width="%d" height="%d" viewBox="0 0 %d %d" font-family="system-ui, sans-serif" font-size="11">`+"\n",
-		flameWidth, height, flameWidth, height)
-	fmt.Fprintf(&f.b, `<title>CPU time of the network stack</title>
-<rect width="100%%" height="100%%" fill="#ffffff"/>
+	f.b = svg.New(flameWidth, height, fmt.Sprintf(`width="%d" height="%d" font-family="system-ui, sans-serif" font-size="11"`, flameWidth, height))
+	f.b.Add(`<title>CPU time of the network stack</title>
 <text x="%d" y="22" font-size="16">CPU time by kernel stack: %d samples at %d/s on %d CPUs, %.1f s</text>
 <text x="%d" y="42" id="details" font-family="monospace" fill="#555555">%s</text>
 <g fill="#1f5fa8" cursor="pointer">
 <text x="%d" y="60" id="search" style="display:none" tabindex="0" role="button">search (/)</text>
 <text x="%d" y="60" id="reset" style="display:none" tabindex="0" role="button">show all (Esc)</text>
 </g>
-<g id="frames" font-family="monospace" data-width="%d" data-char="%g">
-`, flameMargin, root.samples, p.Rate, p.CPUs, p.Window.Seconds(), flameMargin, escape(p.summary()), flameMargin, flameMargin+80, flameBoxes, flameChar)
+<g id="frames" font-family="monospace" data-width="%d" data-char="%g">`, flameMargin, root.samples, p.Rate, p.CPUs, p.Window.Seconds(), flameMargin, svg.Escape(p.summary()), flameMargin, flameMargin+80, flameBoxes, flameChar)
 	f.draw(root, 0, 0)
-	f.b.WriteString("</g>\n")
+	f.b.Add("</g>")
 	for i, line := range legend {
 		x, y := flameMargin+i%4*295, f.bottom+30+i/4*20
-		fmt.Fprintf(&f.b, `<rect x="%d" y="%d" width="12" height="12" fill="%s"/><text x="%d" y="%d">%s</text>`+"\n",
-			x, y-10, line[0], x+18, y, escape(line[1]))
+		f.b.Add(`<rect x="%d" y="%d" width="12" height="12" fill="%s"/><text x="%d" y="%d">%s</text>`,
+			x, y-10, line[0], x+18, y, svg.Escape(line[1]))
 	}
-	fmt.Fprintf(&f.b, "<script><![CDATA[\n%s]]></script>\n</svg>\n", flameScript)
-	_, err := io.WriteString(w, f.b.String())
+	f.b.Add("<script><![CDATA[\n%s]]></script>", flameScript)
+	_, err := w.Write(f.b.Bytes())
 	return err
-}
-
-// escape returns XML text for any bytes: a program's name need not be UTF-8 and may contain
-// characters that XML forbids.
-func escape(s string) string {
-	var b strings.Builder
-	_ = xml.EscapeText(&b, []byte(s)) // a strings.Builder never fails
-	return b.String()
 }
 
 // depth counts the rows that are wide enough to be seen.
@@ -138,7 +127,7 @@ func (p *Profile) legend(colors map[string]string) [][2]string {
 }
 
 type flamePainter struct {
-	b      strings.Builder
+	b      *svg.Picture
 	colors map[string]string
 	scale  float64 // Pixels for each sample.
 	total  uint64  // Samples.
@@ -160,8 +149,8 @@ func (f *flamePainter) draw(n *flameNode, start uint64, level int) {
 		text, color = text+", "+phase, f.colors[phase]
 	}
 	x, y := flameMargin+float64(start)*f.scale, f.bottom-(level+1)*flameRow
-	fmt.Fprintf(&f.b, `<g class="f" data-n="%s" data-x="%d" data-s="%d"><title>%s</title><rect x="%.2f" y="%d" width="%.2f" height="%d" fill="%s"/><text x="%.2f" y="%d">%s</text></g>`+"\n",
-		escape(n.name), start, n.samples, escape(text), x, y, width-min(0.5, width/4), flameRow-1, color, x+3, y+12, escape(fitting(n.name, width-4)))
+	f.b.Add(`<g class="f" data-n="%s" data-x="%d" data-s="%d"><title>%s</title><rect x="%.2f" y="%d" width="%.2f" height="%d" fill="%s"/><text x="%.2f" y="%d">%s</text></g>`,
+		svg.Escape(n.name), start, n.samples, svg.Escape(text), x, y, width-min(0.5, width/4), flameRow-1, color, x+3, y+12, svg.Escape(fitting(n.name, width-4)))
 	for _, key := range slices.Sorted(maps.Keys(n.children)) {
 		c := n.children[key]
 		f.draw(c, start, level+1)
