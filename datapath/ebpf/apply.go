@@ -58,8 +58,8 @@ func (d *Datapath) idle(s *datapath.Snapshot) bool {
 	return d.noPins || !d.pinnedBefore()
 }
 
-// Apply makes the kernel's state equal to the snapshot. If a needed interface, address or route
-// disappears, the configuration stays in force, because changes of backends must still be applied.
+// Apply makes the kernel's state equal to the snapshot, in four steps: open the tables, compile, write, and end the
+// flows that the snapshot makes stale. A change of backends alone takes the short way of amend.
 func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datapath.Change, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -69,14 +69,9 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 			change = &datapath.Change{Datapath: d.Name()}
 			return nil
 		}
-		h, err := readHost()
+		h, err := d.openTables(s)
 		if err != nil {
 			return err
-		}
-		if d.t == nil {
-			if err := d.open(s, h); err != nil {
-				return err
-			}
 		}
 		if a := d.amendment(s, h); a != nil {
 			change = a.Describe(d.inForce)
@@ -86,37 +81,70 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 			}
 			return nil
 		}
-		usedHost := h
-		st := stateOf(d.t, s)
-		want, err := compile.Compile(s, st, h)
-		mismatch := err
-		if (err != nil || want.Waiting > 0) && d.appliedHost != nil && d.snapshot != nil && s.Config == d.snapshot.Config {
-			all := h.With(d.appliedHost)
-			if as, asErr := compile.Compile(s, st, all); err != nil || asErr == nil && as.Waiting < want.Waiting {
-				if err == nil && len(want.Unreached) > len(as.Unreached) {
-					mismatch = errors.New(want.Unreached[0])
-				}
-				usedHost, want, err = all, as, asErr
-			}
-		}
+		c, err := d.compile(s, h)
 		if err != nil {
 			return err
 		}
-		change = d.compare(want)
-		old := d.staleAfter(want, s, d.lostAddresses(want, h)...)
-		if err := d.put(want, s, h); err != nil {
-			return errors.Join(err, d.restore(h))
-		}
-		if change.Ended, err = d.end(old); err != nil {
+		change = d.compare(c.want)
+		stale := d.staleAfter(c.want, s, d.lostAddresses(c.want, h)...) // before the write changes the ids in force
+		if err := d.putOrRestore(c.want, s, h); err != nil {
 			return err
 		}
-		d.appliedHost, d.mismatch = usedHost, mismatch
+		if change.Ended, err = d.end(stale); err != nil {
+			return err
+		}
+		d.appliedHost, d.mismatch = c.host, c.mismatch
 		return nil
 	})
 	if change != nil {
 		change.Duration = time.Since(start)
 	}
 	return change, err
+}
+
+// openTables reads the state of the host, and opens the tables if this is the first Apply.
+func (d *Datapath) openTables(s *datapath.Snapshot) (*compile.Host, error) {
+	h, err := readHost()
+	if err == nil && d.t == nil {
+		err = d.open(s, h)
+	}
+	return h, err
+}
+
+// compiled is a desired state and the state of the host for which it was compiled.
+type compiled struct {
+	want     *compile.Desired
+	host     *compile.Host
+	mismatch error // why the present host does not suffice, or nil
+}
+
+// compile compiles a snapshot. If a needed interface, address or route has disappeared, it adds the host of the last
+// Apply: the configuration stays in force, because changes of backends must still be applied.
+func (d *Datapath) compile(s *datapath.Snapshot, h *compile.Host) (compiled, error) {
+	st := stateOf(d.t, s)
+	want, err := compile.Compile(s, st, h)
+	c := compiled{want, h, err}
+	if err == nil && want.Waiting == 0 || d.appliedHost == nil || d.snapshot == nil || s.Config != d.snapshot.Config {
+		return c, err
+	}
+	all := h.With(d.appliedHost)
+	earlier, earlierErr := compile.Compile(s, st, all)
+	if err == nil && (earlierErr != nil || earlier.Waiting >= want.Waiting) {
+		return c, nil
+	}
+	if err == nil && len(want.Unreached) > len(earlier.Unreached) {
+		c.mismatch = errors.New(want.Unreached[0])
+	}
+	c.want, c.host = earlier, all
+	return c, earlierErr
+}
+
+// putOrRestore writes a desired state. If that fails, it writes the previous state again.
+func (d *Datapath) putOrRestore(want *compile.Desired, s *datapath.Snapshot, h *compile.Host) error {
+	if err := d.put(want, s, h); err != nil {
+		return errors.Join(err, d.restore(h))
+	}
+	return nil
 }
 
 // pinnedBefore reports whether an earlier process left tables.
