@@ -12,15 +12,14 @@ import (
 	"github.com/sluice-lb/sluice/model"
 )
 
-// Advance implements golden.Subject: it makes everything older, and sweeps.
+// Advance implements golden.Subject: it makes all entries older, and sweeps.
 func (s *subject) Advance(d time.Duration) error {
 	ticks := uint32(d.Seconds() * float64(s.d.hz))
 	now, err := s.clock()
 	if err != nil {
 		return err
 	}
-	// The time that the packets took is not to count: what they touched, they
-	// touched when time last passed.
+	// Run time of the packets does not count: a timestamp that a packet wrote belongs to the last time step.
 	back := func(seen *uint32) {
 		if int32(*seen-s.advanced) > 0 {
 			*seen = s.advanced
@@ -34,13 +33,13 @@ func (s *subject) Advance(d time.Duration) error {
 	return s.sweepDead()
 }
 
-// sweepDead ends what is over, and frees it.
+// sweepDead ends expired entries and frees them.
 func (s *subject) sweepDead() error {
 	if err := s.sweep(); err != nil {
 		return err
 	}
 	const dead = wire.EntryDead
-	for i := range s.d.t.Flows4.Values { // a second pass frees what has died in the first
+	for i := range s.d.t.Flows4.Values { // a second pass frees the entries that died in the first
 		if e := &s.d.t.Flows4.Values[i]; e.Key.State == dead {
 			e.Meta.Seen -= 2 * s.d.hz
 		}
@@ -66,7 +65,7 @@ func (s *subject) clock() (ticks uint32, err error) {
 	return s.jiffies.Run(&ebpf.RunOptions{Data: make([]byte, 14)})
 }
 
-// olderServices is how many services may have been in force, one after the other.
+// olderServices is the number of services that may have been in force, one after the other.
 const olderServices = 64
 
 func (s *subject) older(back func(*uint32)) {
@@ -87,8 +86,8 @@ func (s *subject) older(back func(*uint32)) {
 	s.forgetFragments()
 }
 
-// forgetFragments takes out what is older than ten times the life of a fragment, as other fragments would:
-// nothing else ever does, and there are more with each packet.
+// forgetFragments removes fragments older than ten times their life. In the programs, only other fragments
+// displace them, and each packet of a test adds some.
 func (s *subject) forgetFragments() {
 	f := &s.fragments
 	old := f.keys[:0]
@@ -102,8 +101,7 @@ func (s *subject) forgetFragments() {
 	}
 }
 
-// olderLimits makes rates older. Here, too, the time that packets took does not count, but
-// for that since time last passed.
+// olderLimits makes rates older. Run time of the packets does not count here either.
 func (s *subject) olderLimits(ticks, took uint32) {
 	ns := func(ticks uint32) uint64 { return uint64(ticks) * uint64(time.Second) / uint64(s.d.hz) }
 	back := func(tat *uint64) {
@@ -121,11 +119,11 @@ func (s *subject) olderLimits(ticks, took uint32) {
 	}
 }
 
-// hashed are elements of a hash that are changed together.
+// hashed is a hash whose elements change together.
 type hashed[K, V any] struct {
 	keys   []K
 	values []V
-	n      int // of those in the last part
+	n      int // number of elements in the last part
 }
 
 // each changes all elements.

@@ -36,13 +36,13 @@ services:
 tables: {flows: 4096, flows6: 4096}
 `
 
-// silentChange is a host on a link whose hardware address changes, and a stream of datagrams to it.
+// silentChange is a host on a link whose hardware address changes, and a stream of datagrams to this host.
 type silentChange struct {
 	name     string
-	to       string // what the client sends to
-	server   string // where s1 receives it
-	link     string // of the gateway, to the host that changes
-	host     string // its address
+	to       string // destination of the client
+	server   string // where s1 receives the datagrams
+	link     string // link of the gateway to the changing host
+	host     string // address of the changing host
 	managed  bool   // the kernel keeps the neighbour fresh
 	download bool   // the datagrams flow from the server to the client
 	alone    bool   // without a daemon
@@ -62,8 +62,8 @@ var silentChanges = []silentChange{
 	{name: "client without a daemon", to: "192.0.2.10:1", server: "10.0.2.2:1", link: "wan0", host: "10.0.1.2", download: true, alone: true},
 }
 
-// TestSilentMACChange gives a neighbour of the gateway that packets flow to another hardware address,
-// which it does not announce: its entry is STALE and has the old one. The packets must find it again.
+// TestSilentMACChange changes the hardware address of a neighbour without an announcement, while packets flow to
+// it. The neighbour entry is STALE and has the old address. The packets must find the new one.
 func TestSilentMACChange(t *testing.T) {
 	for _, hook := range hooks {
 		for _, c := range silentChanges {
@@ -89,7 +89,7 @@ func (c silentChange) run(t *testing.T, hook config.Attach) {
 	if err := (hops{Handle: handle}).routes("10.0.2.2", "fd00:2::2", lan.Index, 10); err != nil {
 		t.Fatal(err)
 	}
-	// The kernel takes packets from virtual addresses only if they have a way back.
+	// The kernel accepts packets from virtual addresses only with a route back.
 	_, virtual, _ := net.ParseCIDR("192.0.2.0/24")
 	if err := handle.RouteAdd(&netlink.Route{Dst: virtual, Gw: net.ParseIP("10.0.1.2")}); err != nil {
 		t.Fatal(err)
@@ -100,7 +100,7 @@ func (c silentChange) run(t *testing.T, hook config.Attach) {
 		if err := d.Close(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(12 * time.Second) // the programs take it for gone after ten
+		time.Sleep(12 * time.Second) // the programs treat a neighbour without answers as absent after ten seconds
 	} else {
 		defer d.Close()
 	}
@@ -119,7 +119,7 @@ func (c silentChange) run(t *testing.T, hook config.Attach) {
 			t.Fatal(err)
 		}
 	}
-	time.Sleep(time.Second) // what was on its way has arrived
+	time.Sleep(time.Second) // packets in transit have arrived
 	was := received.Load()
 	labtest.Eventually(t, 2*patience, "datagrams to the new address", func() error { return more(received, was, 20) })
 	if !c.managed {
@@ -143,7 +143,7 @@ func more(received *atomic.Int64, was, want int64) error {
 	return nil
 }
 
-// stream sends a datagram every 20 ms in one direction only, until the test ends, and counts what arrives.
+// stream sends a datagram every 20 ms in one direction until the test ends, and counts the arrivals.
 func (c silentChange) stream(t *testing.T, l *lab.Lab) *atomic.Int64 {
 	server, err := l.Node("s1").ListenPacket(c.server)
 	if err != nil {

@@ -41,7 +41,7 @@ firewall:
   rules: [{action: drop, source: '@bad'}]
 `
 
-// vary gives some services other backends, weights and states; now and then it changes more than that.
+// vary gives some services other backends, weights and states; sometimes it changes other settings too.
 func vary(r *rand.Rand, c *config.Config) *config.Config {
 	next := *c
 	next.Services = slices.Clone(c.Services)
@@ -75,8 +75,8 @@ func vary(r *rand.Rand, c *config.Config) *config.Config {
 	return &next
 }
 
-// TestAmendmentsEqualWholes changes backends at random. The state in force is each time that which is
-// compiled as a whole, the kernel holds it, and what is told of the change is the same.
+// TestAmendmentsEqualWholes changes backends at random. After each change, the state in force must equal a full
+// compilation, the kernel must hold that state, and the reported change must be the same.
 func TestAmendmentsEqualWholes(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	l := labtest.New(t, lab.Balancer())
@@ -89,7 +89,7 @@ func TestAmendmentsEqualWholes(t *testing.T) {
 	c.Tables = smallTables
 	r := rand.New(rand.NewPCG(3, 4))
 	mustApply(t, d, golden.Snapshot(c))
-	moved, small, whole := 0, 0, 0 // amendments with other backends, others, and what was compiled as a whole
+	moved, small, whole := 0, 0, 0 // amendments that change endpoints, other amendments, full compilations
 	for step := range 400 {
 		next := vary(r, c)
 		s := golden.Snapshot(next)
@@ -102,7 +102,7 @@ func TestAmendmentsEqualWholes(t *testing.T) {
 		}
 		if err := d.inside(func() error { return amendBoth(t, d, s, &moved, &small, &whole) }); err != nil {
 			if strings.Contains(err.Error(), "mode stateless") || strings.Contains(err.Error(), "refused") {
-				continue // what the whole refuses, too
+				continue // the full compilation refuses it, too
 			}
 			t.Fatalf("step %d: %v", step, err)
 		}
@@ -113,7 +113,7 @@ func TestAmendmentsEqualWholes(t *testing.T) {
 	}
 }
 
-// amendBoth applies a snapshot, and compares with what the whole would be.
+// amendBoth applies a snapshot and compares the result with a full compilation.
 func amendBoth(t *testing.T, d *Datapath, s *datapath.Snapshot, moved, small, whole *int) error {
 	h, err := readHost()
 	if err != nil {

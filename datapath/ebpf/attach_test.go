@@ -27,8 +27,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// TestGenericXDP is the last resort: XDP on packets that the kernel has made
-// already.
+// TestGenericXDP uses generic XDP, the last resort: the kernel has already allocated the packet.
 func TestGenericXDP(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachXDP)
 	mirror(t, l.Node("s1"), ":8080")
@@ -46,7 +45,7 @@ func TestGenericXDP(t *testing.T) {
 	}
 }
 
-// constant loads a program that always gives the same verdict.
+// constant loads a program that always returns the same verdict.
 func constant(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "foreign", Type: kind, License: "GPL",
@@ -58,8 +57,8 @@ func constant(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program 
 	return p
 }
 
-// TestForeignXDP finds a program of somebody else: asked for XDP it refuses in
-// words and leaves it alone, left to choose it stands behind it, on TC.
+// TestForeignXDP finds an XDP program of another owner. With attach: xdp, the datapath refuses with a message
+// and does not touch that program. With attach: auto, it attaches to TC behind it.
 func TestForeignXDP(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachXDP)
 	mirror(t, l.Node("s1"), ":8080")
@@ -92,8 +91,8 @@ func TestForeignXDP(t *testing.T) {
 	}
 }
 
-// TestRefusedAttach has the driver refuse XDP because of the MTU: the refusal says so and what to
-// do, and nothing is in force. Left to choose, it is TC, and the reason is told.
+// TestRefusedAttach lets the driver refuse XDP because of the MTU. With attach: xdp, the error names the cause
+// and the remedy, and no configuration is in force. With attach: auto, the datapath uses TC and reports why.
 func TestRefusedAttach(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachXDP)
 	mirror(t, l.Node("s1"), ":8080")
@@ -119,7 +118,7 @@ func TestRefusedAttach(t *testing.T) {
 	}
 }
 
-// TestForwardingOffIsSaid: what the kernel does not forward is not forwarded by eBPF either.
+// TestForwardingOffIsSaid: eBPF forwards nothing that the kernel would not forward, and warns.
 func TestForwardingOffIsSaid(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachTC)
 	gw := l.Node("gateway")
@@ -135,8 +134,7 @@ func TestForwardingOffIsSaid(t *testing.T) {
 	}
 }
 
-// TestTakenOff has another program take Sluice's off an interface, which nothing in the
-// network tells of.
+// TestTakenOff lets another program detach Sluice's program from an interface. No netlink event announces that.
 func TestTakenOff(t *testing.T) {
 	for _, how := range []string{"tc", "xdp", "filters"} {
 		t.Run(how, func(t *testing.T) {
@@ -191,8 +189,8 @@ func TestTakenOff(t *testing.T) {
 	}
 }
 
-// TestForeignTC stands beside programs of others at the same hook: Sluice comes
-// first, and what it passes goes on to them.
+// TestForeignTC attaches programs of other owners at the same hook. Sluice runs first, and packets that it
+// passes reach the others.
 func TestForeignTC(t *testing.T) {
 	labtest.Require(t, labtest.Kernel("6.6", "TCX"))
 	l := labFor(t, lab.Balancer(), config.AttachTC)
@@ -224,7 +222,7 @@ func TestForeignTC(t *testing.T) {
 	}
 }
 
-// answers asks a TCP port that nobody listens on: a reset is an answer.
+// answers connects to a TCP port without a listener: a reset is an answer.
 func answers(timeout time.Duration, n *lab.Node, addr string) error {
 	if _, _, err := askWithin(timeout, n, "tcp", addr); err == nil || strings.Contains(err.Error(), "refused") {
 		return nil
@@ -233,8 +231,8 @@ func answers(timeout time.Duration, n *lab.Node, addr string) error {
 	}
 }
 
-// TestProgramsThatAreNeeded: to load a program takes as long as all else of a start, so those that no interface is to
-// have are not loaded.
+// TestProgramsThatAreNeeded: loading programs dominates the time of a start, so programs without an interface
+// are not loaded.
 func TestProgramsThatAreNeeded(t *testing.T) {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	veth := netdev.Interface{Index: 2, Name: "veth0", Kind: "veth", Up: true, MAC: mac}
@@ -268,8 +266,8 @@ func TestProgramsThatAreNeeded(t *testing.T) {
 	}
 }
 
-// TestAttachWithoutTheProgram: going back to what was in force may meet an interface that came since, and that would
-// have a program which is not loaded.
+// TestAttachWithoutTheProgram: a return to the previous configuration can find a new interface whose program is
+// not loaded.
 func TestAttachWithoutTheProgram(t *testing.T) {
 	d := &Datapath{attached: map[attachPoint]*attachment{}}
 	for _, hook := range []config.Attach{config.AttachXDP, config.AttachTC} {
@@ -279,8 +277,8 @@ func TestAttachWithoutTheProgram(t *testing.T) {
 	}
 }
 
-// TestLinksThatXDPLoses: where packets may leave by a link that takes no frames from XDP, TC
-// stands behind it, and whoever asks for XDP is told so.
+// TestLinksThatXDPLoses: if packets may leave by a link that accepts no frames from XDP, TC runs behind it. With
+// attach: xdp, a warning names the link.
 func TestLinksThatXDPLoses(t *testing.T) {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	lo := netdev.Interface{Index: 1, Name: "lo", Kind: "device", Up: true, Loopback: true, MAC: make(net.HardwareAddr, 6)}
@@ -330,7 +328,7 @@ func TestLinksThatXDPLoses(t *testing.T) {
 		if got := h.Paired(asked); got != c.asked {
 			t.Errorf("%s: paired is %v with attach: xdp", name, got)
 		}
-		for _, hook := range []config.Attach{config.AttachTC, config.AttachXDPGeneric} { // which send to every interface
+		for _, hook := range []config.Attach{config.AttachTC, config.AttachXDPGeneric} { // these rules send to every interface
 			if h.Paired(&config.Config{Attach: hook}) {
 				t.Errorf("%s: paired with attach: %s", name, hook)
 			}
@@ -343,7 +341,7 @@ func TestLinksThatXDPLoses(t *testing.T) {
 	}
 }
 
-// TestAttachments says of each interface at which hooks its packets are met, and why.
+// TestAttachments lists the hooks of each interface, with the reasons.
 func TestAttachments(t *testing.T) {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	link := func(index int, name, kind string) netdev.Interface {
@@ -381,8 +379,8 @@ func TestAttachments(t *testing.T) {
 	}
 }
 
-// TestCardWithoutProgram: a card that takes frames only while it has an XDP program gets none
-// with attach: auto when it has VLANs.
+// TestCardWithoutProgram: a card that accepts frames only while it has an XDP program gets none with attach:
+// auto if it has VLANs.
 func TestCardWithoutProgram(t *testing.T) {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	eth1 := netdev.Interface{Index: 3, Name: "eth1", Kind: "device", Up: true, MAC: mac}
@@ -395,7 +393,7 @@ func TestCardWithoutProgram(t *testing.T) {
 	}
 }
 
-// attachedTo finds what is attached to an interface, nil for nothing.
+// attachedTo returns the attachment of an interface, or nil.
 func attachedTo(d *Datapath, name string) *attachment {
 	for _, a := range d.attached {
 		if a.name == name {
@@ -405,8 +403,8 @@ func attachedTo(d *Datapath, name string) *attachment {
 	return nil
 }
 
-// TestBare names an interface whose packets have no Ethernet headers: it gets a program that
-// gives them one, whatever hook is asked for, and may be named by rules.
+// TestBare names an interface without Ethernet headers. Its program adds one, with any setting of attach, and
+// rules may name the interface.
 func TestBare(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachTC)
 	gw := l.Node("gateway")

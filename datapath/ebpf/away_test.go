@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// TestBackendsFollowWhileALinkIsAway takes away what a configuration in force needs of
-// the network: that must not keep backends in use that fail meanwhile.
+// TestBackendsFollowWhileALinkIsAway removes parts of the network that the configuration in force needs.
+// Backends that fail afterwards must still be removed from service.
 func TestBackendsFollowWhileALinkIsAway(t *testing.T) {
 	const yaml = `
 services:
@@ -55,7 +55,7 @@ nat:
 			if err := s.inside(goes); err != nil {
 				t.Fatal(err)
 			}
-			for range 2 { // also with what was only remembered
+			for range 2 { // again, because the second time the host of the last apply is a remembered one
 				down := *s.snapshot
 				down.Services = slices.Clone(down.Services)
 				down.Services[0].State = []datapath.State{datapath.Down, datapath.Up}
@@ -71,15 +71,15 @@ nat:
 			again := *s.snapshot
 			again.Config = &other
 			err := s.inside(func() error { _, err := s.d.Apply(context.Background(), &again); return err })
-			if err != nil { // what is not there waits
+			if err != nil { // a rule without its interface waits
 				t.Errorf("a new configuration: %v", err)
 			}
 		})
 	}
 }
 
-// TestBackendsWaitForARoute: a backend of fullnat that nothing leads to keeps no other one and no other service from
-// being served, is told of, and takes connections when a route comes.
+// TestBackendsWaitForARoute: a fullnat backend without a route does not affect other backends and services. A
+// warning names it, and it gets connections once a route exists.
 func TestBackendsWaitForARoute(t *testing.T) {
 	s := changing(t, "services: [{name: dns, protocol: udp, mode: dnat, listen: [{address: 192.0.2.12, ports: [53]}], backends: [{name: a, address: 10.0.2.2}]}]")
 	if err := s.ip("route add unreachable 10.77.0.0/24"); err != nil {
@@ -123,8 +123,8 @@ services:
 	}
 }
 
-// TestRulesWaitForInterfaces: a configuration that names an interface which is not there yet
-// (PPP, a VLAN, a container's) is taken, told of, and takes force when it comes.
+// TestRulesWaitForInterfaces: a configuration may name an interface that does not exist yet (PPP, a VLAN, a
+// container's). A warning reports it, and the rule takes effect when the interface appears.
 func TestRulesWaitForInterfaces(t *testing.T) {
 	const yaml = `
 services:
@@ -137,7 +137,7 @@ nat:
 firewall:
   rules: [{name: shut, action: drop, in: later3}]
 `
-	s := changingAt(t, "tc", yaml) // whose frames every link takes
+	s := changingAt(t, "tc", yaml) // every link accepts frames from TC
 	warned := func(about string) bool {
 		return slices.ContainsFunc(s.d.Warnings(), func(w string) bool { return strings.Contains(w, about) })
 	}
@@ -182,7 +182,7 @@ firewall:
 	s.from("198.18.0.1", "10.0.2.2", "198.18.0.2", 4001, "a flow by the interface that came")
 }
 
-// TestRenamedInterfaceIsNotAway: of an interface with another name, the old name does not stay for what is away.
+// TestRenamedInterfaceIsNotAway: after a rename, the old name of an interface does not count as missing.
 func TestRenamedInterfaceIsNotAway(t *testing.T) {
 	lan, wan := netdev.Interface{Index: 2, Name: "lan0"}, netdev.Interface{Index: 3, Name: "wan0"}
 	for _, c := range []struct {

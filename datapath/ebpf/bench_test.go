@@ -15,10 +15,9 @@ import (
 	"github.com/sluice-lb/sluice/model/golden"
 )
 
-// BenchmarkPacket measures every packet of the packet cases, once its case has run
-// and its flow is there: the nanoseconds of the program as the kernel counts them
-// (BPF_STATS_RUN_TIME), less those of a program that does nothing. Each run gets the
-// packet as it came, and begins in a system call: caches are warm, but not hot.
+// BenchmarkPacket measures every packet of the packet cases after its case has run, so that its flow exists. The
+// time is the program's run time by the kernel (BPF_STATS_RUN_TIME), less the time of an empty program. Each run
+// gets the original packet and begins in a system call: caches are warm, but not hot.
 func BenchmarkPacket(b *testing.B) {
 	labtest.Require(b, labtest.Root, labtest.BPF)
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
@@ -45,7 +44,7 @@ func BenchmarkPacket(b *testing.B) {
 					b.Run(strconv.Itoa(i+1), func(b *testing.B) {
 						cost := r.measure(b, r.program(), in) - r.measure(b, empty, in)
 						b.ReportMetric(cost, "ns/packet")
-						b.ReportMetric(0, "ns/op") // that of the system call
+						b.ReportMetric(0, "ns/op") // removes the time of the system call
 					})
 				}
 			})
@@ -66,7 +65,7 @@ func emptyProgram(b *testing.B, hook string) *ebpf.Program {
 	return p
 }
 
-// recorder is a subject that keeps what arrives.
+// recorder is a subject that stores the arriving packets.
 type recorder struct {
 	*subject
 	arrivals []model.Arrival

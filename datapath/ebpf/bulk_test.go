@@ -31,14 +31,13 @@ services:
 tables: {flows: 4096, flows6: 4096}
 `
 
-// bulk is how many bytes go each way.
+// bulk is the number of bytes in each direction.
 const bulk = 16 << 20
 
-// TestBulk sends much over TCP, with segmentation and checksums left to be done
-// later (GSO, CHECKSUM_PARTIAL) as local stacks on veth do: every byte must come
-// back, and in packets larger than the MTU, or the test tests nothing. Where the
-// gateway's links cannot do either, the kernel cuts the rewritten packets and
-// computes the checksums, which the hosts then verify.
+// TestBulk sends much data over TCP, with segmentation and checksums left to the device (GSO, CHECKSUM_PARTIAL),
+// as local stacks on veth do. Every byte must return, in packets larger than the MTU; otherwise the test proves
+// nothing. If the gateway's links offload neither, the kernel segments the rewritten packets and computes the
+// checksums, and the hosts verify them.
 func TestBulk(t *testing.T) {
 	for _, cut := range []bool{false, true} {
 		t.Run(map[bool]string{false: "whole", true: "cut"}[cut], func(t *testing.T) {
@@ -79,7 +78,7 @@ func testBulk(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// TestBulkBeyond64K is TestBulk with links that take BIG TCP packets, whose IP headers cannot state their length.
+// TestBulkBeyond64K is TestBulk on links with BIG TCP packets, whose IP headers cannot hold their length.
 func TestBulkBeyond64K(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachTC)
 	for _, node := range l.Nodes() {
@@ -90,7 +89,7 @@ func TestBulkBeyond64K(t *testing.T) {
 	testBulk(t, l)
 }
 
-// raiseSegments sets how long packets may be that the links of this namespace segment or join.
+// raiseSegments sets the maximum size of packets that the links of this namespace segment or join.
 func raiseSegments(bytes int) error {
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -109,8 +108,8 @@ func raiseSegments(bytes int) error {
 	return nil
 }
 
-// TestUnstatedLength sends packets that are segmented later and whose IP header has no length (BIG TCP). Without the
-// mark of such a packet they are malformed.
+// TestUnstatedLength sends packets that are segmented later and have no length in their IP header (BIG TCP).
+// Without the mark of BIG TCP, such packets are malformed.
 func TestUnstatedLength(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	c, err := config.Decode("gso", []byte("services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, backends: [{name: a, address: 10.0.2.2}]}\n"+
@@ -144,8 +143,8 @@ func TestUnstatedLength(t *testing.T) {
 	}
 }
 
-// TestSegmentsTooBig has packets that are cut later (GSO) towards a smaller link: their
-// segments have the options that the packet has, and must fit with them.
+// TestSegmentsTooBig sends packets with GSO towards a link with a smaller MTU. Their segments have the packet's
+// options, and must fit with them.
 func TestSegmentsTooBig(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	c, err := config.Decode("gso", []byte("services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, backends: [{name: a, address: 10.0.2.2}]}\n"))
@@ -155,7 +154,7 @@ func TestSegmentsTooBig(t *testing.T) {
 	h := golden.StandardHost()
 	h.Interfaces[1].MTU = 1492
 	const ends = "ip4(src=203.0.113.5,dst=192.0.2.10,df)/tcp(sport=4000,dport=80,"
-	for _, full := range []bool{false, true} { // the straight path leaves what is too large to the full one
+	for _, full := range []bool{false, true} { // the straight path leaves packets that are too large to the full path
 		s := newSubject(t, "tc")
 		s.full = full
 		if err := s.Reset(c, h); err != nil {
@@ -184,7 +183,7 @@ func TestSegmentsTooBig(t *testing.T) {
 	}
 }
 
-// sendMuch writes random bytes to a mirror and compares what comes back.
+// sendMuch writes random bytes to a mirror and compares the returned bytes.
 func sendMuch(c net.Conn) error {
 	c.SetDeadline(time.Now().Add(60 * time.Second))
 	sent, got := sha256.New(), sha256.New()

@@ -10,7 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// TestOwnAddressThatCameLater gives the gateway the address of a backend: the service is not for this datapath from then on.
+// TestOwnAddressThatCameLater gives the gateway the address of a backend. This datapath does not support the
+// service from then on.
 func TestOwnAddressThatCameLater(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachTC)
 	node := l.Node("gateway")

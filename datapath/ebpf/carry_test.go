@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// TestNotCarried: what the datapath cannot carry in full it refuses before it is asked to, and
-// says what is in the way.
+// TestNotCarried: an object that the datapath does not support in full is refused before an apply, with the
+// reason.
 func TestNotCarried(t *testing.T) {
 	inside := []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24")}
 	for want, n := range map[string]config.NATRule{

@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-lb/sluice/model/golden"
 )
 
-// twoUplinks is a datapath on a gateway with two interfaces of two networks each, for which a
-// masquerade rule has an entry for each network.
+// twoUplinks is a datapath on a gateway with two interfaces of two networks each. A masquerade rule has an entry
+// for each network.
 func twoUplinks(t *testing.T) *Datapath {
 	t.Helper()
 	l := labtest.New(t, lab.Topology{Name: "uplinks", Nodes: []lab.NodeSpec{{Name: "gateway"}, {Name: "outside"}}, Links: []lab.LinkSpec{
@@ -30,7 +30,8 @@ func twoUplinks(t *testing.T) *Datapath {
 	return mappingGateway(t, l, "tables: {flows: 4096, flows6: 4096}\n")
 }
 
-// TestChangeTellsARuleOnce plans a masquerade rule that has several entries in the table.
+// TestChangeTellsARuleOnce plans a masquerade rule with several entries in the table. The change names the rule
+// once.
 func TestChangeTellsARuleOnce(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	d := twoUplinks(t)
@@ -60,8 +61,8 @@ func TestChangeTellsARuleOnce(t *testing.T) {
 	}
 }
 
-// TestMappingsOfTwoNetworks asks for a mapping where the outside interface has addresses of two
-// networks: the rule is found, and what is mapped is the address that leads to most.
+// TestMappingsOfTwoNetworks requests a mapping on an outside interface with addresses of two networks. The
+// request finds the rule, and the mapped address is the source for most destinations.
 func TestMappingsOfTwoNetworks(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	d := twoUplinks(t)

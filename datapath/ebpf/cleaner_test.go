@@ -12,17 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cleaner makes large arrays as they were at first, again and again.
+// cleaner sets large arrays to their initial content, repeatedly.
 type cleaner struct {
-	mapped   map[*ebpf.Map][]byte        // memory of those that have it
-	programs map[*ebpf.Map]*ebpf.Program // that set all elements of the others to zero
+	mapped   map[*ebpf.Map][]byte        // mapped memory of the maps that allow it
+	programs map[*ebpf.Map]*ebpf.Program // programs that set all elements of the other maps to zero
 }
 
 func newCleaner() cleaner {
 	return cleaner{map[*ebpf.Map][]byte{}, map[*ebpf.Map]*ebpf.Program{}}
 }
 
-// memory clears an array that can be in this process's memory.
+// memory clears an array that this process can map.
 func (c cleaner) memory(m *ebpf.Map) (err error) {
 	all := c.mapped[m]
 	if all == nil {
@@ -37,8 +37,8 @@ func (c cleaner) memory(m *ebpf.Map) (err error) {
 	return nil
 }
 
-// elements clears an array that only the kernel reaches. A batch of the bpf system call takes a
-// second for a million elements, a program some milliseconds.
+// elements clears an array that only the kernel can access. A batch of the bpf system call takes a second for a
+// million elements, a program some milliseconds.
 func (c cleaner) elements(m *ebpf.Map) (err error) {
 	p := c.programs[m]
 	if p == nil {

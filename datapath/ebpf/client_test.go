@@ -22,8 +22,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// nginxBehindProxy parses the header, answers with the address in it, and gives
-// away and takes large files.
+// nginxBehindProxy parses the header, answers with the address in it, and serves and accepts large files.
 const nginxBehindProxy = `daemon off;
 master_process off;
 pid %[1]s/pid;
@@ -46,8 +45,8 @@ http {
 }
 `
 
-// TestProxyV2 lets nginx parse the PROXY header: connections of both families to
-// backends of both, downloads and uploads of several megabytes through both hooks.
+// TestProxyV2 lets nginx parse the PROXY header: connections of both families to backends of both families,
+// downloads and uploads of several megabytes on both hooks.
 func TestProxyV2(t *testing.T) {
 	const yaml = `
 services:
@@ -143,10 +142,9 @@ func serveNginx(t *testing.T, n *lab.Node, dir string, file []byte) {
 	})
 }
 
-// TestClientAddress tells servers of our own who the client is, at once: the server
-// speaks first, which it can only after the header. With TOA the connection works
-// on a kernel that knows no such option. Without a pool the source is the address of
-// the gateway.
+// TestClientAddress passes the client's address to test servers. The server sends first, which it can only do
+// after the header. With TOA, the connection also works with a kernel that does not know the option. Without a
+// pool, the source is the address of the gateway.
 func TestClientAddress(t *testing.T) {
 	const yaml = `
 services:
@@ -189,8 +187,7 @@ tables: {flows: 4096, flows6: 4096}
 	}
 }
 
-// greet sends the first 28 bytes that a client sends back to it before anything
-// else.
+// greet runs a server that first returns the first 28 bytes of the client.
 func greet(t *testing.T, n *lab.Node, addr string) {
 	t.Helper()
 	listen(t, n, addr, func(c net.Conn) {

@@ -21,9 +21,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// cookieServices cover the modes and families that SYN cookies are for: NAME, the
-// address and the backends' address. Each listens on 80 (what it gets it sends
-// back), 25 (speaks first) and 81 (nobody listens).
+// cookieServices cover the modes and families with SYN cookies: NAME, the address and the backends' address.
+// Each has port 80 (echo), 25 (the server sends first) and 81 (no listener).
 var cookieServices = []struct{ name, mode, listen, backend string }{
 	{"dnat4", "mode: dnat, scheduler: maglev", "192.0.2.10", "10.0.2.2"},
 	{"dnat6", "mode: dnat, scheduler: rr", "2001:db8::10", "fd00:2::2"},
@@ -33,8 +32,8 @@ var cookieServices = []struct{ name, mode, listen, backend string }{
 	{"full64", "mode: fullnat, source-pool: [10.0.2.100]", "2001:db8::64", "10.0.2.2"},
 }
 
-// cookieYAML has a quota of one handshake, which a connection to 192.0.2.9 uses up:
-// its backend is not there.
+// cookieYAML has a quota of one handshake. A connection to 192.0.2.9 uses it up, because its backend does not
+// exist.
 func cookieYAML(transitory string) string {
 	var b strings.Builder
 	b.WriteString("services:\n  - {name: hole, listen: [{address: 192.0.2.9, ports: [80]}], protocol: tcp, mode: dnat, scheduler: rr, backends: [{name: a, address: 10.0.2.77}]}\n")
@@ -46,8 +45,8 @@ func cookieYAML(transitory string) string {
 	return b.String()
 }
 
-// TestSYNCookies connects clients of a real kernel to servers of one while the
-// quota of handshakes is used up.
+// TestSYNCookies connects clients with a real kernel to servers with a real kernel while the quota of handshakes
+// is used up.
 func TestSYNCookies(t *testing.T) {
 	for _, hook := range hooks {
 		t.Run(string(hook), func(t *testing.T) {
@@ -98,7 +97,7 @@ func TestSYNCookies(t *testing.T) {
 	}
 }
 
-// checkEcho sends a megabyte from n to the echo server at addr and back at once, the client first.
+// checkEcho sends a megabyte from n to the echo server at addr and back at the same time. The client begins.
 func checkEcho(t *testing.T, n *lab.Node, addr string, d *Datapath) {
 	t.Helper()
 	c := transfer(t, n, addr)
@@ -121,7 +120,7 @@ func checkEcho(t *testing.T, n *lab.Node, addr string, d *Datapath) {
 
 const bannerText = "220 mail.example.org ready\r\n"
 
-// banner is a server that speaks first, then sends back what it gets.
+// banner is a server that sends first, then echoes.
 func banner(t *testing.T, n *lab.Node, addr string) {
 	t.Helper()
 	listen(t, n, addr, func(c net.Conn) {
@@ -130,7 +129,7 @@ func banner(t *testing.T, n *lab.Node, addr string) {
 	})
 }
 
-// greets expects the banner, byte for byte, before the client has said anything.
+// greets expects the banner, byte for byte, before the client sends anything.
 func greets(t *testing.T, n *lab.Node, addr string, d *Datapath) {
 	t.Helper()
 	c := transfer(t, n, addr)
@@ -145,7 +144,7 @@ func greets(t *testing.T, n *lab.Node, addr string, d *Datapath) {
 	}
 }
 
-// refuses expects the reset of a backend that does not listen.
+// refuses expects the reset of a backend without a listener.
 func refuses(t *testing.T, n *lab.Node, addr string, d *Datapath) {
 	t.Helper()
 	var c net.Conn
@@ -160,8 +159,8 @@ func refuses(t *testing.T, n *lab.Node, addr string, d *Datapath) {
 	}
 }
 
-// lostSYN keeps the first SYNs from the backend: the client's probes of the window
-// must have them sent again.
+// lostSYN drops the first SYNs of the backend's connection: the client's window probes must trigger a
+// retransmission.
 func lostSYN(t *testing.T, l *lab.Lab, d *Datapath) {
 	t.Helper()
 	nft := func(rules string) {
@@ -178,8 +177,8 @@ func lostSYN(t *testing.T, l *lab.Lab, d *Datapath) {
 	}
 }
 
-// optionsOf returns what the two ends agreed on: TCPI_OPT_* of Linux, that is
-// timestamps 1, selective acknowledgements 2, window scaling 4.
+// optionsOf returns the negotiated options, TCPI_OPT_* of Linux: timestamps 1, selective acknowledgements 2,
+// window scaling 4.
 func optionsOf(t *testing.T, c net.Conn) uint8 {
 	t.Helper()
 	raw, err := c.(*net.TCPConn).SyscallConn()

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/model"
 )
 
-// denyYAML returns a configuration that denies prefixes and has nothing else to do.
+// denyYAML returns a configuration that only denies prefixes.
 func denyYAML(prefixes []netip.Prefix) string {
 	var b strings.Builder
 	b.WriteString("firewall:\n  rules: [{name: bad, action: drop, hook: ingress, source: \"@bad\"}]\n  sets:\n    bad:\n")

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// send gives the gateway a packet.
+// send passes a packet to the gateway.
 func send(t testing.TB, s *subject, iface, text string) model.Outcome {
 	t.Helper()
 	out, err := s.Step(model.Arrival{Interface: iface, Frame: s.frame(iface, text)})
@@ -35,13 +35,13 @@ func office(t *testing.T, options string) *subject {
 	return changing(t, "nat:\n  - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]"+options+"}\n")
 }
 
-// TestReturningEntry leaves an entry beside the stock, as a program does that many others
-// keep from it: the sweeper puts it back.
+// TestReturningEntry leaves a free entry outside the stock, as a program does under contention. The sweeper
+// returns it to the stock.
 func TestReturningEntry(t *testing.T) {
 	s := office(t, "")
 	const loose = 3
 	stock := &s.d.t.Stock6.Values[0]
-	stock.Fresh = loose + 1 // of entries, the last one taken is loose
+	stock.Fresh = loose + 1 // the last entry is outside the stock
 	e := &s.d.t.Flows6.Values[loose]
 	e.Key.State = wire.EntryReturning
 	if err := s.sweep(); err != nil {
@@ -52,7 +52,7 @@ func TestReturningEntry(t *testing.T) {
 	}
 }
 
-// count says how many entries of the table of IPv4 are of a kind and in a state.
+// count returns the number of entries of a kind and state in the IPv4 table.
 func count(s *subject, kind, state uint8) (n int) {
 	for i := range s.d.t.Flows4.Values {
 		if k := s.d.t.Flows4.Values[i].Key; k.Kind == uint8(kind) && k.State == uint8(state) {
@@ -62,7 +62,7 @@ func count(s *subject, kind, state uint8) (n int) {
 	return n
 }
 
-// want compares what the tables hold with what they should.
+// want compares the content of the tables with the expected content.
 func (w held) want(t *testing.T, s *subject, when string) {
 	t.Helper()
 	have := held{flows: count(s, wire.KindFlow, wire.EntryLive), bindings: count(s, wire.KindBinding, wire.EntryLive),
@@ -78,8 +78,8 @@ func (w held) want(t *testing.T, s *subject, when string) {
 	}
 }
 
-// held is what flows hold: live directions, entries of bindings, entries that keep a
-// resting port, slots of the index, ports, and ports that have an owner.
+// held counts the resources of flows: live directions, entries of bindings, entries that reserve a resting port,
+// slots of the index, ports, and ports with an owner.
 type held struct{ flows, bindings, resting, slots, ports, owned int }
 
 func slots(s *subject) (n int) {
@@ -100,7 +100,7 @@ func ports(s *subject) (n int) {
 	return n
 }
 
-// sentFrom is the source that a packet left with.
+// sentFrom returns the source of a translated packet.
 func sentFrom(t *testing.T, out model.Outcome) (source string) {
 	t.Helper()
 	if len(out.Out) != 1 {
@@ -118,14 +118,13 @@ func sentFrom(t *testing.T, out model.Outcome) (source string) {
 	return fmt.Sprintf("%s:%d", ip.Src, tcp.SrcPort)
 }
 
-// question is a packet from the inside to one of many servers.
+// question returns a packet from the inside to one of many servers.
 func question(client, server int) string {
 	return fmt.Sprintf("ip4(src=10.0.2.%d,dst=198.18.0.%d)/udp(sport=4000,dport=53)", client, server)
 }
 
-// TestHolder follows a binding from the one flow that holds it through others that
-// share it, the death of the flow that it was made with, and the last one, to the end
-// of its port's rest.
+// TestHolder follows a binding: the flow that holds it, other flows that share it, the end of the first flow and
+// of the last one, and the end of the port's hold-down.
 func TestHolder(t *testing.T) {
 	const rest = 121 * time.Second
 	s := office(t, "")
@@ -164,11 +163,11 @@ func TestHolder(t *testing.T) {
 	held{}.want(t, s, "all ports have rested")
 }
 
-// TestStrangersShareNoBinding: what the filter drops costs no entry.
+// TestStrangersShareNoBinding: a packet that the filter drops uses no entry.
 func TestStrangersShareNoBinding(t *testing.T) {
 	s := office(t, ", filtering: address-dependent")
 	first := sentFrom(t, send(t, s, "lan0", question(2, 1)))
-	one := held{flows: 2, slots: 4, ports: 1, owned: 1} // a slot is the permit's
+	one := held{flows: 2, slots: 4, ports: 1, owned: 1} // one slot belongs to the permit
 	one.want(t, s, "one flow")
 	for _, c := range []struct {
 		from string
@@ -191,9 +190,9 @@ func TestStrangersShareNoBinding(t *testing.T) {
 	}
 }
 
-// TestHairpinBetweenFamilies ends a flow of an IPv4 host to an IPv6 one, by the outside
-// endpoint that nat64 gave that one: it is the IPv4 host's binding and count that it gives
-// back, and what has the same number in the table of IPv6 is left alone.
+// TestHairpinBetweenFamilies ends a flow of an IPv4 host to an IPv6 host by the outside endpoint of nat64. The
+// end releases the IPv4 host's binding and count, and must not touch the entry with the same number in the IPv6
+// table.
 func TestHairpinBetweenFamilies(t *testing.T) {
 	s := changing(t, `
 nat:
@@ -224,8 +223,8 @@ nat:
 	each[wire.ClientKey](s.d.t.Maps["clients"], func(c *wire.Client) { t.Errorf("a client that has nothing is counted: %+v", *c) })
 }
 
-// TestReopened closes a connection and opens it again: it is counted while it is open, for
-// the service and for its client, and in the end not at all.
+// TestReopened closes a connection and opens it again. The service and its client count it while it is open, and
+// not afterwards.
 func TestReopened(t *testing.T) {
 	s := changing(t, `
 services:
@@ -261,8 +260,8 @@ services:
 	held{}.want(t, s, "expired")
 }
 
-// TestLongTimes has a flow of which one side has been silent for more than half of the
-// clock's range, and the longest timeout, which is longer than that at 1000 ticks a second.
+// TestLongTimes has a flow with one side silent for more than half of the clock's range, and the longest
+// timeout, which is longer than this at 1000 ticks a second.
 func TestLongTimes(t *testing.T) {
 	s := changing(t, `
 nat: [{name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]}]
@@ -297,7 +296,7 @@ timeouts: {tcp-established: 720h}
 	held{flows: 4, slots: 6, ports: 2, owned: 2}.want(t, s, "one way for long, and long idle")
 }
 
-// TestRemovedRule ends the flows of a rule at once, those that hold their bindings too.
+// TestRemovedRule ends the flows of a removed rule at once, including flows that hold bindings.
 func TestRemovedRule(t *testing.T) {
 	s := office(t, "")
 	send(t, s, "lan0", question(2, 1))
@@ -312,8 +311,8 @@ func TestRemovedRule(t *testing.T) {
 	held{}.want(t, s, "the rule is gone")
 }
 
-// TestServiceThatLeft takes a fullnat service of UDP away with its pool: its flows end at once, are
-// not counted when it is back, and their ports are free.
+// TestServiceThatLeft removes a UDP service of mode fullnat with its pool. Its flows end at once, do not count
+// when the service is back, and their ports are free.
 func TestServiceThatLeft(t *testing.T) {
 	s := office(t, "")
 	with, err := config.Decode("fullnat", []byte(`
@@ -366,8 +365,8 @@ tables: {flows: 4096, flows6: 4096, clients: 1024}
 	}
 }
 
-// TestRuleOrder reloads rules in other orders: the first in the configuration that takes a
-// source translates its new flows, whichever was there first.
+// TestRuleOrder reloads rules in other orders. The first matching rule of the configuration translates new
+// flows, independent of the order of creation.
 func TestRuleOrder(t *testing.T) {
 	s := office(t, "")
 	const wide, one, more = "office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]",
@@ -375,7 +374,7 @@ func TestRuleOrder(t *testing.T) {
 		"more, type: snat, source: [10.0.2.0/29, 10.8.0.0/24], out: wan0, to: [203.0.113.3]"
 	for i, c := range []struct {
 		rules    []string
-		from     string // what 10.0.2.3 leaves as
+		from     string // translated source of 10.0.2.3
 		reorders bool
 	}{
 		{[]string{wide, one}, "203.0.113.1", false},
@@ -408,8 +407,8 @@ func TestRuleOrder(t *testing.T) {
 	}
 }
 
-// TestFlowBytes adds up what a flow of a snat rule takes in tables that are full of such
-// flows: its part of the entries and of the index, and its port's of the pool.
+// TestFlowBytes computes the memory of a flow of a snat rule in tables that are full of such flows: entries,
+// index, and the port of the pool.
 func TestFlowBytes(t *testing.T) {
 	const flows = 1 << 16
 	s := office(t, "}\ntables: {flows: 65536, flows6: 4096")
@@ -423,10 +422,9 @@ func TestFlowBytes(t *testing.T) {
 	}
 }
 
-// TestPoolFills opens a flow for each port of a pool, in tables that have room for just so
-// many flows, and sends what is refused again as a client does: nearly all must be given
-// out. The hash is keyed anew each time, and now and then both buckets of a flow are full
-// when hardly any entry is left; a port whose buckets are full is offered until others are free.
+// TestPoolFills opens a flow for each port of a pool, in tables with room for just these flows. Refused packets
+// are sent again, as clients do. Nearly all ports must be allocated. The hash key is random, and sometimes both
+// buckets of a flow are full when few entries are left; such a port is offered again later.
 func TestPoolFills(t *testing.T) {
 	const ports, each, sent = 8192, 64, 8 // flows of a client, times that a packet is sent
 	labtest.Require(t, labtest.Root, labtest.BPF)
@@ -450,7 +448,7 @@ func TestPoolFills(t *testing.T) {
 				refused++
 				break
 			}
-			if err := s.Advance(2 * time.Second); err != nil { // the port that was tried has rested
+			if err := s.Advance(2 * time.Second); err != nil { // the hold-down of the tried port is over
 				t.Fatal(err)
 			}
 		}

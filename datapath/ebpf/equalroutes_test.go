@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// TestEqualRoutes: where several equal routes lead to a backend, connections that have a flow are spread
-// over them as the kernel spreads what it forwards; the modes that keep none send all by one of them.
+// TestEqualRoutes: with several equal routes to a backend, connections with a flow are spread over the routes as
+// the kernel spreads forwarded packets. Modes without flows use one route.
 func TestEqualRoutes(t *testing.T) {
 	for _, hook := range []string{"xdp", "tc"} {
 		for mode, spread := range map[string]bool{"dnat": true, "fullnat": true, "stateless": false} {

@@ -55,8 +55,7 @@ func explained(t *testing.T) *subject {
 	return s
 }
 
-// TestExplain asks about packets of every mode, rule and refusal, and leaves
-// nothing behind.
+// TestExplain explains packets of every mode, rule and refusal, and changes no state.
 func TestExplain(t *testing.T) {
 	s := explained(t)
 	at := netip.MustParseAddrPort
@@ -141,8 +140,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestExplainForwardingOff: where the kernel forwards nothing, the answer says how that is
-// changed, and only where it is the cause.
+// TestExplainForwardingOff: if the kernel does not forward, the explanation names the remedy, but only if
+// forwarding is the cause.
 func TestExplainForwardingOff(t *testing.T) {
 	s := explained(t)
 	err := s.d.inside(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0o644) })
@@ -169,8 +168,8 @@ func TestExplainForwardingOff(t *testing.T) {
 	}
 }
 
-// TestExplainFlows asks about packets of flows that there are: they become what they
-// became when they were sent.
+// TestExplainFlows explains packets of existing flows. The result equals the earlier translation of the same
+// packet.
 func TestExplainFlows(t *testing.T) {
 	s := explained(t)
 	host := golden.StandardHost()

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
-// TestHints lets hints outlive their flow, whose entries another one is given, and finds
-// no room among them: no packet may go another way for it.
+// TestHints keeps hints longer than their flow, whose entries another flow gets, and fills the table of hints.
+// No packet may be translated differently.
 func TestHints(t *testing.T) {
 	const packets = 40
 	s := office(t, "")
@@ -64,8 +64,8 @@ func TestHints(t *testing.T) {
 		}
 	}
 	held{}.want(t, s, "the flow has ended")
-	talk(3) // in the entries of the first one
-	talk(2) // whose hint still leads there
+	talk(3) // uses the entries of the first flow
+	talk(2) // its hint still refers to these entries
 	counted(2)
 
 	const nobody = 0xffffffff
@@ -81,8 +81,8 @@ func TestHints(t *testing.T) {
 	}
 }
 
-// TestIdentifications: packets of a flow that becomes IPv4 have identifications of their
-// own (RFC 7739 §5.3): of a thousand random ones some would come twice.
+// TestIdentifications: packets of a flow that is translated to IPv4 have consecutive identifications (RFC 7739
+// §5.3). Among a thousand random ones, some would repeat.
 func TestIdentifications(t *testing.T) {
 	s := changing(t, "nat:\n  - {name: v6only, type: nat64, prefix: \"64:ff9b::/96\", source: [\"fd00:2::/64\"], pool: [203.0.113.1]}\n")
 	seen := map[uint16]bool{}
@@ -92,7 +92,7 @@ func TestIdentifications(t *testing.T) {
 			t.Fatalf("packet %d: %v", i, out)
 		}
 		if i < 3 {
-			continue // the full path makes and settles the flow
+			continue // the full path creates and settles the flow
 		}
 		id := binary.BigEndian.Uint16(out.Out[0].Frame[14+4:])
 		if seen[id] {

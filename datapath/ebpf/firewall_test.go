@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-lb/sluice/model"
 )
 
-// TestFirewallRateGoesOn applies a configuration once more, as each change of a backend
-// does: what a rule lets through in a minute is not let through again.
+// TestFirewallRateGoesOn applies a configuration again, as each change of a backend does. A rate limit
+// continues: packets of the last minute still count.
 func TestFirewallRateGoesOn(t *testing.T) {
 	const yaml = "firewall: {rules: [{name: pings, protocol: icmp, hook: ingress, rate: 1/hour, burst: 1, action: drop}]}\n" +
 		"nat: [{name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]}]\n"
@@ -28,12 +28,12 @@ func TestFirewallRateGoesOn(t *testing.T) {
 	}
 }
 
-// whileLoading applies a configuration whose programs cannot be loaded, and watches until
-// that has been noticed, which takes as long as it does to look at programs.
+// whileLoading applies a configuration whose programs cannot be loaded, and calls watch until the load fails,
+// which takes as long as a verification.
 func (s *subject) whileLoading(yaml string, watch func()) {
 	s.t.Helper()
 	clients := s.d.t.Maps["clients"]
-	s.d.t.Maps["clients"] = s.d.t.Maps["control"] // has another shape
+	s.d.t.Maps["clients"] = s.d.t.Maps["control"] // a map of another shape makes the load fail
 	var done atomic.Bool
 	var watcher sync.WaitGroup
 	watcher.Go(func() {
@@ -50,8 +50,8 @@ func (s *subject) whileLoading(yaml string, watch func()) {
 	}
 }
 
-// TestFirewallBeforePrograms: while programs are loaded, which may take seconds, those in
-// force, which know how many rules there were, have them all.
+// TestFirewallBeforePrograms: while new programs load, which may take seconds, the programs in force apply all
+// firewall rules that they were loaded for.
 func TestFirewallBeforePrograms(t *testing.T) {
 	const nat, old = "nat: [{name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]}]\n",
 		"{name: second, hook: ingress, protocol: udp, ports: [2], action: drop}"
@@ -65,8 +65,8 @@ func TestFirewallBeforePrograms(t *testing.T) {
 	})
 }
 
-// TestListsBeforePrograms: a service that gets its first list of sources refuses nobody
-// before there are programs that look sources up.
+// TestListsBeforePrograms: a service that gets its first list of sources refuses no packet until programs that
+// look sources up are loaded.
 func TestListsBeforePrograms(t *testing.T) {
 	const before = "services:\n" +
 		"  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: dnat, backends: [{name: a, address: 10.0.2.2}]"
@@ -85,8 +85,8 @@ func TestListsBeforePrograms(t *testing.T) {
 	}
 }
 
-// TestRulesBeforePrograms: a nat64 rule that is bound to an interface takes what it took
-// before there are programs that ask for the way out.
+// TestRulesBeforePrograms: a nat64 rule that becomes bound to an interface keeps its previous match until
+// programs that check the egress interface are loaded.
 func TestRulesBeforePrograms(t *testing.T) {
 	const yaml = "nat: [{name: v6only, type: nat64, prefix: \"64:ff9b::/96\", source: [\"fd00:2::/64\"], pool: [203.0.113.1]"
 	s := changing(t, yaml+"}]\n")

@@ -19,28 +19,27 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// go test ./datapath/ebpf -run TestSYNFlood -flood 30s -flood-rate 0 is the promise.
+// The full-speed test is: go test ./datapath/ebpf -run TestSYNFlood -flood 30s -flood-rate 0
 var (
 	floodTime = flag.Duration("flood", time.Second, "how long each flood of SYNs lasts")
-	// At full speed the connections wait for a CPU most of the time, each loss of theirs for a second.
+	// At full speed, connections mostly wait for a CPU, and each lost packet costs them a second.
 	floodRate = flag.Float64("flood-rate", 100_000, "SYNs a second; 0: as fast as the generator makes them")
 )
 
-// flood is a kind of service or rule under SYNs of as many sources as there are.
+// flood is a kind of service or rule under SYNs with as many sources as possible.
 type flood struct {
 	name, yaml   string
 	topology     func() lab.Topology
 	from, server string // nodes
 	dial         string
 	source       load.Range
-	// refused is the reason that SYNs meet once nothing more is kept for them; ""
-	// when they pass without state.
+	// reason of refused SYNs once no more state is kept for them; "" if they pass without state
 	refused string
-	// opens: new connections find their way meanwhile.
+	// new connections succeed during the flood
 	opens bool
 }
 
-// Of the sources nobody answers: what a server says to them is lost.
+// The sources do not exist: replies of a server are lost.
 var floods = []flood{
 	{name: "dnat by hash", topology: lab.Balancer, from: "client", server: "s1", dial: "192.0.2.10:80", source: spoofed, opens: true,
 		yaml: `services: [{name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, scheduler: maglev, backends: [{name: a, address: 10.0.2.2, port: 8080}]}]`},
@@ -61,8 +60,8 @@ services: [{name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: t
 
 var spoofed = load.Range{First: netip.MustParseAddr("198.18.0.0"), Count: 1 << 14, Ports: flow.Ports{First: 1024, Last: 65535}}
 
-// TestSYNFlood opens connections and has SYNs arrive. Not one connection may be lost, neither
-// meanwhile nor afterwards; new ones find their way where no state is kept for a SYN.
+// TestSYNFlood opens connections and sends a flood of SYNs. No connection may fail during the flood or
+// afterwards. New connections succeed if no state is kept for a SYN.
 func TestSYNFlood(t *testing.T) {
 	for _, c := range floods {
 		t.Run(c.name, func(t *testing.T) {
@@ -142,7 +141,7 @@ func (c flood) begin(t *testing.T, l *lab.Lab) (sent func() uint64, end func()) 
 	}
 }
 
-// patientTrip gives TCP the time to send again what a busy machine has dropped.
+// patientTrip gives TCP time to retransmit packets that a busy machine has dropped.
 func patientTrip(c net.Conn) error {
 	c.SetDeadline(time.Now().Add(2 * patience))
 	if _, err := c.Write([]byte("x")); err != nil {
@@ -152,9 +151,8 @@ func patientTrip(c net.Conn) error {
 	return err
 }
 
-// TestPinnedUnderFlood opens a connection of a client that is kept on a backend while
-// nothing is kept for SYNs: its SYN goes there, and what follows as well when there is
-// room again.
+// TestPinnedUnderFlood opens a connection of a client with a persistent backend while no state is kept for SYNs.
+// Its SYN reaches this backend, and so do later packets when the table has room again.
 func TestPinnedUnderFlood(t *testing.T) {
 	for name, yaml := range map[string]string{
 		"sessions":    "sessions: [{client: 203.0.113.0/29, backend: b}]",

@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// resident is the process's memory of its own, in bytes: pages of the maps, which
-// are the kernel's, do not count.
+// resident returns the private memory of the process in bytes. Pages of the maps belong to the kernel and do not
+// count.
 func resident(t *testing.T) int {
 	t.Helper()
 	status, err := os.ReadFile("/proc/self/status")
@@ -37,8 +37,8 @@ func resident(t *testing.T) int {
 	return kB << 10
 }
 
-// TestFlowsMemory lists a table of 200,000 flows, or of SLUICE_FLOW_MEMORY, and
-// bounds what the process comes to hold: the same however many there are.
+// TestFlowsMemory lists a table of 200,000 flows, or of SLUICE_FLOW_MEMORY flows, and bounds the memory of the
+// process. The bound does not depend on the number of flows.
 func TestFlowsMemory(t *testing.T) {
 	const bound = 16 << 20
 	flows, err := strconv.Atoi(cmp.Or(os.Getenv("SLUICE_FLOW_MEMORY"), "200000"))
@@ -56,7 +56,7 @@ services:
   - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, scheduler: rr, backends: [{name: a, address: 10.0.1.2, port: 8080}]}
 tables: {flows: %d, flows6: 4096}
 `, flows))
-	atomic.StoreUint32(&d.t.Stock4.Values[0].Fresh, d.t.Entries4) // so it grows
+	atomic.StoreUint32(&d.t.Stock4.Values[0].Fresh, d.t.Entries4) // grows the table
 	labtest.Eventually(t, patience, "the whole table", func() error {
 		if room := atomic.LoadUint32(&d.t.Stock4.Values[0].Room); room != d.t.Entries4 {
 			return fmt.Errorf("%d of %d entries", room, d.t.Entries4)

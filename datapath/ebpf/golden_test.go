@@ -13,13 +13,13 @@ import (
 	"github.com/sluice-lb/sluice/model/golden"
 )
 
-// TestPacketCases runs every packet case on XDP, on TC, on TC with a checksum over the
-// whole packet, and on XDP with TC behind it. What the datapath refuses to carry is skipped
-// in the words of the refusal. XDP has programs with what each case needs and no more, the
-// others the same programs for many cases, with every feature on.
+// TestPacketCases runs every packet case on XDP, on TC, on TC with a checksum over the whole packet, and on XDP
+// with TC behind it. Cases that the datapath does not support are skipped with its reason. XDP programs have
+// only the features that the case needs. The other hooks use the same programs with every feature for many
+// cases.
 //
-// With SLUICE_FEW_PROGRAMS=1 all do so, and leave out cases with constants of their own: the
-// verifier takes a minute for programs on an emulated machine.
+// With SLUICE_FEW_PROGRAMS=1 all hooks do so, and cases with constants of their own are left out: on an emulated
+// machine, the verifier takes a minute.
 func TestPacketCases(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	cases, err := golden.Load("../../testdata/packets")
@@ -39,9 +39,9 @@ func TestPacketCases(t *testing.T) {
 	})
 }
 
-// sideBySide runs a test of each hook, XDP's beside those of TC, each on a CPU of its own. What it does with shared
-// programs, and hooks that share them, go one after the other: programs are made for their tables, so that the
-// verifier would look at the same once more for each that runs meanwhile.
+// sideBySide runs a test of each hook, XDP's parallel to the TC hooks', each on a CPU of its own. Parts with
+// shared programs run one after the other, because programs belong to their tables: parallel runs would need one
+// verification each.
 func sideBySide(t *testing.T, hooks []string, test func(t *testing.T, hook string, cpu int)) {
 	cpus := make(chan int, runtime.NumCPU())
 	for cpu := range cap(cpus) {
@@ -62,7 +62,7 @@ func sideBySide(t *testing.T, hooks []string, test func(t *testing.T, hook strin
 	both.Wait()
 }
 
-// runCase runs a packet case, or says why it is none for the subject.
+// runCase runs a packet case, or reports why the subject does not support it.
 func runCase(t *testing.T, c *golden.Case, s *subject) {
 	on := s.hook
 	if on == "pair" {

@@ -38,9 +38,9 @@ tables: {flows: 110000, flows6: 110000}
 `
 )
 
-// TestTablesGrow opens 100,000 flows in each table, which begins with room for a third of them, with connections
-// beside: no flow is refused, no connection breaks, and each flow keeps its place. The next process adopts
-// the tables as large as they are.
+// TestTablesGrow opens 100,000 flows in each table, which begins with room for a third of them, while
+// connections are open. No flow is refused, no connection breaks, and each flow keeps its entry. The next
+// process adopts the tables with their size.
 func TestTablesGrow(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachXDP)
 	mirror(t, l.Node("s1"), ":8080")
@@ -83,7 +83,7 @@ func TestTablesGrow(t *testing.T) {
 		defer sender.Close()
 		senders.Go(func() error { return sender.Run(ctx, nil) })
 	}
-	labtest.Eventually(t, 2*time.Minute, "all flows", func() error { // the links may lose a few: they are sent again
+	labtest.Eventually(t, 2*time.Minute, "all flows", func() error { // the links may lose a few datagrams, which are sent again
 		all()
 		if n := len(flowsOf(t, d)) - len(before); n != 2*growingFlows {
 			return fmt.Errorf("%d flows: %s", n, describeReasons(d))
@@ -100,7 +100,7 @@ func TestTablesGrow(t *testing.T) {
 	checkIndex(t, d)
 	room, index := rooms(), d.t.Control.Values[0].Index4
 	t.Logf("room for %d entries of IPv4 and IPv6, then %d", first, room)
-	// As if the process had been killed while it filled another index.
+	// The same state as after a kill of the process while it filled another index.
 	next := uint32(len(d.t.Index4.Values)/2) * uint32(min(index>>32^1, 1))
 	d.growMu.Lock()
 	err := d.t.Index4.Add(slices.Values([]uint32{next >> wire.IndexPartBits}))
@@ -132,8 +132,7 @@ func TestTablesGrow(t *testing.T) {
 	d.Close()
 }
 
-// checkIndex checks that each entry in use has the slots that it should have, in the indexes in force, and
-// that there are no other ones.
+// checkIndex checks that each entry in use has its slots in the indexes in force, and that no other slots exist.
 func checkIndex(t *testing.T, d *Datapath) {
 	t.Helper()
 	want := [2]int{}
@@ -143,7 +142,7 @@ func checkIndex(t *testing.T, d *Datapath) {
 			return
 		}
 		if want[family]++; key == wire.KindFlow && flags&ownBinding == ownBinding {
-			want[family]++ // its binding's
+			want[family]++ // slot of its binding
 		}
 	}
 	for i := range d.t.Flows4.Values {
@@ -170,9 +169,9 @@ func checkIndex(t *testing.T, d *Datapath) {
 	}
 }
 
-// TestIndexIsFilledWhileFlowsComeAndGo puts an index of another size in force again and again while flows of a
-// snat rule, which have slots of their own and of their bindings, are opened and die. There are fewer endpoints
-// than the table is made for, so that no flow finds it full.
+// TestIndexIsFilledWhileFlowsComeAndGo repeatedly activates an index of another size while flows of a snat rule
+// open and end. These flows have slots for themselves and for their bindings. There are fewer endpoints than the
+// table has room for, so that the table is never full.
 func TestIndexIsFilledWhileFlowsComeAndGo(t *testing.T) {
 	l := labFor(t, lab.Office(), config.AttachXDP)
 	d := gateway(t, l.Node("gateway"), config.AttachXDP, `
@@ -234,7 +233,7 @@ tables: {flows: 65536, flows6: 4096}
 	checkIndex(t, d)
 }
 
-// TestTableThatCannotGrow has the kernel refuse a larger table: that is warned of.
+// TestTableThatCannotGrow lets the kernel refuse a larger table. A warning reports it.
 func TestTableThatCannotGrow(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachTC)
 	d := gateway(t, l.Node("gateway"), config.AttachTC, growingYAML)

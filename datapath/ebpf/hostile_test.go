@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// hostileConfig has a rule or a service of every kind, so that any packet finds one.
+// hostileConfig has a rule or service of every kind, so that every packet matches one.
 const hostileConfig = `
 services:
   - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, scheduler: maglev,
@@ -38,7 +38,7 @@ nat:
   - {name: v6only, type: nat64, prefix: "64:ff9b::/96", source: ["fd00:2::/64"], pool: [203.0.113.202]}
 `
 
-// hostileOpens are who sends packets that the configuration forwards.
+// hostileOpens are senders of packets that the configuration forwards.
 var hostileOpens = []judge.Opening{
 	{Interface: "wan0", Sources: judge.Addresses("203.0.113.%d", 10, 12), Dests: judge.Addresses("192.0.2.%d", 10, 10), Ports: []uint16{80, 53}, Protocols: []judge.Protocol{judge.TCP, judge.UDP}},
 	{Interface: "wan0", Sources: judge.Addresses("2001:db8:5::%x", 1, 3), Dests: judge.Addresses("2001:db8::%x", 16, 16), Ports: []uint16{53}, Protocols: []judge.Protocol{judge.UDP}},
@@ -52,7 +52,7 @@ var hostileOpens = []judge.Opening{
 	{Interface: "lan0", Sources: judge.Addresses("fd00:2::%x", 5, 7), Dests: judge.Addresses("64:ff9b::c612:%x", 1, 2), Ports: []uint16{53}, Protocols: []judge.Protocol{judge.TCP, judge.UDP, judge.Ping}},
 }
 
-// hostile breaks packets, and sends errors about them.
+// hostile sends broken packets, and ICMP errors about them.
 type hostile struct {
 	*rand.Rand
 	s       *subject
@@ -124,9 +124,9 @@ func (h *hostile) round() error {
 	return err
 }
 
-// TestHostilePackets sends broken packets through every hook: no verdict that means
-// a fault of the program, no wrong packet made of a right one, no flow made by an
-// ICMP error, no helper that refused. SLUICE_HOSTILE_PACKETS asks for more.
+// TestHostilePackets sends broken packets through every hook. No verdict may indicate a fault of the program, no
+// output packet may be wrong for a valid input, no ICMP error may create a flow, and no BPF helper may fail.
+// SLUICE_HOSTILE_PACKETS sets the number of packets.
 func TestHostilePackets(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	packets := number(t, "SLUICE_HOSTILE_PACKETS", 300000)

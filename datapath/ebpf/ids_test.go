@@ -27,19 +27,20 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// changing is a gateway whose configuration changes again and again.
+// changing returns a gateway for many changes of the configuration.
 func changing(t *testing.T, yaml string) *subject {
 	t.Helper()
 	return changingAt(t, "xdp", yaml)
 }
 
-// changingAt is one whose programs are at a hook.
+// changingAt is changing with programs at a given hook.
 func changingAt(t *testing.T, hook, yaml string) *subject {
 	t.Helper()
 	return changingIn(t, hook, yaml, poolOf(t, programKind{}))
 }
 
-// changingIn is one with programs and tables of a pool, nil for its own: another process may take them over.
+// changingIn is changing with programs and tables of a pool. Without a pool it has its own, which another
+// process may adopt.
 func changingIn(t *testing.T, hook, yaml string, pool *programPool) *subject {
 	t.Helper()
 	labtest.Require(t, labtest.Root, labtest.BPF)
@@ -55,7 +56,7 @@ func changingIn(t *testing.T, hook, yaml string, pool *programPool) *subject {
 	return s
 }
 
-// change applies another configuration, in the tables that are there.
+// change applies another configuration to the existing tables.
 func (s *subject) change(yaml string) error {
 	c, err := config.Decode("changing", []byte(yaml))
 	if err != nil {
@@ -64,7 +65,7 @@ func (s *subject) change(yaml string) error {
 	return s.Apply(c)
 }
 
-// mustChange does so and expects it to be taken.
+// mustChange is change, and fails the test if the configuration is refused.
 func (s *subject) mustChange(yaml string) {
 	s.t.Helper()
 	if err := s.change(yaml); err != nil {
@@ -72,7 +73,7 @@ func (s *subject) mustChange(yaml string) {
 	}
 }
 
-// readdress gives an interface another address in the place of one.
+// readdress replaces an address of an interface.
 func (s *subject) readdress(iface, old, fresh string) error {
 	return s.inside(func() error {
 		link, err := netlink.LinkByName(iface)
@@ -88,7 +89,7 @@ func (s *subject) readdress(iface, old, fresh string) error {
 	})
 }
 
-// outsideOf sends a packet from inside and returns the endpoint that it leaves from.
+// outsideOf sends a packet from inside and returns its translated source endpoint.
 func (s *subject) outsideOf(inside, remote string, sport int) netip.AddrPort {
 	s.t.Helper()
 	if err := s.inside(func() error { // else the packet waits in the daemon, with an address of the host
@@ -106,7 +107,7 @@ func (s *subject) outsideOf(inside, remote string, sport int) netip.AddrPort {
 	return netip.AddrPortFrom(ip.Src, udp.SrcPort)
 }
 
-// expire ends all flows and lets their ports rest.
+// expire ends all flows and waits for the hold-down of their ports.
 func (s *subject) expire() {
 	s.t.Helper()
 	for range 3 {
@@ -116,8 +117,8 @@ func (s *subject) expire() {
 	}
 }
 
-// TestAddressesChangeForever renumbers the interface of a masquerade rule more often than
-// the tables have places for pool addresses, with a flow through each address.
+// TestAddressesChangeForever renumbers the interface of a masquerade rule more often than the tables have
+// numbers for pool addresses, with a flow through each address.
 func TestAddressesChangeForever(t *testing.T) {
 	const yaml = "nat:\n  - {name: office, type: masquerade, source: [10.0.2.0/24], out: wan0}\n"
 	s := changing(t, yaml)
@@ -127,7 +128,7 @@ func TestAddressesChangeForever(t *testing.T) {
 		if err := s.readdress("wan0", old, fresh); err != nil {
 			t.Fatal(err)
 		}
-		s.expire() // what went through the address before the last one has ended
+		s.expire() // flows of the address before the last one have ended
 		old = fresh
 		s.mustChange(yaml)
 		if got := s.outsideOf("10.0.2.2", fmt.Sprintf("198.51.100.%d", 2), 4000+i); got.Addr() != netip.MustParsePrefix(fresh).Addr() {
@@ -139,8 +140,8 @@ func TestAddressesChangeForever(t *testing.T) {
 	}
 }
 
-// TestAddressInUseKeepsItsNumber lets every pool address keep a port in use: none may be
-// given up, and what is refused is told in words. Once the flows have ended it is taken.
+// TestAddressInUseKeepsItsNumber keeps a port of every pool address in use. No number may be reused, and the
+// error names the cause. Once the flows have ended, the configuration is accepted.
 func TestAddressInUseKeepsItsNumber(t *testing.T) {
 	yaml := func(i int) string {
 		return fmt.Sprintf("nat:\n  - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.%d]}\n", 1+i)
@@ -167,8 +168,8 @@ func TestAddressInUseKeepsItsNumber(t *testing.T) {
 	}
 }
 
-// TestPoolsChange takes addresses out of the middle of a pool, lets one grow that has
-// other addresses behind it, and turns one round: all serve their rule and no other.
+// TestPoolsChange removes addresses from the middle of a pool, extends a pool that is followed by other
+// addresses, and reverses one. Every address serves its own rule only.
 func TestPoolsChange(t *testing.T) {
 	yaml := func(office, guests string) string {
 		return "nat:\n  - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [" + office + "]}\n" +
@@ -217,8 +218,8 @@ func TestPoolsChange(t *testing.T) {
 	}
 }
 
-// TestNamesComeAndGo changes prefixes of firewall rules, sets and names of NAT rules more
-// often than there are bits for them.
+// TestNamesComeAndGo changes prefixes of firewall rules, sets and names of NAT rules more often than there are
+// bits for them.
 func TestNamesComeAndGo(t *testing.T) {
 	yaml := func(i int) string {
 		text := fmt.Sprintf("nat:\n  - {name: office%d, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]}\n", i) +
@@ -251,7 +252,7 @@ func TestNamesComeAndGo(t *testing.T) {
 	}
 }
 
-// uniqueNumbers returns the names of a kind by their numbers, of which each has one.
+// uniqueNumbers returns the names of a kind by their numbers, and checks that the numbers are unique.
 func uniqueNumbers(t *testing.T, list *ids.IDs, kind ids.Kind, limit int) map[uint32]string {
 	t.Helper()
 	names := map[uint32]string{}
@@ -271,8 +272,8 @@ func uniqueNumbers(t *testing.T, list *ids.IDs, kind ids.Kind, limit int) map[ui
 	return names
 }
 
-// TestRuleInUseKeepsItsID gives more NAT rules names, one after the other, than there are
-// ids, and lets one of the first have a flow all the time: no other rule may have it.
+// TestRuleInUseKeepsItsID renames NAT rules more often than there are ids, while a flow of one of the first
+// rules is open. No other rule may get its id.
 func TestRuleInUseKeepsItsID(t *testing.T) {
 	yaml := func(i int) string {
 		return fmt.Sprintf("nat:\n  - {name: office%d, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]}\n", i)
@@ -290,7 +291,7 @@ func TestRuleInUseKeepsItsID(t *testing.T) {
 
 const webYAML = "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: udp, mode: dnat, backends: [{name: up, address: 10.0.2.2, port: 80}]}\n"
 
-// web is one service, and the same again under other names and ports.
+// web returns a configuration with one service, and others with the given prefix of names and other ports.
 func web(t *testing.T, others int, prefix string) *config.Config {
 	t.Helper()
 	c, err := config.Decode("changing", []byte(webYAML))
@@ -306,9 +307,8 @@ func web(t *testing.T, others int, prefix string) *config.Config {
 	return c
 }
 
-// TestBackendsComeAndGo changes the backends of a service more often than there are
-// numbers: one that a flow refers to keeps its, and who is given that of another begins
-// without its counts and next hop.
+// TestBackendsComeAndGo changes the backends of a service more often than there are numbers. A backend with a
+// flow keeps its number. A backend with a reused number does not inherit counts or next hop.
 func TestBackendsComeAndGo(t *testing.T) {
 	const each = 25000
 	s := changing(t, webYAML)
@@ -317,7 +317,7 @@ func TestBackendsComeAndGo(t *testing.T) {
 		c := web(t, 0, "")
 		backends := &c.Services[0].Backends
 		(*backends)[0].Address = netip.AddrFrom4([4]byte{10, 0, 2, byte(2 + g)})
-		c.Services[0].Protocol = flow.TCP // whose connections outlive their backend's place in the configuration
+		c.Services[0].Protocol = flow.TCP // TCP connections remain after their backend is removed from the configuration
 		for i := range each {
 			*backends = append(*backends, config.Backend{Name: fmt.Sprint(i), Drain: true,
 				Address: netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), Port: uint16(1000 + g)})
@@ -347,14 +347,14 @@ func TestBackendsComeAndGo(t *testing.T) {
 	generation(1)
 	reaches(2, 3)
 	idle := number(1)
-	if err := s.d.t.Maps["backend_hops"].Put(idle, wire.BackendHop{Way: 1<<32 | 1}); err != nil { // as packets without a flow leave it
+	if err := s.d.t.Maps["backend_hops"].Put(idle, wire.BackendHop{Way: 1<<32 | 1}); err != nil { // as packets without a flow set it
 		t.Fatal(err)
 	}
 	for _, d := range []time.Duration{200 * time.Second, 102 * time.Second} {
 		if err := s.Advance(d); err != nil {
 			t.Fatal(err)
 		}
-		reaches(1, 2) // the other flow ends meanwhile
+		reaches(1, 2) // the other flow ends in between
 	}
 	if n := s.d.t.BackendLoads.Values[idle].Flows; n != 1 {
 		t.Errorf("a backend with one flow that has ended counts %d", n)
@@ -378,8 +378,8 @@ func TestBackendsComeAndGo(t *testing.T) {
 	}
 }
 
-// TestServicesComeAndGo changes the names of services more often than there are numbers:
-// each counts its own flows only.
+// TestServicesComeAndGo changes the names of services more often than there are numbers. Each service counts
+// only its own flows.
 func TestServicesComeAndGo(t *testing.T) {
 	const each = 7000
 	s := changing(t, webYAML)

@@ -21,9 +21,9 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// TestInterfaceDown sets the link to a server down and up again while a connection is open: its
-// program meets the first packet afterwards, also when a process ended and another came
-// meanwhile. The server's answer would reach the client untranslated, which would reset it.
+// TestInterfaceDown sets the link to a server down and up again while a connection is open. The program must
+// handle the first packet afterwards, also after a change of the process. An untranslated answer of the server
+// would reset the connection.
 func TestInterfaceDown(t *testing.T) {
 	for _, hook := range hooks {
 		t.Run(string(hook), func(t *testing.T) {
@@ -69,14 +69,14 @@ func TestInterfaceDown(t *testing.T) {
 	}
 }
 
-// TestInterfaceGoneMeanwhile is asked for programs on an interface that went after the host was read.
+// TestInterfaceGoneMeanwhile attaches programs to an interface that disappeared after the host was read.
 func TestInterfaceGoneMeanwhile(t *testing.T) {
 	for _, hook := range hooks {
 		t.Run(string(hook), func(t *testing.T) {
 			d := gateway(t, labFor(t, lab.Balancer(), hook).Node("gateway"), hook, oneServer)
 			h := *d.lastHost
 			h.Interfaces = append(slices.Clone(h.Interfaces), netdev.Interface{Index: 9999, Name: "gone0", MAC: make(net.HardwareAddr, 6), Up: true, Kind: "veth"})
-			c := *d.snapshot.Config // another one, of which every interface counts
+			c := *d.snapshot.Config // a configuration for which every interface matters
 			if err := d.inside(func() error { return d.attach(&c, false, &h, d.programs) }); err != nil {
 				t.Error(err)
 			}
@@ -84,8 +84,8 @@ func TestInterfaceGoneMeanwhile(t *testing.T) {
 	}
 }
 
-// TestInterfaceWithoutXDP has a bridge come that takes no program, as a container engine makes
-// one: what is in force follows its backends, a new configuration is refused with the remedy.
+// TestInterfaceWithoutXDP creates a bridge that accepts no program, as a container engine does. Changes of
+// backends still apply, and a new configuration is refused with the remedy.
 func TestInterfaceWithoutXDP(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachXDP)
 	gw := l.Node("gateway")
@@ -124,8 +124,7 @@ func TestInterfaceWithoutXDP(t *testing.T) {
 	}
 }
 
-// TestInterfacesComeAndGo applies the same again, as the engine does when the
-// network changes.
+// TestInterfacesComeAndGo applies the same configuration again, as the engine does after changes of the network.
 func TestInterfacesComeAndGo(t *testing.T) {
 	for _, named := range []bool{false, true} {
 		t.Run(map[bool]string{false: "all", true: "named"}[named], func(t *testing.T) {
@@ -154,7 +153,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 				}
 			}
 			check(false, "before")
-			for range 2 { // the second time it has another number
+			for range 2 { // the second interface has another index
 				do := func(f func() error) {
 					t.Helper()
 					if err := gw.Do(f); err != nil {
@@ -185,7 +184,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 	}
 }
 
-// TestInterfaceOfTheSameNumber replaces an interface between two looks at the host.
+// TestInterfaceOfTheSameNumber replaces an interface between two reads of the host.
 func TestInterfaceOfTheSameNumber(t *testing.T) {
 	for _, hook := range []config.Attach{config.AttachTC, config.AttachXDP} {
 		t.Run(string(hook), func(t *testing.T) {
@@ -218,8 +217,8 @@ func TestInterfaceOfTheSameNumber(t *testing.T) {
 	}
 }
 
-// TestInterfacesRenamed gives interfaces other names, then each the other's: what
-// is attached stays, also when the process has ended.
+// TestInterfacesRenamed renames interfaces, then swaps their names. Attachments remain, also after a change of
+// the process.
 func TestInterfacesRenamed(t *testing.T) {
 	for _, filters := range []bool{false, true} {
 		t.Run(map[bool]string{false: "links", true: "filters"}[filters], func(t *testing.T) {

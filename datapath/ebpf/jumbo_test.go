@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestLargeWithoutChecksum sends datagrams without a checksum, which IPv6 demands, over links
-// with a large MTU: a frame of the usual most gets one, of a larger one none is made up.
+// TestLargeWithoutChecksum sends datagrams without a checksum over links with a large MTU, while IPv6 requires
+// one. A frame of at most the usual size gets a checksum; a larger one must not get a wrong one.
 func TestLargeWithoutChecksum(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachTC)
 	for _, node := range []string{"client", "gateway", "lan", "s1"} {

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// TestFullNATMixes sends real TCP through the four family mixes: the server sees
-// an address of the pool.
+// TestFullNATMixes sends real TCP through the four combinations of families. The server sees an address of the
+// pool.
 func TestFullNATMixes(t *testing.T) {
 	const yaml = `
 services:
@@ -53,7 +53,7 @@ tables: {flows: 4096, flows6: 4096}
 	}
 }
 
-// transfer opens a connection that goes on for as long as the test writes to it.
+// transfer opens a connection that exists as long as the test writes to it.
 func transfer(t *testing.T, n *lab.Node, addr string) net.Conn {
 	t.Helper()
 	var c net.Conn
@@ -65,7 +65,7 @@ func transfer(t *testing.T, n *lab.Node, addr string) net.Conn {
 	return c
 }
 
-// mirror sends back what it gets.
+// mirror echoes the received bytes.
 func mirror(t *testing.T, n *lab.Node, addr string) {
 	t.Helper()
 	listen(t, n, addr, func(c net.Conn) { io.Copy(c, c) })
@@ -86,8 +86,8 @@ services:
 tables: {flows: 4096, flows6: 4096}
 `
 
-// TestAdoption lets one process go without cleaning up and a second one take over:
-// connections go on while nobody is there and afterwards, and ids are the same.
+// TestAdoption closes a process without cleaning up and starts a second one. Connections continue without a
+// process and afterwards, and ids do not change.
 func TestAdoption(t *testing.T) {
 	for _, hook := range hooks {
 		t.Run(string(hook), func(t *testing.T) {
@@ -139,8 +139,7 @@ func TestAdoption(t *testing.T) {
 	}
 }
 
-// TestSNATOffice sends an office's traffic out by one address, and back in by a
-// port-forward.
+// TestSNATOffice sends the traffic of an office from one address, and back in by a port-forward.
 func TestSNATOffice(t *testing.T) {
 	const yaml = `
 nat:

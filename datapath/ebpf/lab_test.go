@@ -20,11 +20,10 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// hooks are what the lab tests run on: XDP needs complete checksums and NAPI on
-// the veth pairs, TC takes them as they are.
+// hooks are the hooks of the lab tests: XDP needs complete checksums and NAPI on the veth pairs, TC accepts any.
 var hooks = []config.Attach{config.AttachTC, config.AttachXDP}
 
-// labFor builds a topology whose links suit the hook.
+// labFor builds a topology with links for the hook.
 func labFor(t *testing.T, topology lab.Topology, hook config.Attach) *lab.Lab {
 	t.Helper()
 	labtest.Require(t, labtest.Root, labtest.BPF)
@@ -68,8 +67,8 @@ func apply(t *testing.T, d *Datapath, hook config.Attach, yaml string) *datapath
 	return c
 }
 
-// snapshotOf parses a configuration and hands all of it to the datapath, every
-// backend up unless it is drained.
+// snapshotOf parses a configuration and assigns all of it to this datapath. Every backend is up unless it is
+// drained.
 func snapshotOf(t *testing.T, hook config.Attach, yaml string) *datapath.Snapshot {
 	t.Helper()
 	c, err := config.Decode("test.yaml", []byte(yaml))
@@ -139,7 +138,7 @@ func listen(t *testing.T, n *lab.Node, addr string, answer func(net.Conn)) {
 	}()
 }
 
-// echo answers every UDP packet to a node's address in the same way.
+// echo returns every UDP packet that a node's address receives.
 func echo(t *testing.T, n *lab.Node, addr string) {
 	t.Helper()
 	var p net.PacketConn
@@ -159,10 +158,10 @@ func echo(t *testing.T, n *lab.Node, addr string) {
 	}()
 }
 
-// patience is how long anything may take that is to come.
+// patience is the timeout for every expected event.
 const patience = 30 * time.Second
 
-// ask opens a connection from a node and returns the answer's words.
+// ask opens a connection from a node and returns the words of the answer.
 func ask(n *lab.Node, network, addr string) (server, client string, err error) {
 	return askWithin(patience, n, network, addr)
 }
@@ -191,7 +190,7 @@ func askWithin(timeout time.Duration, n *lab.Node, network, addr string) (server
 	return server, client, nil
 }
 
-// counted returns how many packets met a reason.
+// counted returns the number of packets with a reason.
 func counted(t *testing.T, d *Datapath, reason string) (n uint64) {
 	t.Helper()
 	c, err := d.Counters(context.Background())
@@ -256,7 +255,7 @@ func TestDNAT(t *testing.T) {
 				{"tcp", "192.0.2.10:80", "10.0.1.2"}, {"tcp", "[2001:db8::11]:80", "fd00:1::2"}, {"udp", "192.0.2.10:53", "10.0.1.2"},
 			} {
 				seen := map[string]int{}
-				for i := range 40 { // all of them by chance to one server: 2 in 2^40
+				for i := range 40 { // by chance, all of them use one server: 2 in 2^40
 					server, client, err := ask(l.Node("client"), c.network, c.addr)
 					if err != nil {
 						t.Fatalf("%s %s, connection %d: %v\n%s", c.network, c.addr, i, err, describeReasons(d))

@@ -14,9 +14,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestProgramsLoad loads both hooks with every switch on and off, on whatever
-// kernel this is. The number of instructions that the verifier looked at is the
-// distance to its limit of a million.
+// TestProgramsLoad loads both hooks with every switch on and off, on the running kernel. The number of verified
+// instructions shows the distance to the limit of a million.
 func TestProgramsLoad(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	if err := rlimit.RemoveMemlock(); err != nil {

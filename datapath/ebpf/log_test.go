@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// lines collects what is logged.
+// lines collects log lines.
 type lines struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -33,8 +33,7 @@ func (l *lines) String() string {
 	return l.b.String()
 }
 
-// TestServiceLog finds new connections in the log, with prefix and level, and not
-// more of them than the rate allows.
+// TestServiceLog finds new connections in the log, with prefix and level, and not more than the rate allows.
 func TestServiceLog(t *testing.T) {
 	const yaml = `
 services:

@@ -26,15 +26,14 @@ import (
 	"github.com/sluice-lb/sluice/model/golden"
 )
 
-// mapping is one request of TestMappings: inside endpoint and outside one, and what
-// comes of it.
+// mapping is a request of TestMappings: inside endpoint, outside endpoint, and the expected result.
 type mapping struct {
 	inside, outside string
 	exact           bool
 	want            string // outside endpoint, "ADDRESS:" for any port, or an error
 }
 
-// TestMappings asks for mappings under each way that ports are given out by.
+// TestMappings requests mappings with each method of port allocation.
 func TestMappings(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	const rest = "0.0.0.0:0"
@@ -61,13 +60,13 @@ func TestMappings(t *testing.T) {
 		}},
 		{"quota", "{name: office, type: snat, source: [10.0.0.0/24], out: wan0, to: [203.0.113.1], ports-per-client: 2, pcp: true}", []mapping{
 			{"10.0.0.2:3000", rest, false, "203.0.113.1:3000"},
-			{"10.0.0.2:3001", "203.0.113.1:3000", true, "no such"}, // does not count
+			{"10.0.0.2:3001", "203.0.113.1:3000", true, "no such"}, // ignored
 			{"10.0.0.2:3002", rest, false, "203.0.113.1:3002"},
 			{"10.0.0.2:3003", rest, false, "the client's quota"},
 			{"10.0.0.3:3003", rest, false, "203.0.113.1:3003"},
 		}},
 		{"exhausted", "{name: office, type: snat, source: [10.0.0.0/24], out: wan0, to: [203.0.113.1], ports: 2000-2001, pcp: true}", []mapping{
-			{"10.0.0.2:3000", rest, false, "203.0.113.1:2000"}, // as even as the inside one
+			{"10.0.0.2:3000", rest, false, "203.0.113.1:2000"}, // the same parity as the inside port
 			{"10.0.0.2:3002", rest, false, "203.0.113.1:2001"},
 			{"10.0.0.3:3000", rest, false, "no such"},
 		}},
@@ -95,7 +94,7 @@ func TestMappings(t *testing.T) {
 			{"[fd00::3]:3000", "[2001:db8::1]:3001", false, "203.0.113.1:3001"},
 		}},
 	}
-	// All at once, each rule with networks of its own.
+	// All in parallel: each rule has its own networks.
 	at := func(i int, text string) string {
 		n := strconv.Itoa(i + 1)
 		return strings.NewReplacer("office", "office"+n, "10.0.0.", "10.0."+n+".", "203.0.113.", "203.0."+n+".", "fd00::", "fd00:"+n+"::").Replace(text)
@@ -121,7 +120,7 @@ func TestMappings(t *testing.T) {
 			if want := at(i, w.want); !strings.Contains(text, want) || err == nil && !strings.HasPrefix(text, want) {
 				t.Errorf("%s: %s, wishing for %s: %s, want %s", c.name, m.Inside, m.Outside, text, want)
 			}
-			// What was given up because something else answers there rests for a while.
+			// An endpoint that was released because another program answers there has a hold-down.
 			if used := usedPorts(d); err != nil && used != before && c.name != "masquerade" {
 				t.Errorf("%s: %s: %d ports are used, %d before it was refused", c.name, m.Inside, used, before)
 			}
@@ -145,7 +144,7 @@ func mappingLab(t *testing.T) *lab.Lab {
 	return l
 }
 
-// mappingGateway is a datapath there, without traffic.
+// mappingGateway is a datapath in this lab, without traffic.
 func mappingGateway(t *testing.T, l *lab.Lab, yaml string) *Datapath {
 	t.Helper()
 	var d *Datapath
@@ -179,8 +178,8 @@ func usedPorts(d *Datapath) (n uint32) {
 	return n
 }
 
-// TestMappingsOutliveTheProcess opens the tables of a datapath again, renews and ends a
-// mapping, and takes the rule of another away.
+// TestMappingsOutliveTheProcess opens the tables of a datapath again, renews and ends a mapping, and removes the
+// rule of another one.
 func TestMappingsOutliveTheProcess(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	yaml := func(more string) string {
@@ -202,7 +201,7 @@ func TestMappingsOutliveTheProcess(t *testing.T) {
 	}
 	second := &Datapath{opt: d.opt, ns: d.ns, cookie: d.cookie, hz: d.hz, regions: map[uint32]table.Region{}, attached: map[attachPoint]*attachment{}}
 	t.Cleanup(func() { second.release() })
-	time.Sleep(1100 * time.Millisecond) // the epoch counts seconds: a new one would be another
+	time.Sleep(1100 * time.Millisecond) // the epoch counts seconds: a restart would change it
 	putConfig(t, second, yaml(", pcp: true"))
 	expect := func(want []datapath.Mapping) {
 		t.Helper()
@@ -243,7 +242,7 @@ func TestMappingsOutliveTheProcess(t *testing.T) {
 	}
 }
 
-// bindingOf finds the state of the entry that binds an inside endpoint of IPv4.
+// bindingOf returns the state of the entry that binds an inside IPv4 endpoint.
 func bindingOf(d *Datapath, m datapath.Mapping) uint8 {
 	for i := range d.t.Flows4.Values {
 		k := &d.t.Flows4.Values[i].Key

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/model/judge"
 )
 
-// number reads how much of something a test is asked to do.
+// number reads the amount of work of a test from the environment.
 func number(t *testing.T, variable string, otherwise int) int {
 	t.Helper()
 	v := os.Getenv(variable)
@@ -26,21 +26,20 @@ func number(t *testing.T, variable string, otherwise int) int {
 	return n
 }
 
-// TestModelAgrees sends random packet sequences through the programs and holds
-// every outcome, the counters and the flows against the reference model; then again
-// while addresses, routes, neighbours and links of the host change.
-// SLUICE_MODEL_PACKETS asks for more packets a scenario, SLUICE_MODEL_SEED for
-// others.
+// TestModelAgrees sends random packet sequences through the programs and compares every outcome, the counters
+// and the flows with the reference model. It repeats this while addresses, routes, neighbours and links of the
+// host change. SLUICE_MODEL_PACKETS sets the packets per scenario, SLUICE_MODEL_SEED the seed.
 //
-// On TC each scenario has the programs that it needs (packet cases have on XDP), elsewhere all features are on, so
-// that most run in the same programs; with SLUICE_MODEL_PROGRAMS=exact there too.
+// On TC, each scenario has only the features that it needs, as packet cases have on XDP. Elsewhere all features
+// are on, so that most scenarios share programs. SLUICE_MODEL_PROGRAMS=exact gives each scenario its own
+// programs everywhere.
 func TestModelAgrees(t *testing.T) {
 	agree(t, func(hook string) bool { return !strings.HasPrefix(hook, "tc") && !exactPrograms() }, judge.Options{Packets: number(t, "SLUICE_MODEL_PACKETS", 10000)},
 		judge.Options{Packets: number(t, "SLUICE_MODEL_PACKETS", 4000), Host: true})
 }
 
-// TestModelAgreesAcrossReloads does so while other configurations come into force between the
-// packets, with all features on all hooks unless SLUICE_MODEL_PROGRAMS=exact.
+// TestModelAgreesAcrossReloads is TestModelAgrees with changes of the configuration between the packets. All
+// features are on at all hooks unless SLUICE_MODEL_PROGRAMS=exact.
 func TestModelAgreesAcrossReloads(t *testing.T) {
 	agree(t, func(string) bool { return !exactPrograms() },
 		judge.Options{Packets: number(t, "SLUICE_MODEL_PACKETS", 4000), Reloads: true})
@@ -48,7 +47,7 @@ func TestModelAgreesAcrossReloads(t *testing.T) {
 
 func exactPrograms() bool { return os.Getenv("SLUICE_MODEL_PROGRAMS") == "exact" }
 
-// agree runs each scenario on each hook in several ways, one after the other in the same programs.
+// agree runs each scenario on each hook with several orders, one after the other in the same programs.
 func agree(t *testing.T, allOn func(hook string) bool, ways ...judge.Options) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	sideBySide(t, []string{"xdp", "tc", "tc-complete", "pair"}, func(t *testing.T, hook string, cpu int) {
@@ -91,8 +90,8 @@ func agreesIn(t *testing.T, s *subject, sc judge.Scenario, o judge.Options) {
 	t.Logf("%d packets, %d by XDP before TC; the host changes: %v", n, s.byXDP, o.Host)
 }
 
-// TestPathsAgree sends the same sequences with the straight path closed: what it does
-// to a packet, the full path must do as well.
+// TestPathsAgree sends the same sequences with and without the straight path. The full path must translate every
+// packet in the same way.
 func TestPathsAgree(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	pool := poolOf(t, programKind{full: true, allOn: true})

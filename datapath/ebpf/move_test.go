@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/model/golden"
 )
 
-// TestServiceMoves has a service come from another datapath, with its flows, and go to it again: what has no
-// flow here is left to the kernel while it comes, what opens one while it goes.
+// TestServiceMoves moves a service with its flows from another datapath and back. While it arrives, the kernel
+// gets packets without a flow here. While it leaves, the kernel gets packets that open flows.
 func TestServiceMoves(t *testing.T) {
 	for _, hook := range []string{"xdp", "tc"} {
 		t.Run(hook, func(t *testing.T) { serviceMoves(t, hook) })
@@ -78,10 +78,10 @@ services:
 		kept(flow.TCP, "198.18.0.1:4000", "192.0.2.11:80", "10.0.2.2:8080", "10.0.2.100:2000", "ESTABLISHED"),
 		kept(flow.UDP, "198.18.0.1:4000", "192.0.2.10:123", "10.0.2.3:123", "198.18.0.1:4000", ""),
 	}
-	none := []flow.Flow{ // that are not made
+	none := []flow.Flow{ // flows that the datapath does not create
 		kept(flow.TCP, "198.18.0.5:4000", "192.0.2.10:80", "10.0.2.9:8080", "198.18.0.5:4000", "ESTABLISHED"),
 		kept(flow.TCP, "198.18.0.6:4000", "192.0.2.10:80", "10.0.2.3:8080", "198.18.0.6:4000", "TIME_WAIT"),
-		kept(flow.TCP, "198.18.0.2:4000", "192.0.2.10:80", "10.0.2.3:8080", "198.18.0.2:4000", "ESTABLISHED"), // that has opened here
+		kept(flow.TCP, "198.18.0.2:4000", "192.0.2.10:80", "10.0.2.3:8080", "198.18.0.2:4000", "ESTABLISHED"), // opened on this datapath
 		kept(flow.TCP, "198.18.0.7:4000", "192.0.2.99:80", "10.0.2.3:8080", "198.18.0.7:4000", "ESTABLISHED"),
 	}
 	made, err := s.d.Take(context.Background(), append(slices.Clone(flows), none...))
@@ -115,7 +115,7 @@ services:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(given) != 5 { // three that were taken, and two that opened here
+	if len(given) != 5 { // three imported flows, and two that opened here
 		t.Errorf("%d flows given, want 5", len(given))
 	}
 	want("a SYN to what goes", send(t, s, "wan0", tcp("10", "10", "S")), "moving")

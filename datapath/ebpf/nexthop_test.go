@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// hopsYAML has backends that two servers own: on the link, and behind routers.
+// hopsYAML has backends with addresses of two servers: on the link, and behind routers.
 const hopsYAML = `
 services:
   - {name: near4, listen: [{address: 192.0.2.10, ports: [1]}], protocol: udp, mode: dnat, scheduler: rr, backends: [{name: a, address: 10.0.2.77}]}
@@ -45,15 +45,14 @@ func hopsTopology() lab.Topology {
 	return t
 }
 
-// hops changes where the gateway's packets go.
+// hops changes the next hops of the gateway.
 type hops struct {
 	*netlink.Handle
 	mac1, mac2 net.HardwareAddr // of s1 and s2
 	lan0, lan1 int
 }
 
-// neighbours makes both families' backends on the link belong to a hardware
-// address.
+// neighbours gives the backends on the link, of both families, one hardware address.
 func (h hops) neighbours(mac net.HardwareAddr) (err error) {
 	for _, a := range []string{"10.0.2.77", "fd00:2::77"} {
 		err = errors.Join(err, h.NeighSet(&netlink.Neigh{LinkIndex: h.lan0, IP: net.ParseIP(a), HardwareAddr: mac, State: netlink.NUD_PERMANENT}))
@@ -61,7 +60,7 @@ func (h hops) neighbours(mac net.HardwareAddr) (err error) {
 	return err
 }
 
-// routes leads both families' backends behind routers to one of them.
+// routes sets the router for the remote backends of both families.
 func (h hops) routes(via4, via6 string, ifindex, metric int) (err error) {
 	for dst, via := range map[string]string{"203.0.113.0/24": via4, "fd00:99::/64": via6} {
 		_, to, _ := net.ParseCIDR(dst)
@@ -76,8 +75,8 @@ type hopChange struct {
 	port   int // of the service
 	before func(hops) error
 	change func(hops) error
-	outage bool // what is sent before the change has been told may be lost
-	alone  bool // no process watches: the programs find out
+	outage bool // datagrams sent before the kernel reports the change may be lost
+	alone  bool // without a process: the programs detect the change
 }
 
 func (h hops) neighbour1() error { return h.neighbours(h.mac1) }
@@ -102,9 +101,9 @@ var hopChanges = []hopChange{
 		}},
 }
 
-// TestNextHopUnderLoad changes where packets of both families have to go while
-// numbered datagrams pass. Once the change has been told, not one may reach the old
-// place; none may be lost, but for those that left before a dead link was told.
+// TestNextHopUnderLoad changes the next hops of both families while numbered datagrams pass. After the kernel
+// reports the change, no datagram may use the old next hop. No datagram may be lost, except those that left
+// before the report of a dead link.
 func TestNextHopUnderLoad(t *testing.T) {
 	for _, hook := range hooks {
 		for _, c := range hopChanges {
@@ -132,8 +131,8 @@ func TestNextHopUnderLoad(t *testing.T) {
 	}
 }
 
-// openUntilEnd opens the datapath in a node. The end of the test removes what it left in the kernel, whether or not the
-// test has closed it.
+// openUntilEnd opens the datapath in a node. The end of the test removes its state in the kernel, whether or not
+// the test has closed it.
 func openUntilEnd(t *testing.T, n *lab.Node) *Datapath {
 	t.Helper()
 	pins := pinsOf(t)
@@ -187,8 +186,8 @@ func (c hopChange) run(t *testing.T, l *lab.Lab, d *Datapath, h hops) {
 		t.Fatal(err)
 	}
 	labtest.Eventually(t, 2*patience, "the change to be told", func() error {
-		// One change may be told in several messages: it is when no more come, for as long as
-		// a busy machine may take from one to the next.
+		// One change can cause several messages. The change is complete when no message arrives for a while; the
+		// wait allows for a busy machine.
 		now := generation()
 		if time.Sleep(time.Second); now == was || now != generation() {
 			return fmt.Errorf("next hops were of generation %d, are of %d", was, now)
@@ -226,8 +225,8 @@ func (c hopChange) run(t *testing.T, l *lab.Lab, d *Datapath, h hops) {
 	}
 }
 
-// TestLaterNextHops finds the places of next hops taken in a later generation than the one
-// that a packet has asked in: flows rely on them, and it takes none.
+// TestLaterNextHops finds the entries of next hops from a later generation than that of the packet's lookup.
+// Flows refer to these entries, so the lookup replaces none.
 func TestLaterNextHops(t *testing.T) {
 	s := office(t, "")
 	theirs := wire.Hop{Ifindex: uint32(s.ifaces["wan0"]), Gen: s.d.t.Control.Values[0].Generation + 1, Mtu: 1500, Dmac: [6]uint8{2, 0, 0, 0, 9, 9}}

@@ -56,9 +56,8 @@ route add 198.19.0.0/24 via 192.168.100.1
 -6 route add fd12::/16 via fe80::9 dev later0
 `
 
-// TestMasqueradeSource has an interface with several networks and prefixes, a deprecated address
-// and ones that the configuration gives away: inside hosts leave with the address that the kernel
-// takes itself.
+// TestMasqueradeSource has an interface with several networks and prefixes, a deprecated address, and addresses
+// that the configuration translates. Inside hosts leave with the address that the kernel itself selects.
 func TestMasqueradeSource(t *testing.T) {
 	s := changingAt(t, "tc", `
 nat:
@@ -90,7 +89,7 @@ nat:
 			}
 			got := sourceOf(send(t, s, "lan0", frame))
 			if want == vip {
-				want = netip.MustParseAddr("2001:db8:c::2") // what the configuration gives away is nobody's source
+				want = netip.MustParseAddr("2001:db8:c::2") // an address of a pool is no source of the host
 			}
 			if got != want.Unmap() {
 				t.Errorf("towards %s: %s, the kernel takes %s", to, got, want)
@@ -98,13 +97,13 @@ nat:
 		}
 	}
 	check("198.18.0.2", "198.19.0.2", "192.168.100.1", "203.0.113.1", "2600::1", "2001:db8:b:1::5", "2001:db8:c::77", "fd12::1")
-	// One endpoint that talks by both networks has an outside endpoint in each.
+	// An endpoint that sends by both networks has an outside endpoint in each.
 	for _, c := range [][2]string{{"198.18.0.3", "203.0.113.2"}, {"198.19.0.3", "192.168.100.2"}, {"198.18.0.4", "203.0.113.2"}} {
 		if got := sourceOf(send(t, s, "lan0", fmt.Sprintf("ip4(src=10.0.2.3,dst=%s)/udp(sport=4000,dport=53)", c[0]))); got.String() != c[1] {
 			t.Errorf("towards %s: %s, not %s", c[0], got, c[1])
 		}
 	}
-	// The default route names a source, and the first prefix is not deprecated any more.
+	// The default route names a source, and the first prefix is no longer deprecated.
 	if err := errors.Join(s.ip("route replace default via 203.0.113.1 dev later0 src 203.0.113.7\n-6 addr change 2001:db8:a::2/64 dev later0 preferred_lft forever"),
 		s.inside(s.apply)); err != nil {
 		t.Fatal(err)
@@ -119,7 +118,8 @@ nat:
 	}
 }
 
-// TestMasqueradeWithoutAddress: a family that the interface has no address of is dropped, and told of.
+// TestMasqueradeWithoutAddress: packets are dropped if the interface has no address of their family. A warning
+// reports it.
 func TestMasqueradeWithoutAddress(t *testing.T) {
 	s := changingAt(t, "tc", "nat: [{name: office, type: masquerade, source: [10.0.2.0/24, 'fd00:2::/64'], out: wan0}]")
 	if err := errors.Join(s.ip(`
@@ -155,8 +155,8 @@ func sourceOf(out model.Outcome) netip.Addr {
 	return netip.Addr{}
 }
 
-// TestListenersFollowTheirAddress gives an interface another address, and then none: what listens
-// there takes packets to the address of the time, and leaves other ports of it to the host.
+// TestListenersFollowTheirAddress replaces and removes the address of an interface. Listeners without a fixed
+// address use the current one and leave its other ports to the host.
 func TestListenersFollowTheirAddress(t *testing.T) {
 	s := changingAt(t, "tc", `
 services: [{name: svc, protocol: tcp, mode: dnat, listen: [{interface: wan0, ports: [443]}], backends: [{address: 10.0.2.2}]}]
@@ -189,9 +189,9 @@ nat: [{name: web, type: port-forward, protocol: tcp, listen: {interface: wan0, p
 	}
 }
 
-// TestUnservedByRoute: what no service takes of a virtual address is refused whatever route leads to it,
-// for example the blackhole of an announced prefix; an address of a local route is the host's own. The
-// ICMP error has the interface's own address, and not one that is held there.
+// TestUnservedByRoute: a packet to an unused port of a virtual address is refused whatever the route, for
+// example the blackhole of an announced prefix. An address with a local route belongs to the host. The source of
+// the ICMP error is the interface's own address, not a held one.
 func TestUnservedByRoute(t *testing.T) {
 	for _, hook := range []string{"xdp", "tc"} {
 		t.Run(hook, func(t *testing.T) {

@@ -22,8 +22,8 @@ nat:
 tables: {flows: 4096, flows6: 4096}
 `
 
-// TestFragmentsOfOwnAddress has datagrams without DF that are larger than the next link
-// leave with an address of the gateway's own, which its kernel takes for martians.
+// TestFragmentsOfOwnAddress sends datagrams without DF that are larger than the MTU of the next link, from an
+// address of the gateway. The kernel would drop them as martians.
 func TestFragmentsOfOwnAddress(t *testing.T) {
 	for _, hook := range hooks {
 		for _, c := range []struct {
@@ -55,7 +55,7 @@ func TestFragmentsOfOwnAddress(t *testing.T) {
 	}
 }
 
-// withoutDF is a socket whose datagrams routers may fragment.
+// withoutDF returns a socket whose datagrams routers may fragment.
 func withoutDF(t *testing.T, n *lab.Node, to string) net.Conn {
 	t.Helper()
 	var c net.Conn
@@ -76,7 +76,7 @@ func withoutDF(t *testing.T, n *lab.Node, to string) net.Conn {
 	return c
 }
 
-// sendUntil sends a datagram until one of its size arrives, and returns the size of the last.
+// sendUntil sends a datagram until one of its size arrives, and returns the size of the last received one.
 func sendUntil(t *testing.T, out net.Conn, in net.PacketConn, b []byte) (got int) {
 	t.Helper()
 	buf := make([]byte, 4096)

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestPair sends much over TCP through a gateway whose link to the servers takes no frames
-// from XDP: TC carries what goes there, and XDP the answers.
+// TestPair sends much data over TCP through a gateway whose link to the servers accepts no frames from XDP. TC
+// handles packets to the servers, and XDP the replies.
 func TestPair(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Kernel("6.3", "features of XDP"))
 	l := labFor(t, lab.Balancer(), config.AttachXDP)
@@ -49,8 +49,8 @@ func TestPair(t *testing.T) {
 	}
 }
 
-// TestPairComesAndGoes has a bridge come up and go again under numbered datagrams, so that TC
-// is put behind XDP and taken away: not one is lost, and no flow moves.
+// TestPairComesAndGoes creates and removes a bridge while numbered datagrams pass, so that TC is attached behind
+// XDP and removed. No datagram is lost, and no flow moves.
 func TestPairComesAndGoes(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachXDP)
 	gw, yaml := l.Node("gateway"), upgradeYAML+"interfaces: [wan0, lan0]\n"

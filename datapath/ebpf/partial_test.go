@@ -26,9 +26,9 @@ services:
 tables: {flows: 4096, flows6: 4096}
 `
 
-// TestAnswersSummedLater has senders leave their checksums to be filled in later
-// (CHECKSUM_PARTIAL), as a card's GRO does too: what is answered in the place of such a
-// packet must be right when the kernel fills one in.
+// TestAnswersSummedLater sends packets whose checksum is completed later (CHECKSUM_PARTIAL), as GRO of a card
+// does too. An answer that the program writes into such a packet must be valid after the kernel completes a
+// checksum.
 func TestAnswersSummedLater(t *testing.T) {
 	topology := lab.Balancer()
 	for i := range topology.Links {
@@ -39,7 +39,7 @@ func TestAnswersSummedLater(t *testing.T) {
 	topology.Links[1].MTU = 1400
 	l := labFor(t, topology, config.AttachTC)
 	client := l.Node("client")
-	const much = 1 << 20 // one way: what the server sends must fit the link of 1400
+	const much = 1 << 20 // one direction: the server's packets must fit the link with an MTU of 1400
 	listen(t, l.Node("s1"), ":8080", func(c net.Conn) {
 		io.CopyN(io.Discard, c, much)
 		c.Write([]byte("all"))
@@ -59,7 +59,7 @@ func TestAnswersSummedLater(t *testing.T) {
 		}
 	}
 	for _, addr := range []string{"192.0.2.10:53", "[2001:db8::10]:53"} {
-		for _, size := range []int{10, 1300} { // all of it fits the error, or a part
+		for _, size := range []int{10, 1300} { // the datagram fits the error completely, or in part
 			if err := refusedDatagram(client, addr, size); !errors.Is(err, syscall.ECONNREFUSED) {
 				t.Errorf("%d bytes to %s: %v: %s", size, addr, err, describeReasons(d))
 			}
@@ -84,7 +84,7 @@ func TestAnswersSummedLater(t *testing.T) {
 	}
 }
 
-// refusedDatagram sends datagrams until an ICMP error says what has become of one.
+// refusedDatagram sends datagrams until an ICMP error reports the fate of one.
 func refusedDatagram(n *lab.Node, addr string, size int) error {
 	return n.Do(func() error {
 		c, err := net.Dial("udp", addr)

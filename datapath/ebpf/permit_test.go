@@ -11,9 +11,9 @@ import (
 	"github.com/sluice-lb/sluice/model"
 )
 
-// TestPermitsGiveWay has one inside endpoint send to ever more hosts through a rule with
-// address-dependent filtering, so that its binding never ends: what it remembers of them
-// gives way when the table fills up, and the hosts that it has flows with stay.
+// TestPermitsGiveWay lets an inside endpoint send to ever more hosts through a rule with address-dependent
+// filtering, so that its binding never ends. Permits are evicted when the table fills up, but permits of hosts
+// with flows remain.
 func TestPermitsGiveWay(t *testing.T) {
 	s := office(t, ", filtering: address-dependent")
 	to := func(host int) string {
@@ -42,8 +42,8 @@ func TestPermitsGiveWay(t *testing.T) {
 	if n := permits(); n != 101 {
 		t.Fatalf("%d permits while there is room, want 101", n)
 	}
-	s.d.t.Control.Values[0].Used4 = s.d.t.Entries4 * 4 / 5 // as the timer's sweeper counts them
-	send(t, s, "lan0", to(1))                              // a flow to it once more
+	s.d.t.Control.Values[0].Used4 = s.d.t.Entries4 * 4 / 5 // the value that the sweeper of the timer computes
+	send(t, s, "lan0", to(1))                              // another flow to the first host
 	if err := s.sweep(); err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 
 const remote1, remote2 = "198.51.100.2", "198.51.100.3"
 
-// from expects the next packets of an inside endpoint to leave from a pool address.
+// from expects that the next packets of an inside endpoint leave from a pool address.
 func (s *subject) from(want, inside, remote string, sport int, what string) netip.AddrPort {
 	s.t.Helper()
 	got := s.outsideOf(inside, remote, sport)
@@ -25,15 +25,15 @@ func (s *subject) from(want, inside, remote string, sport int, what string) neti
 	return got
 }
 
-// TestMasqueradeFollowsItsAddress gives the interface another address: nothing goes out
-// with the old one any more, neither of a client that has ports there, nor of an endpoint
-// that has a binding, nor after the next sweep of a flow that sends on.
+// TestMasqueradeFollowsItsAddress changes the address of the interface. No packet leaves with the old address
+// any more: not for a client with ports there, not for an endpoint with a binding, and, after the next sweep,
+// not for an active flow.
 func TestMasqueradeFollowsItsAddress(t *testing.T) {
 	for _, options := range []string{"", ", ports-per-client: 1000", ", ports: 2000-2999, port-block: 100", ", mapping: address-and-port-dependent"} {
 		t.Run(options, func(t *testing.T) {
 			yaml := "nat:\n  - {name: office, type: masquerade, source: [10.0.2.0/24], out: wan0" + options + "}\n"
 			s := changing(t, yaml)
-			for _, remote := range []string{remote1, remote2} { // the second has the binding shared
+			for _, remote := range []string{remote1, remote2} { // the second flow shares the binding
 				s.from("198.51.100.1", "10.0.2.2", remote, 4000, "before")
 			}
 			s.from("198.51.100.1", "10.0.2.2", remote1, 4001, "before")
@@ -58,7 +58,7 @@ func TestMasqueradeFollowsItsAddress(t *testing.T) {
 			s.expire()
 			held{}.want(t, s, "all flows ended, all ports have rested")
 			for n, m := range s.d.t.Blocks.Values {
-				for b := range 10 { // of so many
+				for b := range 10 { // number of blocks
 					if m.Words[b/64]>>(b%64)&1 != 0 {
 						t.Errorf("block %d of pool address %d is not given back", b, n)
 					}
@@ -68,9 +68,8 @@ func TestMasqueradeFollowsItsAddress(t *testing.T) {
 	}
 }
 
-// TestAddressLeavesItsFlows takes an address out of a snat pool that the host never had, and one
-// that it keeps: connections of TCP go on with it, whoever sends on by UDP is given another one, and
-// nothing is left behind.
+// TestAddressLeavesItsFlows removes two addresses from a snat pool: one that the host never had, and one that it
+// keeps. TCP connections continue with it, UDP senders get another address, and no state remains.
 func TestAddressLeavesItsFlows(t *testing.T) {
 	yaml := func(pool string) string {
 		return "nat:\n  - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [" + pool + "]}\n"
@@ -98,7 +97,7 @@ func TestAddressLeavesItsFlows(t *testing.T) {
 			}
 			s.from("203.0.113.7", "10.0.2.2", remote1, 4000, "a flow that sends on")
 			s.from("203.0.113.7", "10.0.2.2", remote2, 4000, "a new flow of the same endpoint")
-			// It comes back: what is there goes on.
+			// The address returns: its flows continue.
 			s.mustChange(yaml(first + ", 203.0.113.7"))
 			s.from("203.0.113.7", "10.0.2.2", remote1, 4000, "the first flow")
 			connection("the connection of before")
@@ -108,9 +107,8 @@ func TestAddressLeavesItsFlows(t *testing.T) {
 	}
 }
 
-// TestClientsLeaveAnAddress replaces one of two pool addresses: clients that stayed with
-// it take another one, those with blocks of it when their ports have rested, and all
-// others keep theirs.
+// TestClientsLeaveAnAddress replaces one of two pool addresses. Clients of this address get another one, clients
+// with blocks after the hold-down of their ports. All other clients keep theirs.
 func TestClientsLeaveAnAddress(t *testing.T) {
 	for _, options := range []string{"", ", ports: 2000-2999, port-block: 10"} {
 		t.Run(options, func(t *testing.T) {
@@ -149,15 +147,15 @@ func TestClientsLeaveAnAddress(t *testing.T) {
 	}
 }
 
-// TestBlocksKeepOneMapping takes the address of a client's block out of the pool: while the
-// client keeps it, an endpoint still has one mapping, whatever it sends to.
+// TestBlocksKeepOneMapping removes the address of a client's block from the pool. While the client keeps the
+// block, an endpoint still has one mapping for all destinations.
 func TestBlocksKeepOneMapping(t *testing.T) {
 	yaml := func(pool string) string {
 		return "nat:\n  - {name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [" + pool + "], ports: 2000-2999, port-block: 10}\n"
 	}
 	s := changing(t, yaml("203.0.113.1"))
 	client := s.outsideOf("10.0.2.2", remote1, 4000).Addr()
-	s.mustChange(yaml("203.0.113.7")) // which ends flows of UDP
+	s.mustChange(yaml("203.0.113.7")) // the change ends UDP flows
 	before := s.outsideOf("10.0.2.2", remote1, 4000)
 	if before.Addr() != client {
 		t.Errorf("the client of %s has %s, while its block rests", client, before)
@@ -166,7 +164,7 @@ func TestBlocksKeepOneMapping(t *testing.T) {
 		t.Errorf("an endpoint has %s and %s", before, got)
 	}
 	fresh := s.outsideOf("10.0.2.2", remote1, 4001)
-	for i := range 20 { // more than the block has ports
+	for i := range 20 { // more flows than the block has ports
 		if got := s.outsideOf("10.0.2.2", fmt.Sprintf("198.18.0.%d", 1+i), 4001); got != fresh {
 			t.Fatalf("an endpoint has %s and %s", fresh, got)
 		}
@@ -176,8 +174,8 @@ func TestBlocksKeepOneMapping(t *testing.T) {
 	s.from("203.0.113.7", "10.0.2.2", remote1, 4000, "a flow after all")
 }
 
-// TestMappingFollowsTheAddress asks again for a mapping that was lost with its address,
-// while a flow of the same endpoint keeps the old binding alive.
+// TestMappingFollowsTheAddress requests a mapping again that was lost with its address, while a flow of the same
+// endpoint keeps the old binding alive.
 func TestMappingFollowsTheAddress(t *testing.T) {
 	const yaml = "nat:\n  - {name: office, type: masquerade, source: [10.0.2.0/24], out: wan0, pcp: true, ports-per-client: 100}\n"
 	s := changing(t, yaml)

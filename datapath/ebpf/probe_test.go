@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/model"
 )
 
-// TestProbes asks for probes of connections whose time is over: of nat64 alone, and not once
-// an end has said that it sends no more (RFC 6146 §3.5.2.2).
+// TestProbes checks probes of expiring connections: only nat64 sends them, and not after a FIN of one side (RFC
+// 6146 §3.5.2.2).
 func TestProbes(t *testing.T) {
 	s := changing(t, `
 nat:
@@ -43,7 +43,7 @@ nat:
 			}
 		}
 	}
-	// connect opens a connection and answers it, and ends one direction of it if asked to.
+	// connect opens a connection and answers it. If fin is set, it ends one direction.
 	connect := func(v6 bool, sport int, fin bool) {
 		t.Helper()
 		inside, server := "ip4(src=10.0.2.2,dst=198.18.0.1)", "203.0.113.2"

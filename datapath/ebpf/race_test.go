@@ -21,8 +21,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// race lets two CPUs send packets of the same clients at once, and returns what came of
-// them.
+// race lets two CPUs send packets of the same clients at once, and returns the outcomes.
 func race(t *testing.T, s *subject, iface string, clients int, text func(cpu, client int) string) (sent [2][]packet.Packet) {
 	t.Helper()
 	if runtime.NumCPU() < 2 {
@@ -33,7 +32,7 @@ func race(t *testing.T, s *subject, iface string, clients int, text func(cpu, cl
 	run := func(cpu, client int) error {
 		frame := s.frame(iface, text(cpu, client))
 		o := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Context: xdpContext{DataEnd: uint32(len(frame)), Ingress: uint32(s.ifaces[iface])}}
-		for ready.Add(1); ready.Load() < int64(2*(client+1)); { // spinning: both CPUs are there
+		for ready.Add(1); ready.Load() < int64(2*(client+1)); { // both CPUs spin until the other is ready
 		}
 		_, err := program.Run(o)
 		sent[cpu] = append(sent[cpu], packet.Parse(o.DataOut))
@@ -63,8 +62,8 @@ func race(t *testing.T, s *subject, iface string, clients int, text func(cpu, cl
 	return sent
 }
 
-// TestRaceForBinding lets two CPUs open flows of the same inside endpoints at once:
-// each endpoint has one outside endpoint, and in the end nothing is left over.
+// TestRaceForBinding lets two CPUs open flows of the same inside endpoints at once. Each endpoint gets one
+// outside endpoint, and no state remains at the end.
 func TestRaceForBinding(t *testing.T) {
 	s := office(t, "")
 	sent := race(t, s, "lan0", 1000, func(cpu, client int) string {
@@ -81,7 +80,7 @@ func TestRaceForBinding(t *testing.T) {
 	}
 	for client := range sent[0] {
 		one, two := source(sent[0][client]), source(sent[1][client])
-		if one != two && one != "" && two != "" { // both may lose twice, and drop
+		if one != two && one != "" && two != "" { // both may lose twice and drop their packets
 			t.Errorf("client %d has the ports %s and %s", client, one, two)
 		}
 	}
@@ -93,8 +92,8 @@ func TestRaceForBinding(t *testing.T) {
 	held{}.want(t, s, "all flows ended, all ports have rested")
 }
 
-// TestRaceForHairpin lets two CPUs send to two inside hosts by their outside endpoints, from
-// the same inside endpoints at once: each of these has one outside endpoint.
+// TestRaceForHairpin lets two CPUs send from the same inside endpoints to the outside endpoints of two inside
+// hosts. Each sender gets one outside endpoint.
 func TestRaceForHairpin(t *testing.T) {
 	s := office(t, "")
 	var to [2]int
@@ -130,8 +129,8 @@ func TestRaceForHairpin(t *testing.T) {
 	held{}.want(t, s, "all flows ended, all ports have rested")
 }
 
-// TestRaceForFlow lets two CPUs open the same flows of services at once: who was slower
-// sends its packet the way of the flow that is there, so that the answer finds back.
+// TestRaceForFlow lets two CPUs open the same flows of services at once. The slower one forwards its packet by
+// the existing flow, so that the reply matches.
 func TestRaceForFlow(t *testing.T) {
 	for _, mode := range []string{"dnat", "fullnat, source-pool: [10.0.2.100]"} {
 		s := changing(t, "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, scheduler: rr,\n"+
@@ -185,8 +184,8 @@ func TestRaceForFlow(t *testing.T) {
 	}
 }
 
-// TestClockOfAnotherCPU: what another CPU has noted when the clock had ticked on, after a
-// packet had looked at it, is not 2^32 ticks old.
+// TestClockOfAnotherCPU: a timestamp can be newer than the time that this packet has read. Its age must not wrap
+// to 2^32 ticks.
 func TestClockOfAnotherCPU(t *testing.T) {
 	s := changing(t, `
 nat: [{name: office, type: snat, source: [10.0.2.0/24], out: wan0, to: [203.0.113.1]}]

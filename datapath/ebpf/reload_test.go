@@ -28,10 +28,10 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// oneOf picks one of some texts.
+// oneOf returns a random text.
 func oneOf(r *rand.Rand, list ...string) string { return list[r.IntN(len(list))] }
 
-// randomBackends are some of five backends, of which one may have moved.
+// randomBackends returns some of five backends; one of them may have another address.
 func randomBackends(r *rand.Rand, format, port string) string {
 	var list []string
 	for i := range 5 {
@@ -51,7 +51,7 @@ func randomBackends(r *rand.Rand, format, port string) string {
 	return strings.Join(list, ", ")
 }
 
-// randomService is a service of one of two names, in any mode.
+// randomService returns a service with one of two names, in any mode.
 func randomService(r *rand.Rand, name, protocol string, port int) string {
 	mode := oneOf(r, "dnat", "dnat", "fullnat", "fullnat", "dsr", "tunnel", "stateless")
 	listen := fmt.Sprintf("{address: 192.0.2.10, ports: [%d]}", port)
@@ -76,7 +76,7 @@ func randomService(r *rand.Rand, name, protocol string, port int) string {
 		oneOf(r, "rr", "wrr", "random", "maglev", "source-hash", "lc", "wlc"), options, randomBackends(r, format, to))
 }
 
-// randomNAT are some rules.
+// randomNAT returns some NAT rules.
 func randomNAT(r *rand.Rand) string {
 	options := func() string {
 		return oneOf(r, "", ", filtering: address-dependent", ", filtering: address-and-port-dependent") +
@@ -104,8 +104,8 @@ func randomNAT(r *rand.Rand) string {
 	return text
 }
 
-// randomConfig is a configuration that the datapath carries: as the one before, of which
-// it is given the parts, but for some parts.
+// randomConfig returns a configuration that the datapath supports. It replaces some of the parts of the previous
+// one.
 func randomConfig(r *rand.Rand, parts *[4]string) (*config.Config, string) {
 	for {
 		next := *parts
@@ -135,7 +135,7 @@ func randomConfig(r *rand.Rand, parts *[4]string) (*config.Config, string) {
 	}
 }
 
-// crowdOpens are few hosts with few ports, so that their flows meet.
+// crowdOpens are few hosts with few ports, so that their flows collide.
 var crowdOpens = []judge.Opening{
 	{Interface: "wan0", Sources: judge.Addresses("203.0.113.%d", 1, 8), Dests: judge.Addresses("192.0.2.%d", 10, 10), Ports: []uint16{80, 81, 82}, Protocols: crowdProtocols},
 	{Interface: "wan0", Sources: judge.Addresses("2001:db8:5::%x", 1, 8), Dests: judge.Addresses("2001:db8::%x", 16, 16), Ports: []uint16{80, 81, 82}, Protocols: crowdProtocols},
@@ -148,7 +148,7 @@ var crowdOpens = []judge.Opening{
 
 var crowdProtocols = []judge.Protocol{judge.TCP, judge.TCP, judge.UDP, judge.Ping}
 
-// crowd is who sends packets through a gateway.
+// crowd sends packets through a gateway.
 type crowd struct {
 	*subject
 	r       *rand.Rand
@@ -156,10 +156,10 @@ type crowd struct {
 	made    []datapath.Mapping
 }
 
-// world is where everybody lives.
+// world contains the addresses of all hosts.
 var world = []string{"192.0.2.0/24", "198.18.0.0/24", "198.51.100.0/24", "203.0.113.0/24", "10.0.2.0/24", "2001:db8::/32", "fd00:2::/64", "64:ff9b::/96"}
 
-// strange tells of an address that nobody has.
+// strange reports an address outside world.
 func strange(frame []byte) error {
 	for _, l := range packet.Parse(frame) {
 		var ends []netip.Addr
@@ -178,7 +178,7 @@ func strange(frame []byte) error {
 	return nil
 }
 
-// restart lets another process take over.
+// restart lets another process adopt the tables.
 func (s *subject) restart() error {
 	return s.inside(func() (err error) {
 		opt := s.d.opt
@@ -188,7 +188,7 @@ func (s *subject) restart() error {
 	})
 }
 
-// talk sends some packets and lets some time pass.
+// talk sends some packets and advances the time.
 func (c *crowd) talk(packets int) error {
 	for sent := 0; sent < packets; {
 		for _, p := range c.traffic.Next() {
@@ -213,18 +213,17 @@ func (c *crowd) talk(packets int) error {
 		m := datapath.Mapping{Rule: "office", Protocol: flow.Protocol(6 + 11*c.r.IntN(2)), Expires: kernel.SinceBoot() + time.Hour,
 			Inside:  netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 2, byte(2 + c.r.IntN(8))}), uint16(4000+c.r.IntN(6))),
 			Outside: netip.AddrPortFrom(netip.IPv4Unspecified(), 0)}
-		if c.Map(m) == nil { // where the rule lets it
+		if c.Map(m) == nil { // if the rule allows it
 			c.made = append(c.made, m)
 		}
 	}
 	return c.Advance(time.Duration(c.r.IntN(200)) * time.Second)
 }
 
-// TestNothingLeaks applies random configurations one after the other, with packets
-// between them whose flows outlive the change: services that change mode, scheduler,
-// limits and backends, rules whose pools, blocks and filters change. When all flows have
-// ended the tables are as they were at first. SLUICE_LEAK_RUNS asks for more,
-// SLUICE_MODEL_SEED for others.
+// TestNothingLeaks applies random configurations one after the other. Packets between them create flows that
+// outlive the change: services change mode, scheduler, limits and backends; rules change pools, blocks and
+// filters. When all flows have ended, the tables equal their initial state. SLUICE_LEAK_RUNS sets the number of
+// runs, SLUICE_MODEL_SEED the seed.
 func TestNothingLeaks(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	runs, seed := number(t, "SLUICE_LEAK_RUNS", 1), uint64(number(t, "SLUICE_MODEL_SEED", 1))
@@ -255,7 +254,7 @@ func TestNothingLeaks(t *testing.T) {
 						log = append(log, "by another process")
 					}
 					err := s.Apply(c)
-					if err != nil && strings.Contains(err.Error(), "the tables were made for") { // too much at once: as before
+					if err != nil && strings.Contains(err.Error(), "the tables were made for") { // the tables are too small for the change: keep the previous configuration
 						parts, s.snapshot = was, before
 						err = s.inside(s.apply)
 					}
@@ -264,7 +263,7 @@ func TestNothingLeaks(t *testing.T) {
 					}
 				}
 				for _, m := range all.made {
-					s.Unmap(m) // if it is still there
+					s.Unmap(m) // if the mapping still exists
 				}
 				for range 4 {
 					if err := s.Advance(3 * time.Hour); err != nil {
@@ -279,7 +278,7 @@ func TestNothingLeaks(t *testing.T) {
 	}
 }
 
-// left lists what the tables hold when they should hold nothing.
+// left lists the remaining content of tables that should be empty.
 func (s *subject) left(t *testing.T) (list []string) {
 	note := func(n int, format string, args ...any) {
 		if n != 0 {
@@ -333,8 +332,8 @@ func (s *subject) left(t *testing.T) (list []string) {
 	return list
 }
 
-// TestClientAddressComes gives a service a PROXY header while one of its clients shakes
-// hands: that connection goes on without one, and leaves nothing behind.
+// TestClientAddressComes adds a PROXY header to a service during the handshake of a client. This connection
+// continues without one, and no state remains.
 func TestClientAddressComes(t *testing.T) {
 	yaml := func(options string) string {
 		return "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: fullnat, source-pool: [10.0.2.100]" + options +
@@ -361,8 +360,8 @@ func TestClientAddressComes(t *testing.T) {
 	}
 }
 
-// TestClientAddressGoes takes the PROXY header from a service with a connection that has
-// one: its numbers stay shifted, and only what opens again in its ports goes without.
+// TestClientAddressGoes removes the PROXY header from a service with a connection that has one. Its sequence
+// numbers remain shifted. Only a new connection on the same ports has no header.
 func TestClientAddressGoes(t *testing.T) {
 	yaml := func(options string) string {
 		return "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: fullnat, source-pool: [10.0.2.100]" + options +
@@ -383,7 +382,7 @@ func TestClientAddressGoes(t *testing.T) {
 		server := fmt.Sprintf("ip4(src=10.0.2.2,dst=10.0.2.100)/tcp(sport=80,dport=%d,", segment("wan0", client+"flags=S,seq=100)").SrcPort)
 		segment("lan0", server+"flags=SA,seq=900,ack=101)")
 		segment("wan0", client+"flags=A,seq=101,ack=901)")
-		for process := range 2 { // the same one, and another
+		for process := range 2 { // the same process, and another
 			if process > 0 {
 				if err := s.restart(); err != nil {
 					t.Fatal(err)
@@ -410,8 +409,8 @@ func TestClientAddressGoes(t *testing.T) {
 	}
 }
 
-// TestModeChanges gives a service whose flows have one direction a mode with two, and
-// another family: the next packet of its client opens a flow of the new mode.
+// TestModeChanges changes a service from a mode whose flows have one direction to a mode with two, and to
+// another family. The next packet of its client opens a flow of the new mode.
 func TestModeChanges(t *testing.T) {
 	yaml := func(options string) string {
 		return "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: udp, " + options + "}\n"

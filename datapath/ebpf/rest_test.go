@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// memlock is what the kernel says that a map takes.
+// memlock returns the memory of a map as reported by the kernel.
 func memlock(t *testing.T, m *ebpf.Map) int {
 	t.Helper()
 	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", m.FD()))
@@ -34,11 +34,11 @@ func memlock(t *testing.T, m *ebpf.Map) int {
 	return bytes
 }
 
-// TestMemoryAtRest bounds what all maps take of a machine with 24 GB before there are flows, and checks that
-// the ports of pools take what the table of ports says.
+// TestMemoryAtRest bounds the memory of all maps on a machine with 24 GB without flows, and checks the size of
+// the port table.
 func TestMemoryAtRest(t *testing.T) {
 	labtest.Require(t, labtest.Kernel("6.4", "the memory of every kind of map"))
-	const most = 64 << 20 // and what a machine has for each CPU
+	const most = 64 << 20 // plus memory per CPU
 	l := labFor(t, lab.Balancer(), config.AttachTC)
 	d := gateway(t, l.Node("gateway"), config.AttachTC, strings.Replace(oneServer, "{flows: 4096, flows6: 4096}", "{flows: 2100000, flows6: 1100000}", 1))
 	sum := int(d.t.Flows4.Bytes() + d.t.Flows6.Bytes() + d.t.Index4.Bytes() + d.t.Index6.Bytes() + d.t.Owners.Bytes())
@@ -65,9 +65,9 @@ func TestMemoryAtRest(t *testing.T) {
 	}
 }
 
-// TestNumbersGetRoom has a service come whose connections need room in adjusts, which is small
-// until then: numbered datagrams of another service go on meanwhile, the connections find their
-// numbers, and the next process adopts the map of either size.
+// TestNumbersGetRoom adds a service whose connections need entries of adjusts, which is small until then.
+// Numbered datagrams of another service continue meanwhile, the connections find their entries, and the next
+// process adopts the map with either size.
 func TestNumbersGetRoom(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachTC)
 	mirror(t, l.Node("s1"), ":8080")
@@ -87,7 +87,7 @@ func TestNumbersGetRoom(t *testing.T) {
 	load := startNumbered(t, l.Node("client"), "192.0.2.10:53", ":5353", l.Node("s1"), l.Node("s2"))
 	load.await(10)
 
-	// As if a process had been killed before a larger map took the place of the small one.
+	// The same state as after a kill before a larger map replaces the small one.
 	left, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +133,7 @@ func TestNumbersGetRoom(t *testing.T) {
 	d.Close()
 }
 
-// TestLateMaps has services come that use the maps of persistence and of rates, which are small until then.
+// TestLateMaps adds services that use the maps of persistence and rates, which are small until then.
 func TestLateMaps(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	for name, key := range map[string]string{

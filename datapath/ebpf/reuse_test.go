@@ -13,13 +13,13 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// reused is a service of which clients use their tuples again.
+// reused is a service with clients that reuse their tuples.
 type reused struct {
 	name, service string
 	vip           string
 	backend       string
-	crosses       bool // into the other family
-	replies       bool // pass the gateway
+	crosses       bool // translated to the other family
+	replies       bool // replies pass the gateway
 }
 
 var reusedServices = []reused{
@@ -38,7 +38,7 @@ func (r reused) yaml() string {
 	return fmt.Sprintf("services:\n  - {name: web, listen: [{address: \"%s\", ports: [80]}], protocol: tcp, %s}\n", r.vip, r.service)
 }
 
-// segment is a packet of the client with that source port; its source address has the family of the service.
+// segment returns a packet of the client with a source port. Its source address has the family of the service.
 func (r reused) segment(port int, flags string) string {
 	if netip.MustParseAddr(r.vip).Is6() {
 		return fmt.Sprintf("ip6(src=2001:db8:5::5,dst=%s)/tcp(sport=%d,dport=80,flags=%s,seq=100,ack=901)", r.vip, port, flags)
@@ -46,7 +46,7 @@ func (r reused) segment(port int, flags string) string {
 	return fmt.Sprintf("ip4(src=203.0.113.5,dst=%s,df)/tcp(sport=%d,dport=80,flags=%s,seq=100,ack=901)", r.vip, port, flags)
 }
 
-// answer is a packet of the backend to where its client seems to be.
+// answer returns a packet of the backend to the client's translated endpoint.
 func (r reused) answer(to netip.AddrPort, flags string) string {
 	head := fmt.Sprintf("ip4(src=%s,dst=%s,df)", r.backend, to.Addr())
 	if to.Addr().Is6() {
@@ -55,7 +55,7 @@ func (r reused) answer(to netip.AddrPort, flags string) string {
 	return fmt.Sprintf("%s/tcp(sport=8080,dport=%d,flags=%s,seq=900,ack=101)", head, to.Port(), flags)
 }
 
-// source is the source endpoint of the TCP segment that a packet left as.
+// source returns the translated source endpoint of a TCP segment.
 func source(t *testing.T, out model.Outcome) netip.AddrPort {
 	t.Helper()
 	if len(out.Out) != 1 {
@@ -70,7 +70,7 @@ func source(t *testing.T, out model.Outcome) netip.AddrPort {
 	return netip.AddrPortFrom(ip.Src, tcp.SrcPort)
 }
 
-// connect opens a connection and closes it, and returns the source that the backend saw.
+// connect opens and closes a connection, and returns the source that the backend saw.
 func (r reused) connect(t *testing.T, s *subject, port int) netip.AddrPort {
 	t.Helper()
 	from := source(t, send(t, s, "wan0", r.segment(port, "S")))
@@ -91,15 +91,15 @@ func (r reused) connect(t *testing.T, s *subject, port int) netip.AddrPort {
 	return from
 }
 
-// free is how many entries of both tables can be taken.
+// free returns the number of free entries of both tables.
 func free(s *subject) (n [2]int) {
 	n[0] = int(s.d.t.Stock4.Values[0].Room - min(s.d.t.Stock4.Values[0].Fresh, s.d.t.Stock4.Values[0].Room))
 	n[1] = int(s.d.t.Stock6.Values[0].Room - min(s.d.t.Stock6.Values[0].Fresh, s.d.t.Stock6.Values[0].Room))
 	return n
 }
 
-// TestTuplesAgain opens and closes connections in tables that have room for few more, and uses their
-// tuples again at once: that takes no entry, no port and no other source, however often.
+// TestTuplesAgain opens and closes connections in nearly full tables, and reuses their tuples at once. Reuse
+// needs no entry, no port and no other source, however often it happens.
 func TestTuplesAgain(t *testing.T) {
 	const tuples, spare, rounds = 20, 4, 5
 	for _, hook := range []string{"xdp", "tc", "pair"} {
@@ -162,7 +162,7 @@ func TestReuseNeedsNoRoom(t *testing.T) {
 	}
 }
 
-// shrink leaves so many entries in each table that no flow has, until the test ends.
+// shrink leaves the given number of free entries in each table until the test ends.
 func shrink(t *testing.T, s *subject, spare uint32) {
 	for _, stock := range []*wire.Stock{&s.d.t.Stock4.Values[0], &s.d.t.Stock6.Values[0]} {
 		room := stock.Room

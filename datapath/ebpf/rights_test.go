@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestOpenWithoutABPFFS opens the datapath as in a container that may load programs, but has no bpffs and may not mount
-// one: it is not available, so that nftables carries what is for either.
+// TestOpenWithoutABPFFS opens the datapath as in a container that may load programs but has no bpffs and may not
+// mount one. The datapath is not available, so that nftables gets all objects that support both.
 func TestOpenWithoutABPFFS(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	done := make(chan error)

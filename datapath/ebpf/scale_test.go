@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-lb/sluice/model/golden"
 )
 
-// many is a configuration of n services with four backends each.
+// many returns a configuration of n services with four backends each.
 func many(n int, protocol flow.Protocol) *config.Config {
 	c := &config.Config{Services: make([]config.Service, n), Tables: config.Tables{Flows: 1 << 16, Flows6: 4096}}
 	for i := range c.Services {
@@ -47,9 +47,8 @@ func mustApply(b testing.TB, d *Datapath, s *datapath.Snapshot) {
 	}
 }
 
-// BenchmarkApply measures all of 10,000 services from nothing, the same again,
-// one backend of them that goes down or comes back, and a new process that adopts
-// them.
+// BenchmarkApply measures four applies of 10,000 services: the first one, one without a change, one backend that
+// fails or returns, and the adoption by a new process.
 func BenchmarkApply(b *testing.B) {
 	const services = 10000
 	labtest.Require(b, labtest.Root, labtest.BPF)
@@ -92,10 +91,9 @@ func BenchmarkApply(b *testing.B) {
 	})
 }
 
-// BenchmarkServices compares packets through 10,000 services with packets through
-// one, by turns, on XDP: SYNs, which meet their service each time, and packets of
-// 20,000 flows, which meet it once. The time is that of the CPU, which on veth is
-// that of the whole way; the best of all turns counts.
+// BenchmarkServices compares packets through 10,000 services with packets through one, alternating, on XDP. SYNs
+// look up their service each time, and packets of 20,000 flows do so once. The time is CPU time, which on veth
+// covers the whole path. The best round counts.
 func BenchmarkServices(b *testing.B) {
 	labtest.Require(b, labtest.Root, labtest.BPF)
 	sizes := []int{1, 10000}
@@ -118,9 +116,8 @@ func BenchmarkServices(b *testing.B) {
 	}
 }
 
-// throughServices builds a gateway of so many services. The function sends
-// packets of so many flows through it for a moment and returns the nanoseconds of
-// one.
+// throughServices builds a gateway with a number of services. The returned function sends packets of a number of
+// flows for a moment and returns the nanoseconds per packet.
 func throughServices(b *testing.B, services, flows int) func(flags string) float64 {
 	b.Helper()
 	l := labtest.New(b, lab.Topology{
@@ -199,7 +196,7 @@ func throughServices(b *testing.B, services, flows int) func(flags string) float
 		if err != nil {
 			b.Fatal(err)
 		}
-		first, before := at(start.Packets + uint64(4*flows)) // every flow is there
+		first, before := at(start.Packets + uint64(4*flows)) // every flow exists
 		last, after := at(first + 500_000)
 		cancel()
 		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {

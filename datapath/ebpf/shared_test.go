@@ -28,27 +28,27 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// shared are programs and their tables that subjects use one after the other: the verifier
-// looks at those with the same constants once, and not once for each case.
+// shared is a set of programs and tables that subjects use one after the other. The verifier then checks
+// programs with the same constants once instead of once per case.
 type shared struct {
 	t       *table.Tables
-	hook    string // of which they are; "tc" also with CHECKSUM_COMPLETE
+	hook    string // hook of the programs; "tc" also with CHECKSUM_COMPLETE
 	loaded  map[wire.Switches]*ebpf.Collection
-	inUse   *ebpf.Collection // by a subject
-	syns    bool             // some were sent on without a flow
-	refused bool             // some were refused, or another configuration has begun to count anew
+	inUse   *ebpf.Collection // used by a subject
+	syns    bool             // some SYNs were forwarded without a flow
+	refused bool             // some SYNs were refused, or another configuration has restarted the counts
 	cleaner cleaner
-	// few: no programs are loaded that differ from those which are there in other constants than
-	// hook, rules, mappings and the quota of handshakes.
+	// few: load no programs that differ from existing ones in other constants than hook, rules, mappings and the
+	// quota of handshakes.
 	few bool
 }
 
-// mostLoaded is how many programs are loaded at once, of all pools. Linux 6.18 frees each in a work item and runs
-// 1,024 of them at once: when a process ends that holds more, they wait for one behind them for ever, and no
-// program is loaded on that machine any more (docs/internals/debugging.md).
+// mostLoaded is the maximum number of loaded programs of all pools. Linux 6.18 frees each program in a work item
+// and runs 1,024 of them at once. If a process with more programs ends, these items wait for a later one for
+// ever, and the machine loads no program any more (docs/internals/debugging.md).
 const mostLoaded = 700
 
-// keep has programs wait for their next use. Others that nobody uses go, those first that were used least lately.
+// keep stores programs for their next use. It closes unused programs, the least recently used first.
 func (s *shared) keep(w wire.Switches, c *ebpf.Collection) {
 	pools.Lock()
 	defer pools.Unlock()
@@ -70,7 +70,7 @@ func (s *shared) keep(w wire.Switches, c *ebpf.Collection) {
 	pools.lately = append(pools.lately, lately{s, w})
 }
 
-// use returns the programs with those constants if they are there.
+// use returns the programs with these constants, if they exist.
 func (s *shared) use(w wire.Switches) *ebpf.Collection {
 	pools.Lock()
 	defer pools.Unlock()
@@ -83,7 +83,7 @@ func (s *shared) use(w wire.Switches) *ebpf.Collection {
 	return s.inUse
 }
 
-// replaced drops the programs in use where a datapath has closed them and loaded others, and closes those.
+// replaced closes the programs in use if a datapath has replaced them by others.
 func (s *shared) replaced(d *Datapath) {
 	c := s.inUse
 	if d.programs == nil || d.programs == c {
@@ -96,44 +96,43 @@ func (s *shared) replaced(d *Datapath) {
 	maps.DeleteFunc(s.loaded, func(_ wire.Switches, other *ebpf.Collection) bool { return other == c })
 }
 
-// errOtherConstants: a configuration's constants are other ones than those of the programs that
-// are there.
+// errOtherConstants: the constants of a configuration differ from those in the existing programs.
 var errOtherConstants = errors.New("the configuration has constants of its own")
 
-// programKind is what all programs of a pool have in common.
+// programKind is the common property of all programs of a pool.
 type programKind struct {
-	// allOn has every feature on, so that most cases have the same constants; full closes the
-	// straight path.
+	// allOn has every feature on, so that most cases have the same constants; full disables the straight path.
 	allOn, full bool
 }
 
-// programPool keeps shared programs for subjects that ask at the same time.
+// programPool keeps shared programs for concurrent subjects.
 type programPool struct {
 	dir string
 	programKind
 
 	mu   sync.Mutex
-	free map[string][]*shared // by the hook that they were made for
+	free map[string][]*shared // by hook
 	made int
 }
 
-// pools are those of this process, which tests use one after the other: most scenarios and cases
-// come again, in other tests and on TC with other packets.
+// pools are the pools of this process, which tests use one after the other. Most scenarios and cases repeat in
+// other tests and on TC.
 var pools struct {
 	sync.Mutex
 	dir    string // a bpffs
 	byKind map[programKind]*programPool
-	lately []lately // all that are loaded, the one used last at the end
+	lately []lately // all loaded programs, the most recently used last
 }
 
-// lately are programs of shared tables.
+// lately refers to programs of shared tables.
 type lately struct {
 	of *shared
 	wire.Switches
 }
 
 func TestMain(m *testing.M) {
-	// Each packet leaves small objects behind, and the tests hold little else: to look for them took a fifth of the time.
+	// Each packet leaves small objects behind, and the tests have little other memory: garbage collection took a
+	// fifth of the time.
 	debug.SetGCPercent(800)
 	code := m.Run()
 	if err := closePools(); err != nil {
@@ -176,8 +175,8 @@ func closePools() (err error) {
 	return err
 }
 
-// borrow gives a datapath tables and programs for a hook before it applies anything; few: those
-// that are there, or none.
+// borrow gives a datapath tables and programs for a hook before its first apply. With few, it gives existing
+// programs or none.
 func (l *programPool) borrow(d *Datapath, hook string, snapshot *datapath.Snapshot, few bool) (*shared, error) {
 	if hook == "tc-complete" {
 		hook = "tc"
@@ -194,14 +193,14 @@ func (l *programPool) borrow(d *Datapath, hook string, snapshot *datapath.Snapsh
 	return s, nil
 }
 
-// equip gives a datapath the tables, and the programs that a snapshot needs.
+// equip gives a datapath the tables, and the programs for a snapshot.
 func (l *programPool) equip(s *shared, d *Datapath, snapshot *datapath.Snapshot) error {
 	h, err := readHost()
 	if err != nil {
 		return err
 	}
 	c, err := compile.Compile(snapshot, stateOf(s.t, snapshot), h)
-	if err != nil { // more addresses, say, than these tables have room for
+	if err != nil { // these tables are too small, for example for the number of addresses
 		return fmt.Errorf("%w: %w", errOtherConstants, err)
 	}
 	s.replaced(d)
@@ -216,7 +215,7 @@ func (l *programPool) equip(s *shared, d *Datapath, snapshot *datapath.Snapshot)
 		if programs, err = s.t.Program(c.Switches, false); err != nil {
 			return err
 		}
-		maps.DeleteFunc(programs.Maps, func(name string, m *ebpf.Map) bool { // each is a file; the programs hold them
+		maps.DeleteFunc(programs.Maps, func(name string, m *ebpf.Map) bool { // each map has a file; the programs hold references
 			if name != "works" {
 				m.Close()
 			}
@@ -251,7 +250,7 @@ func (l *programPool) take(hz uint32, hook string) (*shared, error) {
 	return &shared{t: t, hook: hook, loaded: map[wire.Switches]*ebpf.Collection{}, cleaner: newCleaner()}, nil
 }
 
-// give takes back what a datapath was lent, and closes that.
+// give takes back the tables and programs of a datapath, and closes the datapath.
 func (l *programPool) give(s *shared, d *Datapath) {
 	if d != nil {
 		if c, err := d.Counters(context.Background()); err == nil {
@@ -270,7 +269,7 @@ func (l *programPool) give(s *shared, d *Datapath) {
 	l.free[s.hook] = append(l.free[s.hook], s)
 }
 
-// close removes all that was lent and has come back.
+// close removes all returned tables and programs.
 func (l *programPool) close() (err error) {
 	for _, free := range l.free {
 		for _, s := range free {
@@ -283,7 +282,7 @@ func (l *programPool) close() (err error) {
 	return err
 }
 
-// wipe makes the tables as they were when they were made.
+// wipe sets the tables to their initial content.
 func (s *shared) wipe() error {
 	c, room4, room6 := &s.t.Control.Values[0], s.t.Stock4.Values[0].Room, s.t.Stock6.Values[0].Room
 	index4, index6 := c.Index4, c.Index6
@@ -323,7 +322,7 @@ func (s *shared) clear(name string, m *ebpf.Map) error {
 			return s.cleaner.memory(m)
 		}
 		n := m.MaxEntries()
-		if name == "tallies" || name == "backend_hops" { // by backends, of which no case has so many
+		if name == "tallies" || name == "backend_hops" { // indexed by backends; no case has that many
 			n = 1024
 		}
 		if m.Type() == ebpf.Array && n > 1024 {
@@ -348,7 +347,7 @@ func (s *shared) clear(name string, m *ebpf.Map) error {
 	return nil
 }
 
-// zero clears the first elements of an array that is not in this process's memory.
+// zero clears the first elements of an array that this process cannot map.
 func zero(m *ebpf.Map, n uint32) error {
 	perCPU := 1
 	if m.Type() == ebpf.PerCPUArray {
@@ -363,7 +362,7 @@ func zero(m *ebpf.Map, n uint32) error {
 	return err
 }
 
-// drain takes what nobody has read.
+// drain discards unread records.
 func drain(m *ebpf.Map) error {
 	ring, err := ringbuf.NewReader(m)
 	if err != nil {

@@ -19,8 +19,8 @@ nat:
   - {name: bih, type: siit, prefix: "64:ff9b::/96", eam: [{ipv4: 203.0.113.16/28, ipv6: "fd00:2::/124"}, {ipv4: 203.0.113.7, ipv6: "fd00:2::7"}]}
 `
 
-// A route or an address that comes into a mapping takes force when the network changes, and so
-// does its end (RFC 7915 §4.6).
+// A new route or address inside a mapping takes effect when the network changes, and so does its removal (RFC
+// 7915 §4.6).
 func TestRoutesIntoMappings(t *testing.T) {
 	s := changing(t, oneToOne)
 	meets := func(want string) {
@@ -62,7 +62,7 @@ func TestRoutesIntoMappings(t *testing.T) {
 	meets("pass not-routed")
 }
 
-// What a siit rule does not translate although it may be meant is told.
+// Warnings name the traffic that a siit rule seems to include but does not translate.
 func TestCrossingWarnings(t *testing.T) {
 	s := changing(t, oneToOne)
 	if w := strings.Join(s.d.Warnings(), "\n"); strings.Contains(w, "nat bih") {
@@ -84,7 +84,7 @@ func TestCrossingWarnings(t *testing.T) {
 	}
 }
 
-// The routing table is read with its own addresses, and without what is not reachable.
+// The routing table is read with its own addresses, without unreachable routes.
 func TestDestinations(t *testing.T) {
 	s := changing(t, oneToOne)
 	err := s.inside(func() error {

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestSourcesAreFollowed: the programs get settings, addresses and MTUs of routes that change between applies.
+// TestSourcesAreFollowed: the programs get changes of settings, addresses and route MTUs between applies.
 func TestSourcesAreFollowed(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachTC)
 	gw := l.Node("gateway")

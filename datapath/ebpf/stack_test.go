@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
-// TestStacksFitLinux61 adds up the stacks of every chain of calls, as the verifier of Linux 6.1
-// does: 512 bytes in all (MAX_BPF_STACK), each frame in steps of 32. Later ones let more pass,
-// and the emulated machine takes minutes to say so. go test -v prints what is left.
+// TestStacksFitLinux61 adds up the stacks of every call chain, as the verifier of Linux 6.1 does: 512 bytes in
+// all (MAX_BPF_STACK), each frame in steps of 32. Later kernels accept more, and the emulated machine takes
+// minutes to find out. go test -v prints the remaining bytes.
 func TestStacksFitLinux61(t *testing.T) {
 	spec, err := wire.Spec()
 	if err != nil {
@@ -38,11 +38,11 @@ type frame struct {
 	calls map[string]bool
 }
 
-// framesOf reads how far below the frame pointer each function reaches, and whom it calls.
+// framesOf returns the stack depth of each function below the frame pointer, and its callees.
 func framesOf(list asm.Instructions) frames {
 	all := frames{}
 	var now *frame
-	var top asm.Register // which was set to the frame pointer by the instruction before
+	var top asm.Register // the previous instruction set this register to the frame pointer
 	for _, i := range list {
 		if name := i.Symbol(); name != "" {
 			now = &frame{calls: map[string]bool{}}
@@ -67,7 +67,7 @@ func framesOf(list asm.Instructions) frames {
 	return all
 }
 
-// deepest returns the chain of calls from a function that takes most stack.
+// deepest returns the call chain from a function with the largest stack.
 func (f frames) deepest(name string) (size int, chain []string) {
 	own := f[name]
 	for callee := range own.calls {

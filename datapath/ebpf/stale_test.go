@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// planned is what a change to another configuration would do.
+// planned returns the planned change for another configuration.
 func (s *subject) planned(yaml string) (change *datapath.Change) {
 	s.t.Helper()
 	c, err := config.Decode("changing", []byte(yaml))
@@ -35,15 +35,15 @@ func (s *subject) planned(yaml string) (change *datapath.Change) {
 	return change
 }
 
-// alive counts the flows in the tables.
+// alive returns the number of flows in the tables.
 func (s *subject) alive() (n int) {
 	s.d.t.Primaries(func(table.Entry) bool { n++; return true })
 	return n
 }
 
-// TestApplyEndsWhatDiffers changes the configuration under two clients that never change their
-// ports, one of UDP and one of TCP: what the new one would treat otherwise ends, of TCP by policy,
-// nothing else, and as many as the plan has said.
+// TestApplyEndsWhatDiffers changes the configuration under a UDP client and a TCP client that never change their
+// ports. Flows that the new configuration treats differently end, TCP flows by policy. No others end, and the
+// plan predicts their number.
 func TestApplyEndsWhatDiffers(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	const (
@@ -59,7 +59,7 @@ func TestApplyEndsWhatDiffers(t *testing.T) {
 	)
 	for _, c := range []struct {
 		name, before, after, iface, from string
-		ends                             int // of UDP; of TCP too under end
+		ends                             int // ended UDP flows; with policy end, TCP flows too
 	}{
 		{"nothing", service, service, "wan0", client, 0},
 		{"another rule", service, service + office, "wan0", client, 0},
@@ -98,7 +98,7 @@ func TestApplyEndsWhatDiffers(t *testing.T) {
 	}
 }
 
-// TestReplacedBackend: after the replacement the sender of before goes to the new backend.
+// TestReplacedBackend: after the replacement, an existing sender uses the new backend.
 func TestReplacedBackend(t *testing.T) {
 	yaml := func(backend string) string {
 		return "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: udp, mode: dnat, scheduler: rr, backends: [{name: a, address: " + backend + "}]}\n"
@@ -116,8 +116,8 @@ func TestReplacedBackend(t *testing.T) {
 	}
 }
 
-// TestLostSourcesEndFlows: a client that never stops sending is not sent on from an address that the host has lost,
-// where a service has no pool of its own or turns the source of clients of the servers' network.
+// TestLostSourcesEndFlows: an active client must not keep a source address that the host has lost. This applies
+// to services without a pool, and to services that translate the source of clients in the servers' network.
 func TestLostSourcesEndFlows(t *testing.T) {
 	for mode, at := range map[string]string{"fullnat": "wan0 203.0.113.5", "dnat": "lan0 10.0.2.9"} {
 		s := changing(t, "services:\n  - {name: dns, listen: [{address: 192.0.2.10, ports: [53]}], protocol: udp, mode: "+mode+", backends: [{name: a, address: 10.0.2.2}]}\n")

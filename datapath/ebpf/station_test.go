@@ -15,9 +15,9 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestStations sends a client's frames to the hardware address of another station, which the
-// gateway's interface gets because it is promiscuous: nobody forwards them. When the address
-// becomes the interface's own, or that of a link of VRRP on it, it is answered at once.
+// TestStations sends a client's frames to the hardware address of another station. The gateway receives them on
+// a promiscuous interface and does not forward them. When the address becomes the interface's own, or belongs to
+// a VRRP link on it, the gateway answers at once.
 func TestStations(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	for _, attach := range []config.Attach{config.AttachXDP, config.AttachTC} {
@@ -37,7 +37,7 @@ func TestStations(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// to has the client send to a hardware address.
+			// to sets the destination hardware address of the client.
 			to := func(mac string) {
 				t.Helper()
 				hw, _ := net.ParseMAC(mac)
@@ -82,7 +82,7 @@ func TestStations(t *testing.T) {
 	}
 }
 
-// sendTo gives every IPv4 neighbour on eth0 a hardware address.
+// sendTo sets the hardware address of every IPv4 neighbour on eth0.
 func sendTo(mac net.HardwareAddr) error {
 	l, err := netlink.LinkByName("eth0")
 	if err != nil {

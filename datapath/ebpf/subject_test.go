@@ -32,28 +32,28 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// subject runs packets through a loaded program with BPF_PROG_TEST_RUN, in a
-// network namespace that looks like the case's host.
+// subject runs packets through a loaded program with BPF_PROG_TEST_RUN, in a network namespace with the
+// interfaces of the case's host.
 type subject struct {
 	t           testing.TB
 	hook        string      // "xdp", "tc", "tc-complete": TC with CHECKSUM_COMPLETE, or "pair": XDP with TC behind
-	thread      chan func() // runs what it is given in the subject's namespace, on one CPU
-	here        bool        // the goroutine that asks does so itself: it is the only one, and ends with the subject
+	thread      chan func() // runs functions in the subject's namespace, on one CPU
+	here        bool        // the calling goroutine runs them itself: no other one calls, and it ends with the subject
 	cpu         int
 	d           *Datapath
 	snapshot    *datapath.Snapshot
-	advanced    uint32 // tick in which time last passed
-	now         uint32 // at the present passing
+	advanced    uint32 // tick of the last time step
+	now         uint32 // tick of the current time step
 	jiffies     *ebpf.Program
 	ifaces      map[string]int
 	names       map[int]string
 	host        model.Host
-	full        bool         // no packet takes the straight path
+	full        bool         // no packet uses the straight path
 	byXDP       int          // packets that XDP has sent, of a pair
-	programPool *programPool // of programs and tables; nil: they are made for this subject
-	few         bool         // no programs but those that are there
+	programPool *programPool // pool of programs and tables; nil: this subject has its own
+	few         bool         // use existing programs only
 	borrowed    *shared
-	early       *ringbuf.Reader // of frames held for their first fragment; nil until one was
+	early       *ringbuf.Reader // of frames held for their first fragment; nil until one was held
 	caller      caller
 	works       []wire.Work // of each CPU
 	hop         wire.Hop
@@ -65,7 +65,7 @@ type subject struct {
 
 var _ golden.Subject = (*subject)(nil)
 
-// subjects counts those made, to spread them over the CPUs.
+// subjects counts the subjects, to spread them over the CPUs.
 var subjects atomic.Uint32
 
 func newSubject(t testing.TB, hook string) *subject {
@@ -97,8 +97,8 @@ func (s *subject) drop() {
 	}
 }
 
-// enter starts a thread in a network namespace of its own, which ends with it. It
-// stays on one CPU: the program leaves its plan in memory of the CPU that it ran on.
+// enter starts a thread in a network namespace of its own, which ends with the thread. The thread stays on one
+// CPU: the program leaves its plan in per-CPU memory.
 func (s *subject) enter() error {
 	if s.here {
 		return s.settle()
@@ -114,8 +114,8 @@ func (s *subject) enter() error {
 	return <-made
 }
 
-// settle moves the calling goroutine into a new network namespace, and on the subject's CPU. Its
-// thread ends with it.
+// settle moves the calling goroutine into a new network namespace, and to the subject's CPU. Its thread ends
+// with it.
 func (s *subject) settle() error {
 	runtime.LockOSThread()
 	var cpu unix.CPUSet
@@ -137,7 +137,7 @@ func (s *subject) inside(f func() error) error {
 	return <-done
 }
 
-// smallTables are what a case gets that asks for none, and those of programs that are shared.
+// smallTables are the sizes for cases without their own, and for shared programs.
 var smallTables = config.Tables{Flows: 4096, Flows6: 4096, Clients: 1024, HalfOpen: 4096}
 
 // Reset implements golden.Subject.
@@ -183,13 +183,13 @@ func (s *subject) Reset(c *config.Config, h model.Host) error {
 	})
 }
 
-// apply gives the snapshot to the datapath. Only Advance sweeps: the timer would do so
-// at the same time, and make flows older by what a slow machine takes for its packets.
+// apply gives the snapshot to the datapath. Only Advance sweeps: the timer would sweep concurrently, and age
+// flows by the run time of a slow machine.
 func (s *subject) apply() error {
 	if _, err := s.d.Apply(context.Background(), s.snapshot); err != nil {
 		return err
 	}
-	if s.borrowed != nil && s.d.programs == s.borrowed.inUse { // whose timer was never started
+	if s.borrowed != nil && s.d.programs == s.borrowed.inUse { // the timer of these programs was never started
 		return nil
 	}
 	ret, err := s.d.programs.Programs["sweep_stop"].Run(&ebpf.RunOptions{Context: make([]byte, 8)})
@@ -199,18 +199,18 @@ func (s *subject) apply() error {
 	return err
 }
 
-// anywhere says what the datapath carries on a host whose interfaces nobody knows.
+// anywhere reports the datapath's support on a host with unknown interfaces.
 type anywhere struct{}
 
 func (anywhere) CarriesService(s *config.Service) error   { return compile.CarriesService(s) }
 func (anywhere) CarriesNAT(n *config.NATRule) error       { return compile.CarriesNAT(n) }
 func (anywhere) CarriesRule(r *config.FirewallRule) error { return compile.CarriesRule(r) }
 
-// refusal returns why the datapath would not be given all of a configuration.
+// refusal returns why the datapath does not support all of a configuration.
 func refusal(c *config.Config) error { return golden.Refusal(anywhere{}, c) }
 
-// build makes the interfaces, addresses, neighbours and routes of a host. All links take
-// frames from XDP but lan0 of a pair, so that each of its two programs carries something.
+// build creates the interfaces, addresses, neighbours and routes of a host. All links accept frames from XDP,
+// except lan0 of a pair, so that both programs handle packets.
 func (s *subject) build(h model.Host) (err error) {
 	s.ifaces, _, err = labtest.CaseHost(h, netns.None())
 	s.names = map[int]string{}
@@ -222,7 +222,7 @@ func (s *subject) build(h model.Host) (err error) {
 	return err
 }
 
-// frame builds a frame that comes in by an interface: to its hardware address.
+// frame returns a frame that arrives on an interface, for its hardware address.
 func (s *subject) frame(iface, text string) []byte {
 	at, _ := s.host.Interface(iface)
 	return append(packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 0, 0, 0, 1, 2}, Dst: at.MAC}}, packet.MustText(text)...).Build()
@@ -244,8 +244,7 @@ func (s *subject) Step(in model.Arrival) (out model.Outcome, err error) {
 	return out, err
 }
 
-// xdp reports whether XDP alone carries everything, as it does for a pair on hosts
-// without lan0.
+// xdp reports whether XDP alone handles all packets, as it does for a pair on hosts without lan0.
 func (s *subject) xdp() bool { return (s.hook == "xdp" || s.hook == "pair") && !s.d.switches.Paired }
 
 func (s *subject) program() *ebpf.Program {
@@ -255,7 +254,7 @@ func (s *subject) program() *ebpf.Program {
 	return s.d.programs.Programs["sluice_tc"]
 }
 
-// options lets a frame arrive by BPF_PROG_TEST_RUN.
+// options returns the options of BPF_PROG_TEST_RUN for a frame.
 func (s *subject) options(in model.Arrival) *ebpf.RunOptions {
 	ifindex := uint32(s.ifaces[in.Interface])
 	o := &ebpf.RunOptions{Data: in.Frame, DataOut: s.caller.room(len(in.Frame))}
@@ -264,8 +263,8 @@ func (s *subject) options(in model.Arrival) *ebpf.RunOptions {
 		o.Context = xdpContext{DataEnd: uint32(len(in.Frame)), Ingress: ifindex}
 	case s.hook == "tc-complete":
 		o.Flags = testChecksumComplete
-		// The kernel takes tags off before TC. The test run sums one that is in the frame in
-		// the place of the addresses.
+		// The kernel removes tags before TC. The test run checksums a tag in the frame in the place of the
+		// addresses.
 		if i, ok := s.host.Interface(in.Interface); ok && (in.Frame[0]&1 == 1 || i.MAC == packet.MAC(in.Frame[:6])) {
 			o.Data = model.Untagged(in.Frame)
 		}
@@ -276,7 +275,7 @@ func (s *subject) options(in model.Arrival) *ebpf.RunOptions {
 	return o
 }
 
-// beforeTC lets a frame arrive at XDP with TC behind it. It reports whether XDP has sent or dropped it.
+// beforeTC runs XDP with TC behind it on a frame. It reports whether XDP has sent or dropped the frame.
 func (s *subject) beforeTC(in model.Arrival) (sent, dropped bool, o *ebpf.RunOptions, err error) {
 	o = &ebpf.RunOptions{Data: in.Frame, DataOut: s.caller.room(len(in.Frame)),
 		Context: xdpContext{DataEnd: uint32(len(in.Frame)), Ingress: uint32(s.ifaces[in.Interface])}}
@@ -319,14 +318,14 @@ func (s *subject) run(in model.Arrival) (model.Outcome, error) {
 	return s.outcome(in, o, sent, passed)
 }
 
-// outcome reads what a program has left behind.
+// outcome reads the result of a program.
 func (s *subject) outcome(in model.Arrival, o *ebpf.RunOptions, sent, passed bool) (model.Outcome, error) {
 	if err := element(&s.caller, s.d.programs.Maps["works"], 0, &s.works[0]); err != nil {
 		return model.Outcome{}, fmt.Errorf("map works: %w", err)
 	}
 	w := &s.works[s.cpu]
 	r := model.Outcome{Action: model.Action(wire.ActionNames()[w.Plan.Action]), Reason: model.Reason(wire.ReasonNames()[w.Plan.Reason])}
-	if slices.Contains([]model.Reason{model.ReasonHeldFragment, model.ReasonToFragment6, model.ReasonUnresolved}, r.Reason) { // make room in the ring: nobody holds it here
+	if slices.Contains([]model.Reason{model.ReasonHeldFragment, model.ReasonToFragment6, model.ReasonUnresolved}, r.Reason) { // make room in the ring: no daemon reads it here
 		if err := s.forgetHeld(); err != nil {
 			return r, err
 		}
@@ -345,14 +344,14 @@ func (s *subject) outcome(in model.Arrival, o *ebpf.RunOptions, sent, passed boo
 			}
 		}
 		r.Out = []model.Departure{{Interface: s.names[int(s.hop.Ifindex)], Frame: bytes.Clone(o.DataOut)}}
-	case passed && r.Reason == model.ReasonNoNeighbour, // of dsr: as it came
+	case passed && r.Reason == model.ReasonNoNeighbour, // unchanged in mode dsr
 		passed && !bytes.Equal(o.DataOut, in.Frame) && !bytes.Equal(o.DataOut, model.Untagged(in.Frame)):
 		r.Out = []model.Departure{{Interface: s.names[int(uint32(w.Fib[1]))], Frame: bytes.Clone(o.DataOut)}}
 	}
 	return r, nil
 }
 
-// planned reads the translation of a packet that is neither an ICMP error nor a later fragment.
+// planned reads the translation of a packet. The packet is neither an ICMP error nor a later fragment.
 func planned(w *wire.Work) model.Planned {
 	if w.Packet.Flags&(wire.PacketError|wire.PacketLaterFragment) != 0 {
 		return model.Planned{}
@@ -376,7 +375,7 @@ func (s *subject) forgetHeld() (err error) {
 	return err
 }
 
-// Apply implements golden.Subject: the tables are those that are there.
+// Apply implements golden.Subject, with the existing tables.
 func (s *subject) Apply(c *config.Config) error {
 	next := *c
 	next.Attach, next.Tables = s.snapshot.Config.Attach, s.snapshot.Config.Tables
@@ -384,7 +383,7 @@ func (s *subject) Apply(c *config.Config) error {
 	return s.inside(s.reapply)
 }
 
-// reapply gives the snapshot to a datapath that has had one.
+// reapply gives a changed snapshot to a datapath.
 func (s *subject) reapply() error {
 	if s.borrowed != nil {
 		s.borrowed.refused = true
@@ -395,8 +394,8 @@ func (s *subject) reapply() error {
 	return s.apply()
 }
 
-// SetHost implements golden.Subject. As in a daemon next hops are looked up anew after every
-// change, and the configuration is applied again after all but those of neighbours.
+// SetHost implements golden.Subject. As in a daemon, every change invalidates the next hops. All changes except
+// changes of neighbours apply the configuration again.
 func (s *subject) SetHost(h model.Host) error {
 	return s.inside(func() error {
 		more, err := labtest.ChangeHost(s.host, h)
@@ -410,7 +409,7 @@ func (s *subject) SetHost(h model.Host) error {
 				return err
 			}
 		}
-		return s.sweepDead() // as every two seconds: flows of addresses that are gone, and of backends that are down
+		return s.sweepDead() // as every two seconds: ends flows of lost addresses and of failed backends
 	})
 }
 

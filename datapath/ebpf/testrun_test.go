@@ -12,17 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// caller runs programs on frames and reads elements of maps, millions of times: package ebpf
-// allocates for each call, encodes contexts by reflection, and masks signals.
+// caller runs programs on frames and reads elements of maps, millions of times. Package ebpf allocates for each
+// call, encodes contexts by reflection, and masks signals.
 type caller struct {
 	attr [16]uint64 // union bpf_attr
 	xdp  xdpContext
 	skb  skbMeta
 	key  uint32
-	out  []byte // what a program has made of a frame; until the next call
+	out  []byte // output frame of a program; valid until the next call
 }
 
-// room returns a buffer for what a program makes of a frame of n bytes.
+// room returns a buffer for the output of a program for a frame of n bytes.
 func (c *caller) room(n int) []byte {
 	if len(c.out) < n+512 {
 		c.out = make([]byte, 2*n+2048)
@@ -37,8 +37,8 @@ func (c *caller) call(command uintptr, size uintptr) error {
 	return nil
 }
 
-// run is ebpf.Program.Run. After one run the kernel may report a signal that has come meanwhile
-// in place of the verdict, before Linux 5.13.
+// run is ebpf.Program.Run. Before Linux 5.13, the kernel may report a pending signal after one run in place of
+// the verdict.
 func (c *caller) run(p *ebpf.Program, o *ebpf.RunOptions) (uint32, error) {
 	var context unsafe.Pointer
 	var size uintptr
@@ -57,11 +57,11 @@ func (c *caller) run(p *ebpf.Program, o *ebpf.RunOptions) (uint32, error) {
 	}
 	word := func(low, high uint32) uint64 { return uint64(low) | uint64(high)<<32 }
 	c.attr = [16]uint64{
-		word(uint32(p.FD()), 0), // and the verdict
+		word(uint32(p.FD()), 0), // the verdict, written by the kernel
 		word(uint32(len(o.Data)), uint32(len(o.DataOut))),
 		uint64(uintptr(unsafe.Pointer(&o.Data[0]))),
 		uint64(uintptr(unsafe.Pointer(&o.DataOut[0]))),
-		word(1, 0), // runs, and how long they took
+		word(1, 0), // number of runs, and their duration
 		word(uint32(size), 0),
 		uint64(uintptr(context)),
 		0,
@@ -77,7 +77,7 @@ func (c *caller) run(p *ebpf.Program, o *ebpf.RunOptions) (uint32, error) {
 	return uint32(c.attr[0] >> 32), nil
 }
 
-// element reads one of an array into value, which has room for it on every CPU.
+// element reads an element of an array into value, which has room for every CPU.
 func element[T any](c *caller, m *ebpf.Map, key uint32, value *T) error {
 	c.key = key
 	c.attr = [16]uint64{uint64(m.FD()), uint64(uintptr(unsafe.Pointer(&c.key))), uint64(uintptr(unsafe.Pointer(value)))}

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// TestTimeLeft: what is left of a flow's time, also when it is more than half of what the
-// clock of the programs can count, and when one direction is silent for that long.
+// TestTimeLeft computes the remaining time of a flow, also if it exceeds half the range of the programs' clock,
+// and if one direction is silent for that long.
 func TestTimeLeft(t *testing.T) {
 	const hz, day = 1000, 24 * 3600 * 1000
 	for _, c := range []struct {
@@ -29,7 +29,7 @@ func TestTimeLeft(t *testing.T) {
 		{day, 0, 26 * day, 24 * time.Hour},
 	} {
 		d := &Datapath{hz: hz, inForce: &compile.Desired{}, switches: wire.Switches{UDP: c.timeout}}
-		const now = 12345 // the clock began anew lately
+		const now = 12345 // the clock has wrapped recently
 		key := flow.Tuple{Protocol: flow.UDP}
 		if got := d.describe(table.Entry{Key: key, Seen: now - c.idle}, table.Entry{Key: key, Seen: now - c.twinIdle}, now).Timeout; got != c.want {
 			t.Errorf("timeout of %d ticks, silent for %d and %d: %s left, want %s", c.timeout, c.idle, c.twinIdle, got, c.want)
@@ -37,7 +37,7 @@ func TestTimeLeft(t *testing.T) {
 	}
 }
 
-// TestPoolsHaveNumbers: each port of each pool address has a number of 32 bits.
+// TestPoolsHaveNumbers: each port of each pool address has a 32-bit number.
 func TestPoolsHaveNumbers(t *testing.T) {
 	for _, pool := range []int{0, 4096, 14563, 14564, 100000} {
 		if s := table.SizesFor(config.Tables{}, 0, pool, 0); uint64(s.Pool)*3<<16 > 1<<32 {

@@ -87,8 +87,8 @@ func mustHang(t *testing.T, n *lab.Node, when string, want ...string) {
 	}
 }
 
-// TestFiltersAreAdopted stops processes without removing anything: what the next one finds
-// it takes off where it is not wanted, and at the end nothing is left.
+// TestFiltersAreAdopted stops processes without removing anything. The next process detaches unwanted programs,
+// and at the end no attachment is left.
 func TestFiltersAreAdopted(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachXDP)
 	gw, pins := l.Node("gateway"), pinsOf(t)
@@ -113,7 +113,7 @@ func TestFiltersAreAdopted(t *testing.T) {
 	mustHang(t, gw, "removed by a process that has applied nothing")
 }
 
-// TestFilterBesideALink is what a process that was killed between the two steps leaves.
+// TestFilterBesideALink finds the state of a process that was killed between the two steps of an attachment.
 func TestFilterBesideALink(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachXDP)
 	gw, pins := l.Node("gateway"), pinsOf(t)
@@ -138,8 +138,8 @@ func TestFilterBesideALink(t *testing.T) {
 	}
 }
 
-// TestForeignQdisc leaves a clsact qdisc that was there before, and one of its own that
-// somebody else has a filter on by now.
+// TestForeignQdisc finds a clsact qdisc that already existed, and one of its own with a filter of another
+// program. Both remain.
 func TestForeignQdisc(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachTC)
 	gw := l.Node("gateway")
@@ -164,8 +164,8 @@ func TestForeignQdisc(t *testing.T) {
 	mustHang(t, gw, "removed", "lan0 clsact", "wan0 clsact")
 }
 
-// TestNeighboursAreForgotten takes backends out, at last all of them, and by a process
-// that has not asked for them. An entry that somebody else keeps stays what it is.
+// TestNeighboursAreForgotten removes backends, finally all, also by a process that has not requested the
+// neighbours. An entry that another program manages stays unchanged.
 func TestNeighboursAreForgotten(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachTC)
 	gw, pins := l.Node("gateway"), pinsOf(t)
@@ -226,8 +226,7 @@ func TestNeighboursAreForgotten(t *testing.T) {
 	kept("removed", eight, nine)
 }
 
-// TestNeighboursAreAskedForAgain takes a neighbour away that programs have asked for, as a link
-// that goes down does.
+// TestNeighboursAreAskedForAgain deletes a neighbour that the programs have requested, as a failing link does.
 func TestNeighboursAreAskedForAgain(t *testing.T) {
 	gw := labFor(t, lab.Balancer(), config.AttachTC).Node("gateway")
 	d := gateway(t, gw, config.AttachTC, oneServer)
@@ -235,11 +234,11 @@ func TestNeighboursAreAskedForAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, address := range []string{"10.0.2.2", "10.0.2.9"} { // a backend's, and another
+	for _, address := range []string{"10.0.2.2", "10.0.2.9"} { // a backend's neighbour, and another one
 		hop := netdev.Hop{Ifindex: lan.Index, Addr: netip.MustParseAddr(address)}
 		for range 3 {
 			if err := gw.Do(func() error {
-				_ = netlink.NeighDel(&netlink.Neigh{LinkIndex: lan.Index, IP: hop.Addr.AsSlice()}) // not there at first
+				_ = netlink.NeighDel(&netlink.Neigh{LinkIndex: lan.Index, IP: hop.Addr.AsSlice()}) // absent at first
 				return nil
 			}); err != nil {
 				t.Fatal(err)

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// TestTrafficControlIsBypassed configures tc on the links of a gateway, and expects warnings of what forwarded packets
-// bypass: filters on ingress by either hook, queueing disciplines and filters on egress by XDP.
+// TestTrafficControlIsBypassed configures tc on the links of a gateway. Warnings must name the parts that
+// forwarded packets bypass: ingress filters at either hook, egress qdiscs and filters with XDP.
 func TestTrafficControlIsBypassed(t *testing.T) {
 	for hook, want := range map[config.Attach][]string{
 		config.AttachTC:         {"wan0: packets that eBPF forwards bypass the tc filters on its ingress (u32 pref 10)"},

@@ -20,8 +20,8 @@ services:
 tables: {flows: 4096, flows6: 4096}
 `
 
-// TestTunnelBackends has a backend's kernel unwrap what every kind of tunnel carries, set up by
-// the lines of examples/tunnel-backend.sh: connections open, and move more than a segment.
+// TestTunnelBackends lets a backend's kernel decapsulate every kind of tunnel, set up by the lines of
+// examples/tunnel-backend.sh. Connections open and transfer more than a segment.
 func TestTunnelBackends(t *testing.T) {
 	recipe, err := os.ReadFile("../../examples/tunnel-backend.sh")
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// TestUnusedInterfaceWithoutXDP has an interface whose driver takes no XDP program: it keeps the configuration from being
-// applied only where a rule uses it, and is named in a warning.
+// TestUnusedInterfaceWithoutXDP has an interface whose driver supports no XDP. It prevents an apply only if a
+// rule uses it, and a warning names it.
 func TestUnusedInterfaceWithoutXDP(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachXDP)
 	gw := l.Node("gateway")
@@ -36,10 +36,10 @@ func TestUnusedInterfaceWithoutXDP(t *testing.T) {
 	}
 }
 
-// TestUnused tells interfaces that rules use from others.
+// TestUnused distinguishes interfaces that rules use from others.
 func TestUnused(t *testing.T) {
 	h := &compile.Host{Details: map[int][]compile.HostAddress{1 << 20: {{Addr: netip.MustParseAddr("10.0.2.1"), Network: netip.MustParsePrefix("10.0.2.0/24")}}}}
-	i := netdev.Interface{Index: 1 << 20, Name: "eth0"} // none of this host
+	i := netdev.Interface{Index: 1 << 20, Name: "eth0"} // does not exist on this host
 	for text, want := range map[string]bool{
 		"{}": true,
 		"services: [{name: a, protocol: tcp, mode: dnat, listen: [{address: 192.0.2.1, ports: [80]}], backends: [{address: 10.0.3.2}]}]":                  true,

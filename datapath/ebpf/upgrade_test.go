@@ -23,8 +23,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// numbered is a stream of numbered datagrams to a target, and where they may
-// arrive.
+// numbered is a stream of numbered datagrams to a target, and the nodes where they may arrive.
 type numbered struct {
 	t          *testing.T
 	stream     *labhost.Stream
@@ -50,7 +49,7 @@ func startNumbered(t *testing.T, from *lab.Node, target, addr string, nodes ...*
 	return n
 }
 
-// await returns when every flow has sent some more datagrams.
+// await returns after every flow has sent some more datagrams.
 func (n *numbered) await(more uint32) {
 	n.t.Helper()
 	before := n.stream.Sent()
@@ -71,8 +70,8 @@ func (n *numbered) arrivals() (all []labhost.Arrival) {
 	return all
 }
 
-// end stops the stream, waits until all have arrived, or for so long no more, and returns
-// the numbers that did not arrive, by flow. None may arrive twice.
+// end stops the stream and waits until all datagrams have arrived, or until none arrives for the quiet time. It
+// returns the missing numbers by flow. No datagram may arrive twice.
 func (n *numbered) end(quiet time.Duration) (missing map[int][]uint32) {
 	n.t.Helper()
 	if err := n.stream.Stop(); err != nil {
@@ -95,7 +94,7 @@ func (n *numbered) end(quiet time.Duration) (missing map[int][]uint32) {
 	return missing
 }
 
-// mustStay checks that every flow met one server and had one source there.
+// mustStay checks that every flow reached one server and had one source there.
 func mustStay(t *testing.T, arrivals []labhost.Arrival) {
 	t.Helper()
 	type meeting struct {
@@ -112,8 +111,7 @@ func mustStay(t *testing.T, arrivals []labhost.Arrival) {
 	}
 }
 
-// upgradeYAML has flows of which neither backend nor port could be found again
-// without the table: round robin, and a source pool.
+// upgradeYAML has flows whose backend and port only the table knows: round robin, and a source pool.
 const upgradeYAML = `
 services:
   - name: names
@@ -126,17 +124,15 @@ services:
 tables: {flows: 4096, flows6: 4096}
 `
 
-// otherConstants is the same gateway with programs of other constants: timeouts,
-// and a feature more.
+// otherConstants is the same gateway with programs with other constants: timeouts, and one more feature.
 const otherConstants = upgradeYAML + `
 timeouts: {udp: 7m, tcp-transitory: 5m}
 firewall:
   rules: [{hook: ingress, action: drop, source: 198.51.100.0/24}]
 `
 
-// TestUpgradeUnderLoad replaces the programs again and again under numbered
-// datagrams: by reloads that need other constants, and by a process that goes and
-// one that takes over what it left.
+// TestUpgradeUnderLoad replaces the programs repeatedly while numbered datagrams pass: by reloads that need
+// other constants, and by a new process that adopts the tables.
 func TestUpgradeUnderLoad(t *testing.T) {
 	for _, hook := range hooks {
 		t.Run(string(hook), func(t *testing.T) {
@@ -212,8 +208,8 @@ func flowsOf(t *testing.T, d *Datapath) map[flow.Tuple]flow.Flow {
 	return all
 }
 
-// TestOtherLayoutIsRefused finds tables of another version: nothing is touched,
-// the error names the way out, and that way works.
+// TestOtherLayoutIsRefused finds tables of another version. They stay untouched, the error names a remedy, and
+// the remedy works.
 func TestOtherLayoutIsRefused(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	l := labFor(t, lab.Balancer(), config.AttachTC)
@@ -248,7 +244,7 @@ func TestOtherLayoutIsRefused(t *testing.T) {
 	d.Close()
 }
 
-// TestOtherSizesAreTold asks for larger tables while flows are in the old ones.
+// TestOtherSizesAreTold requests larger tables while flows are in the old ones.
 func TestOtherSizesAreTold(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachTC)
 	mirror(t, l.Node("s1"), ":8080")

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// tagging has a client's frames tagged beside the frame, as cards do that take tags off.
+// tagging puts the VLAN tag of a client's frames into metadata, as cards that strip tags do.
 func tagging(t *testing.T, l *lab.Lab, vlan int32) {
 	t.Helper()
 	tag, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
@@ -43,8 +43,8 @@ func tagging(t *testing.T, l *lab.Lab, vlan int32) {
 	t.Cleanup(func() { tagging.Close() })
 }
 
-// TestPriorityTag has a client's frames tagged with a priority alone (VLAN 0), beside the frame:
-// they are the interface's own.
+// TestPriorityTag sends a client's frames with a priority-only tag (VLAN 0) in metadata. They belong to the
+// interface itself.
 func TestPriorityTag(t *testing.T) {
 	labtest.Require(t, labtest.Kernel("6.6", "TCX"))
 	for _, attach := range []config.Attach{config.AttachTC, config.AttachXDP} {
@@ -61,8 +61,8 @@ func TestPriorityTag(t *testing.T) {
 	}
 }
 
-// TestVLANTag has a client's frames tagged beside the frame: they are left for the VLAN's
-// interface, and make no flow of the one below it.
+// TestVLANTag sends a client's frames with a VLAN tag in metadata. They are left to the VLAN's interface, and
+// create no flow of the lower interface.
 func TestVLANTag(t *testing.T) {
 	labtest.Require(t, labtest.Kernel("6.6", "TCX"))
 	l := labFor(t, lab.Balancer(), config.AttachTC)
