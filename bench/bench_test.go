@@ -26,7 +26,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// fixed is a suite whose rows report what they are told.
+// fixed is a suite whose rows report given values.
 func fixed(limit, row float64) Suite {
 	say := func(v float64) func(*Trial) error {
 		return func(t *Trial) error { t.Report("rate", v); return nil }
@@ -56,7 +56,7 @@ func run(t *testing.T, s Suite) *Result {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What else runs on this machine is none of the test's business.
+	// Other programs on this machine do not matter here.
 	r.Noise = slices.DeleteFunc(r.Noise, func(n string) bool { return strings.HasPrefix(n, "other programs") })
 	return r
 }
@@ -78,7 +78,7 @@ func TestResult(t *testing.T) {
 	}
 }
 
-// TestStopped keeps what was measured until then, and says where it ended.
+// TestStopped keeps the measurements before an interruption, and reports where it ended.
 func TestStopped(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	s, runs := fixed(4, 2), 0
@@ -108,7 +108,7 @@ func TestStopped(t *testing.T) {
 	}
 }
 
-// TestFailedRepetitions: one that failed, or made no number, costs neither the others nor the file.
+// TestFailedRepetitions: a failed repetition, or one without a number, affects neither the others nor the file.
 func TestFailedRepetitions(t *testing.T) {
 	s, runs := fixed(4, 2), 0
 	s.Rows[1].Run = func(t *Trial) error {
@@ -150,8 +150,8 @@ func TestFailedRepetitions(t *testing.T) {
 	}
 }
 
-// TestAims: an aim is missed below its figure, may be a figure alone, and may be held
-// against another point; it is read anew from the repetitions.
+// TestAims: an aim is missed if the figure is below it. An aim may be a figure alone or a ratio to another
+// point. It is evaluated anew from the repetitions.
 func TestAims(t *testing.T) {
 	s := fixed(4, 2)
 	s.Comparisons = append(goals("row / limit", "row", "limit", map[string]float64{"a": 0.6, "b": 0.5}),
@@ -168,15 +168,14 @@ func TestAims(t *testing.T) {
 	}
 }
 
-// TestHostsTable: the host's limit is lowered with consent only, and put back, also
-// where a row sets it twice.
+// TestHostsTable: the host's limit is lowered with consent only, and restored, also if a row sets it twice.
 func TestHostsTable(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Conntrack)
 	trial := &Trial{Context: t.Context()}
 	if err := trial.setConntrackMax(1); err == nil || !strings.Contains(err.Error(), "--allow-host-sysctl") {
 		t.Errorf("lowered without consent: %v", err)
 	}
-	before, err := readConntrackMax() // nobody else changes it: it is borrowed
+	before, err := readConntrackMax() // the limit is borrowed, so no other test changes it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,8 +196,7 @@ func TestHostsTable(t *testing.T) {
 	}
 }
 
-// TestNeededTable: a limit that is too low only until another program puts it back
-// is not touched.
+// TestNeededTable: a limit that is too low only until another program restores it is not changed.
 func TestNeededTable(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Conntrack)
 	trial := &Trial{Context: t.Context()}
@@ -212,7 +210,7 @@ func TestNeededTable(t *testing.T) {
 	other := &Trial{Context: t.Context()}
 	needed := make(chan error)
 	go func() { needed <- other.needConntrack(before - 1) }()
-	time.Sleep(50 * time.Millisecond) // let it find too little room: without that the test passes in any case
+	time.Sleep(50 * time.Millisecond) // lets the check find a limit that is too low; without the pause the test would always pass
 	if err := trial.end(); err != nil {
 		t.Error(err)
 	}
@@ -227,8 +225,8 @@ func TestNeededTable(t *testing.T) {
 	}
 }
 
-// TestDaemonsChildren: a program whose children keep its output open keeps nobody
-// waiting, and one that ends before it is told to is an error.
+// TestDaemonsChildren: a program whose children keep its output open does not block. A program that ends early
+// is an error.
 func TestDaemonsChildren(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	l := labtest.New(t, lab.Topology{Name: "daemon", Nodes: []lab.NodeSpec{{Name: "server"}}})
@@ -270,7 +268,7 @@ func TestDaemonsChildren(t *testing.T) {
 	})
 }
 
-// TestMaxReps: where runs take long, fewer are made, and the result says how many.
+// TestMaxReps: if runs take long, fewer repetitions are made, and the result has their number.
 func TestMaxReps(t *testing.T) {
 	s := fixed(4, 2)
 	s.MaxReps, s.Points[1].MaxReps = 2, 1
@@ -307,8 +305,8 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// TestSuitesAreConsistent checks names that refer to each other, and that every
-// configuration of Sluice's own rows is a valid one.
+// TestSuitesAreConsistent checks names that refer to each other, and the validity of every configuration of
+// Sluice's rows.
 func TestSuitesAreConsistent(t *testing.T) {
 	for _, s := range Suites() {
 		rows, points, metrics := map[string]bool{}, map[string]bool{}, map[string]bool{}
@@ -373,7 +371,7 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// TestRows runs short trials of rows that stand for the others.
+// TestRows runs short trials of representative rows.
 func TestRows(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables)
 	profiles := t.TempDir()
@@ -404,7 +402,7 @@ func TestRows(t *testing.T) {
 	}
 }
 
-// TestFullNATRows: fullnat by XDP is measured in all families with fast transmit and without.
+// TestFullNATRows: fullnat by XDP is measured in all families, with and without fast transmit.
 func TestFullNATRows(t *testing.T) {
 	s := fnat64Suite()
 	for _, families := range []string{"44", "66", "64", "46"} {
@@ -417,8 +415,8 @@ func TestFullNATRows(t *testing.T) {
 	}
 }
 
-// TestGatewaysMemory: a gateway that only forwards keeps nothing, connection tracking an
-// entry for each connection, the eBPF datapath its tables.
+// TestGatewaysMemory: a gateway that only forwards uses no memory per connection, connection tracking has an
+// entry for each, and the eBPF datapath has its tables.
 func TestGatewaysMemory(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Conntrack)
 	if why := tool("nginx")(Point{}); why != "" {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestCaseStudy: the page has the case study of a machine, with a run that the report lacks as not measured.
+// TestCaseStudy: the page has the case study of a machine. A run that the report lacks is shown as not measured.
 func TestCaseStudy(t *testing.T) {
 	s := newSite(t)
 	s.measure("", "Z80", 4, 4)

@@ -15,7 +15,7 @@ func TestCheck(t *testing.T) {
 	moves := func(limit, row float64) []Move {
 		now := run(t, fixed(limit, row))
 		now.Compare(then, "then.json")
-		if now.Check.Compared != 3 { // those of the first row are the unit
+		if now.Check.Compared != 3 { // the figures of the first row are the unit
 			t.Errorf("%d figures compared, want 3", now.Check.Compared)
 		}
 		return now.Check.Moves
@@ -35,7 +35,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestAgreement: how far two runs are apart is told, whatever their noise.
+// TestAgreement: the distance of two runs is reported, independent of their noise.
 func TestAgreement(t *testing.T) {
 	then, now := run(t, fixed(4, 2)), run(t, fixed(4, 2.08))
 	now.Compare(then, "then.json")
@@ -47,7 +47,7 @@ func TestAgreement(t *testing.T) {
 	if c.write(&text); !strings.Contains(text.String(), "nine of ten by 4.0 % or less; ratios (1) agree within 4.0 %: the most, row / limit, was 0.50 and is 0.52") {
 		t.Errorf("says %s", text.String())
 	}
-	// A ratio that is marked as noisy may be anywhere; the others are told apart from it.
+	// A ratio marked as noisy is not compared; the others are.
 	now.Ratios = append(now.Ratios, Ratio{What: "b", Ours: 3, Noisy: true})
 	then.Ratios = append(then.Ratios, Ratio{What: "b", Ours: 1})
 	now.Compare(then, "then.json")
@@ -57,8 +57,8 @@ func TestAgreement(t *testing.T) {
 	}
 }
 
-// TestCheckOfWhatIsGone: a row that was measured and fails now is worse, and so is the
-// first connection that is lost where none was.
+// TestCheckOfWhatIsGone: a row that was measured and now fails counts as worse. So does the first lost
+// connection.
 func TestCheckOfWhatIsGone(t *testing.T) {
 	s := fixed(4, 0)
 	s.Metrics[0].LowerIsBetter, s.Metrics[0].Absolute = true, true
@@ -77,7 +77,8 @@ func TestCheckOfWhatIsGone(t *testing.T) {
 	}
 }
 
-// TestCheckAgainstAnotherMachine says so: ratios move there without a change of the program.
+// TestCheckAgainstAnotherMachine reports that the machine differs: ratios change there without a change of the
+// program.
 func TestCheckAgainstAnotherMachine(t *testing.T) {
 	then, now := run(t, fixed(4, 2)), run(t, fixed(4, 2))
 	for machine, says := range map[string]bool{now.Environment.Machine: false, "Z80": true} {

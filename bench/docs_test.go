@@ -69,7 +69,7 @@ func (s site) measure(dir, machine string, dnat, dsr float64) {
 	}
 }
 
-// written returns the page, and what is said of it.
+// written returns the page, and the errors about it.
 func (s site) written() (string, error) {
 	s.Helper()
 	said := WriteDocs(s.dir, s.page)
@@ -80,8 +80,8 @@ func (s site) written() (string, error) {
 	return string(b), said
 }
 
-// TestExplanations: a difference of more than a fifth from a published ratio is
-// explained from the file, or the page and the error say that it is not.
+// TestExplanations: a difference of more than a fifth from a published ratio needs an explanation in the file.
+// Without one, the page and the error report it.
 func TestExplanations(t *testing.T) {
 	s := newSite(t)
 	s.measure("", "Z80", 4, 2)
@@ -106,8 +106,8 @@ func TestExplanations(t *testing.T) {
 	}
 }
 
-// TestTwoMachines: ratios of two machines stand side by side, each with its own words or
-// the main machine's; the rows are the main machine's.
+// TestTwoMachines: the page shows the ratios of two machines side by side. Each uses its own explanations or the
+// main machine's. The rows are the main machine's.
 func TestTwoMachines(t *testing.T) {
 	s := newSite(t)
 	s.measure("", "Zilog(R) Z80 CPU @ 4.00MHz", 4, 2)
@@ -132,19 +132,19 @@ func TestTwoMachines(t *testing.T) {
 		"**Why nft DSR / nft DNAT is 0.50 on Zilog Z80, 0.25 on MOS 6502 and 13.01 there:** the links are veth.",
 		"raw: [mos/flows.json](mos/flows.json)", "(flows.svg)")
 
-	// Words of its own.
+	// Own explanations of the second machine.
 	s.write("mos/explained.yaml", "flows: {nft DSR / nft DNAT: {why: it has three registers., profiles: [dsr.folded]}}\n")
 	s.write("mos/dsr.folded", "a;b 1\n")
 	wants("is 0.50 on Zilog Z80 and 13.01 there:** the links are veth.",
 		"is 0.25 on MOS 6502 and 13.01 there:** it has three registers. Profiles: [mos/dsr.folded](mos/dsr.folded)")
 
-	// Words that the main machine lacks.
+	// An explanation that the main machine lacks.
 	s.write("explained.yaml", "")
 	if page, err := s.written(); err == nil || !strings.Contains(page, "**nft DSR / nft DNAT is 0.50 on Zilog Z80 and 13.01 there: not explained yet.**") {
 		t.Errorf("%v\n%s", err, page)
 	}
 
-	// A suite that only the other machine has, beside a main machine with another suite.
+	// A suite that only the second machine has, and another suite of the main machine.
 	if err := os.Rename(filepath.Join(s.dir, "flows.json"), filepath.Join(s.dir, "peers.json")); err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +161,7 @@ func TestTwoMachines(t *testing.T) {
 	}
 }
 
-// TestMissedAims: an aim that is missed on any machine says so, and wants words there.
+// TestMissedAims: a missed aim on any machine is reported, and needs an explanation there.
 func TestMissedAims(t *testing.T) {
 	missed := Ratio{What: "speed", Ours: 0.949, Published: 0.95, Aim: true, Missed: true, OfRatios: 0.999, Source: goal}
 	met := missed
@@ -188,8 +188,8 @@ func TestMissedAims(t *testing.T) {
 	}
 }
 
-// TestCommittedPage: docs/measurements/benchmarks.md is what is written from the committed results, and each of
-// their ratios that wants words has them.
+// TestCommittedPage: docs/measurements/benchmarks.md equals the page written from the committed results. Each
+// ratio that needs an explanation has one.
 func TestCommittedPage(t *testing.T) {
 	root := t.TempDir()
 	results, page := filepath.Join(root, "bench", "results"), filepath.Join(root, "docs", "measurements", "benchmarks.md")
@@ -228,7 +228,7 @@ func TestCommittedPage(t *testing.T) {
 	}
 }
 
-// TestNewer: the page names figures and rows that a run is too old for.
+// TestNewer: the page names figures and rows that an old run lacks.
 func TestNewer(t *testing.T) {
 	s := fixed(4, 2)
 	r := run(t, s)

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestExtend: two runs, the later one a continuation, equal one run with all their repetitions.
+// TestExtend: a run and its continuation equal one run with all repetitions.
 func TestExtend(t *testing.T) {
 	s := fixed(4, 2)
 	do := func(o Options) *Result {

@@ -36,7 +36,7 @@ func TestGuardedRows(t *testing.T) {
 	}
 }
 
-// TestGuardTakes: a row that is below the least part of its share, or failed, is measured again; its best try counts.
+// TestGuardTakes: a row below the minimum of its share, or a failed row, is measured again. Its best try counts.
 func TestGuardTakes(t *testing.T) {
 	run := func(rate float64) *Result {
 		r := &Result{Suite: "flows", Limit: "limit", Metrics: []Metric{kflows}}
@@ -62,7 +62,7 @@ func TestGuardTakes(t *testing.T) {
 	}
 }
 
-// TestGuardForgets: a row that is low in one try, for which there was no time to measure again, does not fail.
+// TestGuardForgets: a row that is low in one try does not fail if there is no time to measure it again.
 func TestGuardForgets(t *testing.T) {
 	o := GuardOptions{Least: 0.5, Committed: Shares{"flows / a": 0.6, "flows / b": 0.6, "drop / c": 0.6}}
 	g := &Guarded{Measured: Shares{"flows / a": 0.2, "flows / b": 0.5, "drop / c": 0.2}, Failed: []string{"flows: a: failed"}}
@@ -72,7 +72,7 @@ func TestGuardForgets(t *testing.T) {
 	}
 }
 
-// TestSharesAreKept: saving shares keeps those of rows that were not measured.
+// TestSharesAreKept: saving shares keeps the shares of rows that were not measured.
 func TestSharesAreKept(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "shares.json")
 	for _, s := range []Shares{{"a": 0.5, "b": 0.25}, {"b": 0.75}} {

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestNoiseIsTold has one row of several whose repetitions differ: it is marked,
-// and so is every ratio that it is part of; the others are not.
+// TestNoiseIsTold has one row of several whose repetitions differ. The row and every ratio with it are marked;
+// others are not.
 func TestNoiseIsTold(t *testing.T) {
 	s, n := fixed(4, 2), 0.0
 	s.Rows[1].Run = func(t *Trial) error { n++; t.Report("rate", n); return nil }
@@ -36,8 +36,8 @@ func TestNoiseIsTold(t *testing.T) {
 	}
 }
 
-// TestSpeedCancelsOut has a machine whose speed changes between repetitions: the
-// figures do, what they are compared by does not.
+// TestSpeedCancelsOut has a machine whose speed changes between repetitions. The figures change, and their
+// ratios do not.
 func TestSpeedCancelsOut(t *testing.T) {
 	s, speed := fixed(4, 2), 1.0
 	s.Rows[0].Run = func(t *Trial) error { speed *= 1.5; t.Report("rate", 4*speed); return nil }
@@ -48,7 +48,7 @@ func TestSpeedCancelsOut(t *testing.T) {
 	if c.Noisy || c.Spread != 0 || c.Relative != 0.5 || c.Share != 0.5 || c.Raw[0] == c.Raw[1] || r.Ratios[0].Noisy {
 		t.Errorf("%+v, %+v", c, r.Ratios[0])
 	}
-	// What they are divided by has no other figure than its own.
+	// The divisors have no figures other than their own.
 	var text bytes.Buffer
 	r.WriteMarkdown(&text)
 	if c := r.Cell("limit", "a", "rate"); !c.Noisy || c.Relative != 1 || !strings.Contains(text.String(), "| limit | ~9.00 (1.00) ±42% |") || !strings.Contains(r.legend(), "in other rows than the first") {
@@ -56,8 +56,7 @@ func TestSpeedCancelsOut(t *testing.T) {
 	}
 }
 
-// TestChartOfNothing: figures of 0 are figures, the title says of what, and long names
-// have room.
+// TestChartOfNothing: figures of 0 are drawn, the title names the metric, and long names have room.
 func TestChartOfNothing(t *testing.T) {
 	s := fixed(0, 0)
 	s.Rows[1].Name = strings.Repeat("long ", 12)
@@ -70,7 +69,7 @@ func TestChartOfNothing(t *testing.T) {
 	}
 }
 
-// TestChartHoldsItsBars: however far repetitions are apart, nothing is drawn beyond the picture.
+// TestChartHoldsItsBars: nothing is drawn outside the picture, whatever the spread of the repetitions.
 func TestChartHoldsItsBars(t *testing.T) {
 	s, n := fixed(4, 2), 0.0
 	s.Rows[1].Run = func(t *Trial) error { n++; t.Report("rate", n*n*n); return nil }
@@ -98,8 +97,7 @@ func TestChartHoldsItsBars(t *testing.T) {
 	}
 }
 
-// TestNoiseOfRatios: a ratio may differ by more than its figures, and figures by more
-// than what they are compared by.
+// TestNoiseOfRatios: a ratio may vary more than its figures, and figures may vary more than their ratio.
 func TestNoiseOfRatios(t *testing.T) {
 	cell := func(values, per []float64) []Cell { return []Cell{{Point: "a", Metric: "rate", Raw: values, Per: per}} }
 	s := fixed(0, 0)
@@ -134,8 +132,8 @@ func TestNoiseOfRatios(t *testing.T) {
 	}
 }
 
-// TestUnitOfRows: without a yardstick rows are measured against the suite's first one,
-// whichever were asked for; where that fails they are in no common unit.
+// TestUnitOfRows: without a yardstick, rows are compared with the suite's first one, independent of the
+// selection. If it fails, they have no common unit.
 func TestUnitOfRows(t *testing.T) {
 	s := fixed(4, 2)
 	r, err := Run(context.Background(), s, Options{Reps: 3, Rows: regexp.MustCompile("^row$")})
@@ -159,8 +157,7 @@ func TestUnitOfRows(t *testing.T) {
 	}
 }
 
-// TestElsewhere: what another CPU took part in is measured again, and where it does so again
-// the row says it.
+// TestElsewhere: a trial with work on another CPU is repeated. If it happens again, the row reports it.
 func TestElsewhere(t *testing.T) {
 	s, away := fixed(4, 2), 0
 	s.Points = s.Points[:1]
@@ -170,7 +167,7 @@ func TestElsewhere(t *testing.T) {
 		t.Report("rate", 2)
 		return nil
 	}
-	for n, noted := range map[int]int{0: 0, 1: 0, 2: 1} { // attempts, of which a repetition has two
+	for n, noted := range map[int]int{0: 0, 1: 0, 2: 1} { // attempts; a repetition has two
 		away = n
 		if r := run(t, s); len(r.row(&s.Rows[1]).Notes) != noted || len(r.Cell("row", "a", "rate").Raw) != 3 {
 			t.Errorf("%d: %+v", n, r.Rows[1])
@@ -178,7 +175,7 @@ func TestElsewhere(t *testing.T) {
 	}
 }
 
-// TestFewRepetitions: what was measured twice has no spread that tells anything.
+// TestFewRepetitions: two repetitions have no meaningful spread.
 func TestFewRepetitions(t *testing.T) {
 	r, err := Run(context.Background(), fixed(4, 2), Options{Reps: 2})
 	if c := r.Cell("row", "a", "rate"); err != nil || !c.Noisy {
@@ -186,7 +183,7 @@ func TestFewRepetitions(t *testing.T) {
 	}
 }
 
-// TestNoiseOfMetrics counts figures, of which a row may have several at a point.
+// TestNoiseOfMetrics counts noisy figures; a row may have several at a point.
 func TestNoiseOfMetrics(t *testing.T) {
 	s, n := fixed(4, 2), 0.0
 	s.Metrics = append(s.Metrics, Metric{Name: "other"}, Metric{Name: "third"})
@@ -206,8 +203,8 @@ func TestNoiseOfMetrics(t *testing.T) {
 	}
 }
 
-// TestUnheldRate: a rate that the sender did not hold makes a figure noisy however well
-// its repetitions agree, and the run says so.
+// TestUnheldRate: if the sender did not hold its rate, the figure is noisy even if its repetitions agree, and
+// the run reports it.
 func TestUnheldRate(t *testing.T) {
 	for offered, want := range map[float64]bool{1000: false, 995: false, 900: true, 1100: true} {
 		if got := (rates{offered: offered}).missedRate(1000); got != want {
@@ -229,7 +226,7 @@ func TestUnheldRate(t *testing.T) {
 	}
 }
 
-// TestLatencyRow runs a short trial: its maximum is one that the sender can hold a share of.
+// TestLatencyRow runs a short trial. A share of its maximum is a rate that the sender can hold.
 func TestLatencyRow(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	r, err := Run(t.Context(), latencySuite(), Options{Reps: 1, Seconds: 0.1, Rows: regexp.MustCompile("redirect"), Points: regexp.MustCompile("^10 %")})

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestNoProfile: where one is wanted, a row that takes none says so.
+// TestNoProfile: if a profile is requested, a row that supports none reports it.
 func TestNoProfile(t *testing.T) {
 	r, err := Run(context.Background(), fixed(4, 2), Options{Reps: 1, Profile: t.TempDir()})
 	if err != nil {
@@ -24,8 +24,8 @@ func TestNoProfile(t *testing.T) {
 	}
 }
 
-// TestProfiled: the parts of one trial share a file, what is measured besides has its own, and
-// what went wrong is no profile.
+// TestProfiled: the parts of one trial share a file, additional measurements have their own, and failures
+// produce no profile.
 func TestProfiled(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	dir := t.TempDir()

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestRemarks: what is said of many rows stands in one line. Rows that stand in the table
-// without a figure are counted, others named.
+// TestRemarks: a remark about many rows is one line. It counts rows that appear in the table without a figure,
+// and names others.
 func TestRemarks(t *testing.T) {
 	s := fixed(4, 2)
 	for _, name := range []string{"b", "c", "d", "e"} {
@@ -31,7 +31,7 @@ func TestRemarks(t *testing.T) {
 	}
 }
 
-// TestLegendOfShares: the legend explains brackets where there are any.
+// TestLegendOfShares: the legend explains brackets if the table has any.
 func TestLegendOfShares(t *testing.T) {
 	const brackets = "In brackets"
 	s := fixed(4, 2)

@@ -10,7 +10,7 @@ import (
 )
 
 // TestRouterConfigurations: the daemon accepts the configuration of each row, and only rows with a policy drop
-// anything.
+// packets.
 func TestRouterConfigurations(t *testing.T) {
 	for _, by := range []string{"sluice", "ebpf", "fullnat"} {
 		for _, policy := range []bool{false, true} {

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestReadersOfTheTable: a program that reads the whole table is reported with its own memory, and one that does not
-// fails the row.
+// TestReadersOfTheTable: a program that reads the whole table is reported with its own memory. A program that
+// does not fails the row.
 func TestReadersOfTheTable(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Conntrack, labtest.Tool("conntrack"))
 	for _, row := range tableSuite().Rows {
@@ -37,7 +37,7 @@ func TestReadersOfTheTable(t *testing.T) {
 	}
 }
 
-// TestWatchPeak: the peak is that of the program, not of the one that this process was before.
+// TestWatchPeak: the peak excludes the memory of this process before it started the program.
 func TestWatchPeak(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()

@@ -27,7 +27,7 @@ import (
 	"github.com/sluice-lb/sluice/store"
 )
 
-// fake is a datapath that remembers the last snapshot.
+// fake is a datapath that stores the last snapshot.
 type fake struct {
 	refuse error
 	last   *datapath.Snapshot
@@ -62,7 +62,7 @@ func (f *fake) Flows(_ context.Context, yield func(flow.Flow) bool) error {
 	return nil
 }
 
-// state is what the datapath has: "address:port state" of each backend.
+// state returns "address:port state" of each backend of the datapath.
 func (f *fake) state() string {
 	var words []string
 	for _, s := range f.last.Services {
@@ -92,8 +92,7 @@ func decode(t *testing.T, text string) *config.Config {
 	return c
 }
 
-// begin starts a daemon's part that is under test, as after a restart where the directories are
-// those of an earlier one.
+// begin starts control, as after a restart if the directories have the content of an earlier one.
 func begin(t *testing.T, file, at string) *gateway {
 	t.Helper()
 	f := &fake{}
@@ -138,7 +137,7 @@ func (g *gateway) want(t *testing.T, want string) {
 	}
 }
 
-// TestRestart: what apply and backend changed is in force after a restart, and goes with revert.
+// TestRestart: changes by apply and backend are in force after a restart, and end with revert.
 func TestRestart(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "sluice.yaml")
@@ -163,8 +162,7 @@ func TestRestart(t *testing.T) {
 	g.want(t, "10.0.0.1 up")
 }
 
-// TestConflicts: a file that contradicts what was changed at run time is refused with both values,
-// and nothing changes.
+// TestConflicts: a file that contradicts a change at run time is refused with both values, and nothing changes.
 func TestConflicts(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "sluice.yaml")
@@ -256,7 +254,7 @@ func TestConflictAtStart(t *testing.T) {
 	}
 }
 
-// TestRefused: what the datapath refuses is not kept.
+// TestRefused: a change that the datapath refuses is not stored.
 func TestRefused(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "sluice.yaml")
@@ -274,7 +272,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestChangesAreTold: who changed what, and what was refused to whom.
+// TestChangesAreTold: the events name the author of each change and of each refusal.
 func TestChangesAreTold(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "sluice.yaml")
@@ -310,8 +308,7 @@ func TestChangesAreTold(t *testing.T) {
 	}
 }
 
-// TestNoRoom: on a full disk, and on a file system that is read-only, a change is refused and not
-// made; the gateway goes on.
+// TestNoRoom: on a full or read-only file system, a change is refused and not applied. The gateway continues.
 func TestNoRoom(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	for name, spoil := range map[string]func(t *testing.T, at string){
@@ -348,7 +345,7 @@ func TestNoRoom(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 			g.want(t, "10.0.0.1 up")
-			write(t, file, two) // the file is the operator's, and on another disk
+			write(t, file, two) // the operator's file may be on another disk
 			if _, err := g.Reload(t.Context(), g.FileChanged()); err != nil {
 				t.Fatal(err)
 			}
@@ -357,7 +354,7 @@ func TestNoRoom(t *testing.T) {
 	}
 }
 
-// TestSave: the file is what is in force, with the mode that it had, and nothing is left to merge.
+// TestSave: the saved file equals the configuration in force, keeps its mode, and leaves no changes at run time.
 func TestSave(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "sluice.yaml")
@@ -393,8 +390,8 @@ func TestSave(t *testing.T) {
 	g.want(t, "10.0.0.1 up, 10.0.0.2 up")
 }
 
-// TestTrial: a change on trial is taken back when nobody confirms it, or when the daemon ends, and
-// stays when somebody does; meanwhile other changes are refused, and a changed file waits.
+// TestTrial: a change on trial is reverted if nobody confirms it, or if the daemon ends, and stays after a
+// confirmation. Until then, other changes are refused, and a changed file waits.
 func TestTrial(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "sluice.yaml")
@@ -427,7 +424,7 @@ func TestTrial(t *testing.T) {
 	if err := g.Confirm(t.Context(), me); err != nil {
 		t.Fatal(err)
 	}
-	g.want(t, "10.0.0.9 up, 10.0.0.2 up") // the file follows
+	g.want(t, "10.0.0.9 up, 10.0.0.2 up") // the file is read again
 	if err := g.Confirm(t.Context(), me); !errors.Is(err, engine.ErrNotFound) {
 		t.Errorf("confirmed twice: %v", err)
 	}
@@ -442,8 +439,8 @@ func TestTrial(t *testing.T) {
 	}
 }
 
-// TestRefusedChangesFloodNothing: clients that repeat refused changes have few lines in the log, in the events
-// and in the record. A failed precondition is no event. The accepted changes are in all of them.
+// TestRefusedChangesFloodNothing: clients that repeat refused changes cause few lines in the log, the events and
+// the record. A failed precondition is no event. Accepted changes appear in all of these.
 func TestRefusedChangesFloodNothing(t *testing.T) {
 	for name, cause := range map[string]error{"precondition": engine.ErrChanged, "invalid": config.Errors{{Cause: "no"}}, "missing": config.ErrNoObject} {
 		t.Run(name, func(t *testing.T) {

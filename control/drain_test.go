@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// gatewayWith begins one with a service of two backends.
+// gatewayWith returns a gateway with a service of two backends.
 func gatewayWith(t *testing.T, text string) *gateway {
 	t.Helper()
 	dir := t.TempDir()
@@ -33,7 +33,7 @@ func (g *gateway) set(t *testing.T, service, backend string, to State) {
 	}
 }
 
-// TestDrainEnds: at the deadline connections go on or end, also when the daemon was restarted meanwhile.
+// TestDrainEnds: at the deadline connections continue or end, as configured, also after a restart of the daemon.
 func TestDrainEnds(t *testing.T) {
 	for then, want := range map[string]string{"": "10.0.0.1 drain, 10.0.0.2 up", Keep: "10.0.0.1 drain, 10.0.0.2 up", Reset: "10.0.0.1 down, 10.0.0.2 up"} {
 		t.Run("then "+then, func(t *testing.T) {
@@ -68,8 +68,8 @@ func TestDrainEnds(t *testing.T) {
 	}
 }
 
-// TestDrainOfTheGateway: no backend takes new connections, whatever the operator made of it, until the
-// drain is cancelled; at the deadline the connections end.
+// TestDrainOfTheGateway: no backend gets new connections, whatever its override, until the drain is cancelled.
+// At the deadline the connections end.
 func TestDrainOfTheGateway(t *testing.T) {
 	g := gatewayWith(t, two)
 	g.set(t, "web", "b", State{State: "up"})
@@ -92,8 +92,8 @@ func TestDrainOfTheGateway(t *testing.T) {
 	}
 }
 
-// TestDrainWaitsForATrial: the end of a drain is a change, which waits while another is on trial; and one
-// that is refused is tried again later.
+// TestDrainWaitsForATrial: the end of a drain is a change, which waits while another one is on trial. A refused
+// one is tried again.
 func TestDrainWaitsForATrial(t *testing.T) {
 	g := gatewayWith(t, two)
 	g.set(t, "web", "a", State{State: "drain", Deadline: time.Minute, Then: Reset})
@@ -115,7 +115,7 @@ func TestDrainWaitsForATrial(t *testing.T) {
 	g.want(t, "10.0.0.1 down, 10.0.0.3 up")
 }
 
-// TestConnectionsLeft counts those of backends that drain, and estimates when none is left.
+// TestConnectionsLeft counts the connections of draining backends, and estimates when none is left.
 func TestConnectionsLeft(t *testing.T) {
 	g := gatewayWith(t, two)
 	a := engine.Backend{Service: "web", Name: "a"}
@@ -151,7 +151,7 @@ func TestConnectionsLeft(t *testing.T) {
 	}
 }
 
-// flows gives the datapath so many connections to a backend of web, one of another, and one that has ended.
+// flows gives the datapath n connections to a backend of web, one to another backend, and an ended one.
 func (g *gateway) flows(n int, backend string) {
 	of := func(backend, state string) flow.Flow {
 		return flow.Flow{Original: flow.Tuple{Protocol: flow.TCP, Source: netip.MustParseAddrPort("198.51.100.1:1000")}, Owner: "web", Backend: backend, State: state}
@@ -162,10 +162,10 @@ func (g *gateway) flows(n int, backend string) {
 	}
 }
 
-// slowCounts is a datapath whose flows take ten seconds to read.
+// slowCounts is a datapath that takes ten seconds to read its flows.
 type slowCounts struct {
 	fake
-	ended []time.Time // of applies that take backend a down
+	ended []time.Time // times of applies that set backend a down
 }
 
 func (f *slowCounts) Flows(context.Context, func(flow.Flow) bool) error {
@@ -181,8 +181,8 @@ func (f *slowCounts) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath
 	return change, err
 }
 
-// TestDrainEndsAtItsDeadline, to the millisecond and also while connections are being counted. The time is
-// that of the bubble, which passes only while everything waits.
+// TestDrainEndsAtItsDeadline: a drain ends to the millisecond, also while connections are being counted. The
+// bubble's clock advances only while all goroutines wait.
 func TestDrainEndsAtItsDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -208,7 +208,7 @@ func TestDrainEndsAtItsDeadline(t *testing.T) {
 	})
 }
 
-// TestStatesThatAreNone: each is refused, and nothing changes.
+// TestStatesThatAreNone: invalid states are refused, and nothing changes.
 func TestStatesThatAreNone(t *testing.T) {
 	g := gatewayWith(t, two)
 	for want, to := range map[string]State{

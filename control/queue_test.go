@@ -17,12 +17,12 @@ import (
 	"github.com/sluice-lb/sluice/engine"
 )
 
-// gate is a datapath that counts snapshots, holds one back while it is closed, and refuses those with a
-// backend of weight 13.
+// gate is a datapath that counts snapshots, blocks them while it is closed, and refuses snapshots with a backend
+// of weight 13.
 type gate struct {
 	fake
 	applies int
-	reached chan struct{} // gets one for each snapshot
+	reached chan struct{} // receives an element for each snapshot
 	open    chan struct{}
 }
 
@@ -38,7 +38,7 @@ func (g *gate) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.Chang
 	return g.fake.Apply(ctx, s)
 }
 
-// beginGated starts a daemon's part with a gate and a service for each number up to n.
+// beginGated starts control with a gate and n services.
 func beginGated(t *testing.T, n int) (*gateway, *gate) {
 	t.Helper()
 	var text strings.Builder
@@ -57,8 +57,8 @@ func beginGated(t *testing.T, n int) (*gateway, *gate) {
 	return g, p
 }
 
-// TestChangesAreMadeTogether: what comes while one change is made is made by one more apply, each is
-// answered for itself, and those that the configuration or the kernel refuses are refused alone.
+// TestChangesAreMadeTogether: changes that arrive during an apply share the next one. Each has its own result,
+// and changes that the configuration or the kernel refuses are refused separately.
 func TestChangesAreMadeTogether(t *testing.T) {
 	const n = 20
 	g, path := beginGated(t, n)
@@ -71,7 +71,7 @@ func TestChangesAreMadeTogether(t *testing.T) {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	wg.Go(func() { errs[0] = weight(0, 5) })
-	<-path.reached // the first is being made
+	<-path.reached // the first change is being applied
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	for i := 1; i < n; i++ {
@@ -119,8 +119,7 @@ func TestChangesAreMadeTogether(t *testing.T) {
 	}
 }
 
-// TestOneOfSeveralIsRefused: a change that the kernel refuses does not take along those that were made
-// together with it.
+// TestOneOfSeveralIsRefused: a change that the kernel refuses does not affect the changes of the same batch.
 func TestOneOfSeveralIsRefused(t *testing.T) {
 	g, path := beginGated(t, 4)
 	errs := make([]error, 4)
@@ -155,8 +154,8 @@ func TestOneOfSeveralIsRefused(t *testing.T) {
 	}
 }
 
-// TestAnswersDoNotWaitForWhatFollows: while the next changes are being made, those before have their answers,
-// which say what was in force then.
+// TestAnswersDoNotWaitForWhatFollows: a change has its result while the next ones are being applied. The result
+// describes the configuration at its time.
 func TestAnswersDoNotWaitForWhatFollows(t *testing.T) {
 	g, path := beginGated(t, 4)
 	applied := make([]engine.Applied, 4)
@@ -181,11 +180,11 @@ func TestAnswersDoNotWaitForWhatFollows(t *testing.T) {
 	change(2)
 	waiting(2)
 	path.open <- struct{}{} // for the first
-	<-path.reached          // two are being made
+	<-path.reached          // two changes are being applied
 	change(3)
 	waiting(1)
 	path.open <- struct{}{}
-	<-path.reached // the last one is being made
+	<-path.reached // the last change is being applied
 	for i := range 3 {
 		<-answered[i]
 		v := applied[i].ViewOf(map[string]bool{"s1": true})

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// TestWantedAddresses lists what each kind of object needs packets for, and what is left alone.
+// TestWantedAddresses lists the addresses that each kind of object needs, and the objects that need none.
 func TestWantedAddresses(t *testing.T) {
 	const text = `
 services:

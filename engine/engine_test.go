@@ -21,20 +21,20 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// fake is a datapath that remembers what it was asked to be.
+// fake is a datapath that stores the last snapshot.
 type fake struct {
 	name    string
-	refuse  func(kind, name string) error // Carries*
-	passBy  error                         // Bypasses*
-	fail    error                         // the next Apply
+	refuse  func(kind, name string) error // result of Carries*
+	passBy  error                         // result of Bypasses*
+	fail    error                         // result of the next Apply
 	applied []*datapath.Snapshot
 	removed bool
 	left    bool
 	planned error
-	touched bool // by another program, until the next Apply
+	touched bool // changed by another program, until the next Apply
 	change  datapath.Change
 	flows   []flow.Flow
-	ends    int // flows, by the next change
+	ends    int // number of flows that the next change ends
 }
 
 func (f *fake) BypassesService(*config.Service) error { return f.passBy }
@@ -100,10 +100,10 @@ func names(s *datapath.Snapshot) (out []string) {
 	return out
 }
 
-// health is a Health whose word can be changed while an engine asks it.
+// health is a Health with states that a test can change while an engine reads them.
 type health struct{ words *sync.Map }
 
-// all is a Health of backends that are up.
+// all returns a Health with these backends up.
 func all(up ...string) health {
 	h := health{new(sync.Map)}
 	for _, b := range up {
@@ -157,8 +157,8 @@ func TestARefusalLeavesEveryDatapathAsItWas(t *testing.T) {
 	}
 }
 
-// TestARefusalIsTold for as long as what was refused is not in force: backends that
-// come and go do not hide it.
+// TestARefusalIsTold: a refused configuration is reported as long as it is not in force. Changes of backends do
+// not hide it.
 func TestARefusalIsTold(t *testing.T) {
 	fast, _ := pair()
 	h := all("a")
@@ -209,8 +209,8 @@ func TestARefusalOfTheFirstApplyLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestARefusalLeavesWhatADaemonLeft: rules of an earlier daemon are not known to this
-// one, so a first configuration that is refused must not touch them.
+// TestARefusalLeavesWhatADaemonLeft: this daemon does not know the rules of an earlier one. A refused first
+// configuration must not change them.
 func TestARefusalLeavesWhatADaemonLeft(t *testing.T) {
 	for name, refuse := range map[string]func(*fake){
 		"by the plan":   func(f *fake) { f.planned = errors.New("no") },
@@ -238,7 +238,7 @@ func TestARefusalLeavesWhatADaemonLeft(t *testing.T) {
 	}
 }
 
-// TestApplyIf: the condition is looked at where no other apply comes between.
+// TestApplyIf: no other apply can run between the check of the condition and the apply.
 func TestApplyIf(t *testing.T) {
 	fast, _ := pair()
 	e := New(Options{Datapaths: []datapath.Datapath{fast}})
@@ -257,13 +257,13 @@ func TestApplyIf(t *testing.T) {
 	}
 }
 
-// unprobed is a Health that knows nothing yet.
+// unprobed is a Health without any result.
 type unprobed struct{ health }
 
 func (unprobed) Healthy(string, string) (healthy, known bool) { return false, false }
 
-// TestANewCheckCutsNobody: a backend that is in force stays what it is until its new
-// check has spoken; one that is new is what "initial" says.
+// TestANewCheckCutsNobody: a backend in force keeps its state until its new check has a result. A new backend
+// has the state in "initial".
 func TestANewCheckCutsNobody(t *testing.T) {
 	fast, _ := pair()
 	e := New(Options{Datapaths: []datapath.Datapath{fast}, Health: unprobed{}, Settle: time.Nanosecond})
@@ -324,7 +324,7 @@ func TestBackendsFollowTheirChecks(t *testing.T) {
 	}
 }
 
-// TestTheLogTellsWhoeverAsked: a change that comes by the API is logged as one of the file.
+// TestTheLogTellsWhoeverAsked: a change by the API is logged like a change of the file.
 func TestTheLogTellsWhoeverAsked(t *testing.T) {
 	var log bytes.Buffer
 	d := &fake{name: "nftables", change: datapath.Change{Rules: datapath.Count{Added: 2}, Lines: []string{"add service web"}}}
@@ -385,8 +385,8 @@ func TestStopRemovesUnlessToldToKeep(t *testing.T) {
 	}
 }
 
-// TestNothingIsPutBackAfterStop: a request, a backend or the network may have waited for
-// the end.
+// TestNothingIsPutBackAfterStop: after Stop, a pending request or a change of a backend or the network applies
+// nothing.
 func TestNothingIsPutBackAfterStop(t *testing.T) {
 	fast, slow := pair()
 	h := all("a")
@@ -411,9 +411,8 @@ func TestNothingIsPutBackAfterStop(t *testing.T) {
 	}
 }
 
-// TestTheNetworkChanges asks for the same again when the network changed, or another
-// program the rules: once for many changes, again after a failure, and without a
-// revision of its own.
+// TestTheNetworkChanges applies the same configuration again after a change of the network, or of the rules by
+// another program: once for many changes, again after a failure, and without a new revision.
 func TestTheNetworkChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &fake{name: "nftables"}
@@ -440,7 +439,7 @@ func TestTheNetworkChanges(t *testing.T) {
 			t.Error("the network changed, but another snapshot was applied")
 		}
 		set := func(touched bool, fail error) {
-			e.mu.Lock() // Run asks at any time
+			e.mu.Lock() // Run reads at any time
 			defer e.mu.Unlock()
 			d.touched, d.fail = touched, fail
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/event"
 )
 
-// told returns what events say since the last call.
+// told returns the events since the last call.
 func told(l *event.Log, last *uint64) string {
 	events, _, _ := l.After(*last, 100)
 	var lines []string
@@ -25,7 +25,8 @@ func told(l *event.Log, last *uint64) string {
 	return strings.Join(lines, "; ")
 }
 
-// TestStatesAreTold: of backends that change, not of those that come or go, wherever they stand.
+// TestStatesAreTold: an event reports each change of a backend's state on any datapath. Added and removed
+// backends cause none.
 func TestStatesAreTold(t *testing.T) {
 	fast, slow := pair()
 	h, log := all("a", "b"), event.New(100)
@@ -57,7 +58,7 @@ func TestStatesAreTold(t *testing.T) {
 	h.set("a", true)
 	h.set("c", true)
 	slow.refuse = func(string, string) error { return nil }
-	fast.refuse = func(_, name string) error { return errRefused } // all moves to the other datapath
+	fast.refuse = func(_, name string) error { return errRefused } // everything moves to the other datapath
 	apply(service("mail", "c", "a"), service("new", "a"), service("web", "b"))
 	if got := told(log, &last); got != "backend mail/a is up" {
 		t.Errorf("a change tells %s", got)

@@ -30,8 +30,8 @@ func (d *teller) Explain(_ context.Context, q datapath.Question) (*datapath.Expl
 	return &e, nil
 }
 
-// TestExplainOrder: the datapaths are asked in the order of the list, the second one only about
-// packets that the first does not handle. One that carries nothing is skipped.
+// TestExplainOrder: the datapaths explain in the order of the list. The second one explains only packets that
+// the first one does not handle. A datapath without objects is skipped.
 func TestExplainOrder(t *testing.T) {
 	broken := errors.New("broken")
 	pass := datapath.Explanation{Action: "pass", Interface: "wan0", Steps: []string{"passes"}}

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// TestForeignOwner: a program that changes the rules again and again is reported as long as it does; one that
-// changed them once is not.
+// TestForeignOwner: a program that changes the rules repeatedly is reported as long as it does so. A single
+// change is not reported.
 func TestForeignOwner(t *testing.T) {
 	d := &fake{name: "nftables", change: datapath.Change{Rules: datapath.Count{Added: 2}}}
 	e := New(Options{Datapaths: []datapath.Datapath{d}, Log: slog.New(slog.DiscardHandler)})

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 )
 
-// TestFound: what is found is in force beside the configuration, which does not have it.
+// TestFound: discovered backends are in force in addition to the configuration, which does not contain them.
 func TestFound(t *testing.T) {
 	ctx := context.Background()
 	d := &fake{name: "nftables"}
@@ -56,7 +56,7 @@ func TestFound(t *testing.T) {
 	if n := len(d.last().Services[1].Backends); n != 1 {
 		t.Errorf("a service that finds nothing has %d backends", n)
 	}
-	if err := found(backend("10.0.0.1"), backend("10.0.0.3")); err != nil { // the configuration's own counts
+	if err := found(backend("10.0.0.1"), backend("10.0.0.3")); err != nil { // backends of the configuration count too
 		t.Fatal(err)
 	}
 	inForce("10.0.0.1", "10.0.0.3")

@@ -114,8 +114,8 @@ func TestNATRulesStayTogether(t *testing.T) {
 	}
 }
 
-// TestAnswersReachTheirDatapath: what is met first leaves the answers of servers to the datapath
-// that waits for them.
+// TestAnswersReachTheirDatapath: the datapath that sees packets first leaves the replies of servers to the
+// datapath with the connection.
 func TestAnswersReachTheirDatapath(t *testing.T) {
 	office := config.NATRule{Name: "office", Type: config.NATMasquerade, Source: []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24")}}
 	pooled := office
@@ -130,7 +130,7 @@ func TestAnswersReachTheirDatapath(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		cfg     config.Config
-		want    string // of office
+		want    string // datapath of the rule office
 		warning string
 	}{
 		"a server behind the rule": {config.Config{Services: served("marked", config.ModeDNAT, "10.0.2.2"), NAT: []config.NATRule{office}}, "nftables", ""},
@@ -173,8 +173,8 @@ func TestAnswersReachTheirDatapath(t *testing.T) {
 	}
 }
 
-// TestStatelessTakesAnswers: a stateless service that is met first would take the answers of what a later datapath
-// carries to the same port of a server, and that is said.
+// TestStatelessTakesAnswers: a stateless service on the first datapath would take the replies for objects of a
+// later datapath with the same server port. A warning reports it.
 func TestStatelessTakesAnswers(t *testing.T) {
 	const warning = "service syslog is on ebpf, but %s is on nftables: answers of 10.0.2.2 may be taken before they get there; put both on one datapath"
 	syslog, other := service("syslog", "a"), service("marked", "a")
@@ -218,8 +218,8 @@ func TestStatelessTakesAnswers(t *testing.T) {
 	}
 }
 
-// TestWhatWaitedMoves: a rule for an interface that was to come moves when it turns out to
-// be one that its datapath does not carry, and nothing moves otherwise.
+// TestWhatWaitedMoves: a rule for a missing interface moves if its datapath does not support the interface when
+// it appears. Nothing moves otherwise.
 func TestWhatWaitedMoves(t *testing.T) {
 	fast, slow := pair()
 	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}, Log: slog.New(slog.DiscardHandler)})
@@ -251,14 +251,15 @@ func TestWhatWaitedMoves(t *testing.T) {
 	}
 }
 
-// TestPacketsMeetPolicies: what packets would pass by on one datapath puts a service and a rule on the other
-// one, when they are applied or later, unless that one does not carry them or the operator has chosen.
+// TestPacketsMeetPolicies: if a datapath would bypass a host policy for a service or rule, the other datapath
+// gets the object, at an apply or later. It stays if the other one does not support it or the operator has
+// chosen.
 func TestPacketsMeetPolicies(t *testing.T) {
 	policy := errors.New("past an IPsec policy")
 	for _, c := range []struct {
 		when          string
-		atFirst, then error // what they would pass by on the first datapath
-		refuses       error // of the second one
+		atFirst, then error // policies that the first datapath would bypass, at the apply and later
+		refuses       error // error of the second datapath
 		chosen        config.DatapathChoice
 		before, after string
 	}{
@@ -299,8 +300,7 @@ func TestPacketsMeetPolicies(t *testing.T) {
 	}
 }
 
-// TestWhoTakesGoesFirst: where a service moves from one datapath to the other, that one gets it before
-// the first lets go.
+// TestWhoTakesGoesFirst: if a service moves, the new datapath gets it before the old one releases it.
 func TestWhoTakesGoesFirst(t *testing.T) {
 	var order []string
 	fast, slow := &first{fake{name: "ebpf"}, &order}, &first{fake{name: "nftables"}, &order}
@@ -320,7 +320,7 @@ func TestWhoTakesGoesFirst(t *testing.T) {
 	}
 }
 
-// first notes when it is applied.
+// first records its applies.
 type first struct {
 	fake
 	order *[]string
@@ -331,12 +331,12 @@ func (f *first) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.Chan
 	return f.fake.Apply(ctx, s)
 }
 
-// ordered notes when it is applied, and when flows go to it and from it.
+// ordered records its applies, and the flows that it exports and imports.
 type ordered struct {
 	fake
 	order *[]string
 	taken int
-	full  error // of taking flows
+	full  error // error of importing flows
 }
 
 func (o *ordered) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.Change, error) {
@@ -360,8 +360,8 @@ func (o *ordered) Take(_ context.Context, flows []flow.Flow) (int, error) {
 	return len(flows), o.full
 }
 
-// TestFlowsGoWithTheirService: who takes a service gets its flows before the first one lets go; what is
-// kept in force says nothing of the move, and a move that fails is undone.
+// TestFlowsGoWithTheirService: the new datapath of a service gets its flows before the old one releases it. The
+// retained configuration does not mention the move, and a failed move is undone.
 func TestFlowsGoWithTheirService(t *testing.T) {
 	var order []string
 	fast, slow := &ordered{fake: fake{name: "ebpf"}, order: &order}, &ordered{fake: fake{name: "nftables"}, order: &order}

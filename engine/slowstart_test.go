@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/disk/damage"
 )
 
-// slow is a service with slow-start whose backends have these weights.
+// slow returns a service with slow-start whose backends have these weights.
 func slow(weights ...int) config.Service {
 	s := service("web")
 	s.Scheduler, s.SlowStart = config.SchedulerWRR, config.Duration(30*time.Second)
@@ -30,8 +30,8 @@ func slow(weights ...int) config.Service {
 	return s
 }
 
-// TestSlowStart: a backend that comes gets its weight in ten steps; those that are there keep their shares,
-// and nothing is applied when nothing comes.
+// TestSlowStart: a new backend reaches its weight in ten steps. Existing backends keep their shares, and nothing
+// is applied without a starting backend.
 func TestSlowStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, h := &fake{name: "ebpf"}, all("a", "b", "c")
@@ -94,8 +94,8 @@ func TestSlowStart(t *testing.T) {
 	})
 }
 
-// TestSlowStartOverRestart: a backend that was starting when the daemon ended goes on from there; one that had
-// all of its weight, or is another server by now, has it at once.
+// TestSlowStartOverRestart: a backend in slow-start continues its start after a restart of the daemon. A backend
+// with its full weight, or with another address, has its weight at once.
 func TestSlowStartOverRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, opt := all("a", "b"), Options{Coming: filepath.Join(t.TempDir(), "state", "slow-start.json")}
@@ -132,12 +132,12 @@ func TestSlowStartOverRestart(t *testing.T) {
 		other.Backends[2].Port = 81
 		_, d = restart(other)
 		expect(d)
-		_, d = restart(slow(1, 2, 1)) // the one before has seen nobody come
+		_, d = restart(slow(1, 2, 1)) // the previous daemon has not started any backend
 		expect(d)
 	})
 }
 
-// TestSlowStartOverRestartEnds: after a restart a backend comes to all of its weight.
+// TestSlowStartOverRestartEnds: after a restart, a backend reaches its full weight.
 func TestSlowStartOverRestartEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		opt := Options{Coming: filepath.Join(t.TempDir(), "slow-start.json")}
@@ -172,7 +172,7 @@ func TestSlowStartOverRestartEnds(t *testing.T) {
 	})
 }
 
-// TestSlowStartOfMany: a hundred backends that come one after the other cost an apply a second at most.
+// TestSlowStartOfMany: a hundred backends that start one after the other cost at most one apply per second.
 func TestSlowStartOfMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, h := &fake{name: "ebpf"}, all()
@@ -195,7 +195,7 @@ func TestSlowStartOfMany(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if n := len(d.applied); n > 1+100+40 { // the first, one for each that came, and the steps
+		if n := len(d.applied); n > 1+100+40 { // the first apply, one per new backend, and the steps
 			t.Errorf("%d applies", n)
 		}
 		if w := d.last().Services[0].Weights; w != nil {
@@ -204,7 +204,7 @@ func TestSlowStartOfMany(t *testing.T) {
 	})
 }
 
-// TestSlowScale: each step is there for light backends, and tables stay small with many heavy ones.
+// TestSlowScale: light backends get every step, and tables stay small with many heavy ones.
 func TestSlowScale(t *testing.T) {
 	for _, c := range []struct {
 		weights []int
@@ -217,7 +217,7 @@ func TestSlowScale(t *testing.T) {
 	}
 }
 
-// TestDamagedSlowStart: a damaged file of backends in slow-start is reported, and written again.
+// TestDamagedSlowStart: a damaged file of backends in slow-start is reported and written again.
 func TestDamagedSlowStart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "slow-start.json")
 	intact := fmt.Appendf(nil, `[{"service":"web","backend":"a","to":"10.0.0.1:0","since":%q}]`, time.Now().Format(time.RFC3339))
@@ -240,7 +240,7 @@ func TestDamagedSlowStart(t *testing.T) {
 	})
 }
 
-// TestUnfitFoundBackends: backends found by an earlier process do not keep the configuration from being
+// TestUnfitFoundBackends: invalid backends from an earlier process do not prevent the configuration from being
 // in force.
 func TestUnfitFoundBackends(t *testing.T) {
 	p := &fake{name: "nftables"}

@@ -19,14 +19,14 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the expected output of testdata")
 
-// sample is one file below testdata/SOURCE: what a program has configured.
+// sample is a file below testdata/SOURCE: the configuration of a program.
 type sample struct {
 	source, name, path string
 	options            importer.Options
 	text               string
 }
 
-// samples reads all. An option of the import stands in the file beside it: NAME.outside.
+// samples reads all samples. Options of an import are in a file with the same name: NAME.outside.
 func samples(t *testing.T) (list []sample) {
 	t.Helper()
 	for _, s := range importer.Sources {
@@ -55,8 +55,8 @@ func readSample(t *testing.T, source, name string) sample {
 	return s
 }
 
-// TestSamples imports each sample: the configuration, which must be valid, and the report are those
-// beside it. -update writes them anew.
+// TestSamples imports each sample. The configuration, which must be valid, and the report must equal the files
+// with the same name. -update writes them.
 func TestSamples(t *testing.T) {
 	for _, s := range samples(t) {
 		t.Run(s.source+"/"+s.name, func(t *testing.T) {
@@ -88,7 +88,7 @@ func TestSamples(t *testing.T) {
 	}
 }
 
-// carried wants nftables to take what is forced on it, and the firewall rules.
+// carried expects nftables to support the objects that the import assigns to it, and the firewall rules.
 func carried(t *testing.T, name, yaml string) {
 	t.Helper()
 	c, err := config.Decode(name, []byte(yaml))
@@ -116,7 +116,7 @@ func carried(t *testing.T, name, yaml string) {
 	}
 }
 
-// everyLine wants each rule to be where something comes from, or to have a note.
+// everyLine expects each rule to be the origin of an object, or to have a note.
 func everyLine(t *testing.T, s sample, r *draft.Result) {
 	said := map[int]bool{}
 	for _, n := range r.Notes {
@@ -134,7 +134,8 @@ func everyLine(t *testing.T, s sample, r *draft.Result) {
 	}
 }
 
-// places wants each line of the source to have one place, and the rules of the rest to be in its text.
+// places expects each line of the source to be classified once, and the remaining rules to be in the text of the
+// rest.
 func places(t *testing.T, s sample, r *draft.Result) {
 	t.Helper()
 	at := map[int]draft.Place{}
@@ -164,8 +165,8 @@ func places(t *testing.T, s sample, r *draft.Result) {
 	}
 }
 
-// TestRefusedRules: the rules of an object that validation refuses are in the rest, also without
-// being the only ones there, and forwarded packets then pass nftables.
+// TestRefusedRules: the rules of an object that validation refuses are in the rest. Forwarded packets then pass
+// nftables.
 func TestRefusedRules(t *testing.T) {
 	const refused = "-A POSTROUTING -j MASQUERADE"
 	text := "*nat\n:PREROUTING ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n-A PREROUTING -d 192.0.2.1/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.0.0.2\n" + refused + "\nCOMMIT\n"
@@ -178,8 +179,7 @@ func TestRefusedRules(t *testing.T) {
 	}
 }
 
-// TestPolicy: -P among the rules is the policy, and a policy that became a firewall rule does not drop in
-// the rest.
+// TestPolicy: -P among the rules is the policy. A policy that became a firewall rule does not drop in the rest.
 func TestPolicy(t *testing.T) {
 	text := "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -i lo -j ACCEPT\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n-P INPUT DROP\nCOMMIT\n" +
 		"*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 8080\nCOMMIT\n"
@@ -237,7 +237,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// FuzzImport: no text makes an import panic or write a configuration that is not valid.
+// FuzzImport: no text makes an import panic or write an invalid configuration.
 func FuzzImport(f *testing.F) {
 	for i, s := range importer.Sources {
 		files, _ := filepath.Glob(filepath.Join("testdata", s.Name, "*.in"))

@@ -26,17 +26,16 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// TestPackets sends the packets of each testdata/SOURCE/NAME.packets through the sample's own rules
-// in one namespace and through what was imported in another, with the rest of the rules beside it:
-// the same frames must leave by the same interfaces, and they must be those that the file expects.
-// A packet for which the file says "differs LINE" must leave otherwise, and the report must say so
-// of that line.
+// TestPackets sends the packets of each testdata/SOURCE/NAME.packets through the sample's own rules in one
+// namespace, and through the import with the remaining rules in another. The same frames must leave by the same
+// interfaces, and must equal the frames in the file. A packet marked "differs LINE" must leave differently, and
+// the report must name that line.
 //
-// TestPackets runs what was imported on nftables. Files with the line "-- ebpf --" are run on eBPF too,
-// which chooses other source ports for translated sources than the kernel does.
+// TestPackets runs the import on nftables. Files with the line "-- ebpf --" also run on eBPF, which selects
+// other source ports than the kernel.
 //
-// The file is a packet case (package golden) without a configuration. A first section "names" gives
-// the interfaces of the standard host other names: "lan0 docker0".
+// The file is a packet case (package golden) without a configuration. A first section "names" renames the
+// interfaces of the standard host: "lan0 docker0".
 func TestPackets(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Nftables, labtest.Conntrack)
 	files, err := filepath.Glob("testdata/*/*.packets")
@@ -64,7 +63,7 @@ func TestPackets(t *testing.T) {
 					}
 					t.Run(name, func(t *testing.T) {
 						b := &both{t: t, program: program, sample: s, imported: r, differs: differs, ebpf: name == "ebpf", dir: t.TempDir()}
-						t.Cleanup(b.drop) // before its directory goes, where a bpffs may be mounted
+						t.Cleanup(b.drop) // before the removal of its directory, where a bpffs may be mounted
 						if err := c.OnTheWire(0).Run(b); err != nil {
 							t.Error(err)
 						}
@@ -75,8 +74,8 @@ func TestPackets(t *testing.T) {
 	}
 }
 
-// packetCase reads the file with the configuration in its place, and the lines of the source that
-// packets differ by, by the number of the packet.
+// packetCase reads the file and inserts the configuration. It returns the lines of the source that cause
+// differences, by the number of the packet.
 func packetCase(t *testing.T, path, text, yaml string) (*golden.Case, map[int]int) {
 	t.Helper()
 	about, rest, _ := strings.Cut(strings.Replace(text, "-- ebpf --\n", "", 1), "-- ")
@@ -95,7 +94,7 @@ func packetCase(t *testing.T, path, text, yaml string) (*golden.Case, map[int]in
 			differs[packets], lines[i] = line, ""
 		}
 	}
-	// Only what leaves is compared; a file names neither actions nor reasons.
+	// Only leaving packets are compared; a file has neither actions nor reasons.
 	for i, l := range lines {
 		if strings.HasPrefix(l, "in ") {
 			lines[i] = l + "\nforward any"
@@ -128,7 +127,7 @@ func rename(h *model.Host, from, to string) {
 	}
 }
 
-// both is the host with its own rules, and a second one with what was imported of them.
+// both has the host with its own rules, and a second host with the import.
 type both struct {
 	t        *testing.T
 	program  string
@@ -249,7 +248,7 @@ func frames(list []model.Departure) string {
 	return s.String()
 }
 
-// The rest of golden.Subject: nothing of it stands in these files.
+// The other methods of golden.Subject: these files do not use them.
 
 func (b *both) Advance(time.Duration) error                   { return errors.ErrUnsupported }
 func (b *both) Apply(*config.Config) error                    { return errors.ErrUnsupported }

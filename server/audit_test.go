@@ -27,7 +27,7 @@ func newRecord(t *testing.T) *audit.Log {
 	return record
 }
 
-// recorded returns the entries of a record, a line each.
+// recorded returns the entries of a record, one per line.
 func recorded(t *testing.T, record *audit.Log) string {
 	t.Helper()
 	entries, err := record.Last(100)
@@ -41,7 +41,7 @@ func recorded(t *testing.T, record *audit.Log) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestChangesAreRecorded: what was done and what was refused, once each, wherever it was refused.
+// TestChangesAreRecorded: each change and each refusal is recorded once, independent of the layer that refuses.
 func TestChangesAreRecorded(t *testing.T) {
 	record := newRecord(t)
 	e := engine.New(engine.Options{Datapaths: []datapath.Datapath{&still{}}})
@@ -82,7 +82,7 @@ func TestChangesAreRecorded(t *testing.T) {
 	}
 }
 
-// TestWhoAtTheSocket: the process that asks, its program and its user.
+// TestWhoAtTheSocket: the record names the requesting process, its program and its user.
 func TestWhoAtTheSocket(t *testing.T) {
 	record := newRecord(t)
 	at := filepath.Join(t.TempDir(), "s")
@@ -108,7 +108,7 @@ func TestWhoAtTheSocket(t *testing.T) {
 	}
 }
 
-// TestWhoOverTCP: by certificate, token and address; also where nobody may change anything.
+// TestWhoOverTCP: the record names certificate, token or address, also for a read-only listener.
 func TestWhoOverTCP(t *testing.T) {
 	for _, c := range []struct {
 		name, files, token, want string

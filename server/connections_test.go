@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// TestLimitedListener counts connections in and out.
+// TestLimitedListener counts opened and closed connections.
 func TestLimitedListener(t *testing.T) {
 	inner, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
@@ -57,12 +57,12 @@ func TestLimitedListener(t *testing.T) {
 	want("127.0.0.2", "")
 	want("127.0.0.3", "too many connections")
 	first.Close()
-	first.Close() // gives one place back, not two
+	first.Close() // a second Close does not release another slot
 	want("127.0.0.3", "")
 	want("127.0.0.4", "too many connections")
 }
 
-// TestClientOf: one host is one client, whatever address of its /64 it takes.
+// TestClientOf: all addresses of a /64 count as one client.
 func TestClientOf(t *testing.T) {
 	for text, want := range map[string]string{
 		"192.0.2.7:1": "192.0.2.7/32", "[::ffff:192.0.2.7]:1": "192.0.2.7/32",
@@ -78,7 +78,7 @@ func TestClientOf(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreTold: a flood of them is a line in ten seconds.
+// TestRefusalsAreTold: a flood of refusals causes one log line in ten seconds.
 func TestRefusalsAreTold(t *testing.T) {
 	l := &logged{}
 	now := time.Unix(1_700_000_000, 0)

@@ -20,8 +20,8 @@ import (
 
 var note = flag.Bool("note", false, "note in testdata/promises.txt what the API promises beyond it")
 
-// contract lists what clients rely on, a line each: operations, parameters, fields, values of enumerations,
-// and what a request must have.
+// contract lists the parts of the API that clients rely on, one per line: operations, parameters, fields, values
+// of enumerations, and required parts of requests.
 func contract(t *testing.T) []string {
 	t.Helper()
 	text, err := OpenAPI("v1")
@@ -44,7 +44,7 @@ func contract(t *testing.T) []string {
 	return slices.Sorted(maps.Keys(c.lines))
 }
 
-// at follows keys into a document; what is not there is empty.
+// at follows keys into a document. A missing key yields an empty map.
 func at(v any, keys ...string) map[string]any {
 	m, _ := v.(map[string]any)
 	for _, k := range keys {
@@ -56,7 +56,7 @@ func at(v any, keys ...string) map[string]any {
 type promises struct {
 	lines   map[string]bool
 	schemas map[string]any
-	asked   map[string]bool // schemas that are a part of requests
+	asked   map[string]bool // schemas used in requests
 }
 
 func (c *promises) add(format string, args ...any) { c.lines[fmt.Sprintf(format, args...)] = true }
@@ -87,7 +87,7 @@ func (c *promises) operation(name string, o map[string]any) {
 	}
 }
 
-// ask notes the schemas that a request leads to.
+// ask marks the schemas that a request refers to.
 func (c *promises) ask(v any) {
 	switch v := v.(type) {
 	case []any:
@@ -138,9 +138,9 @@ func (c *promises) schema(name string, s map[string]any, asked bool) {
 	}
 }
 
-// TestTheAPIKeepsItsPromises: what clients were promised stays. An operation, a field or a value that is
-// gone, or one that requests must have now, breaks them. 'go test -run Promises -note ./server' notes
-// what is new; a line is taken away by hand, when an API of another version begins.
+// TestTheAPIKeepsItsPromises: a removed operation, field or value breaks clients, and so does a new required
+// field of a request. 'go test -run Promises -note ./server' records additions. Lines are removed by hand, with
+// a new version of the API.
 func TestTheAPIKeepsItsPromises(t *testing.T) {
 	const file = "testdata/promises.txt"
 	text, err := os.ReadFile(file)
@@ -181,7 +181,7 @@ func TestTheAPIKeepsItsPromises(t *testing.T) {
 	}
 }
 
-// parent is the line of what has a parameter or field.
+// parent is the line of the object with the parameter or field.
 func parent(what string) string {
 	if operation, _, ok := strings.Cut(what, ": "); ok {
 		return operation
@@ -190,14 +190,14 @@ func parent(what string) string {
 	return name + " is object"
 }
 
-// operation is one of the document, with the example of its parameters and of its body.
+// operation is an operation of the document, with the examples of its parameters and body.
 type operation struct {
 	id, method, path, media, body string
 	query                         url.Values
 	used                          []string // keys of examples
 }
 
-// operations returns those of the document. The objects of their paths are those of forOperations.
+// operations returns all operations of the document. forOperations creates the objects in their paths.
 func operations(t *testing.T) (list []operation) {
 	t.Helper()
 	text, err := OpenAPI("v1")
@@ -251,7 +251,7 @@ func forOperations(t *testing.T) *httptest.Server {
 	return s
 }
 
-// TestExamplesOfTheDocument sends every example, each to a daemon of its own.
+// TestExamplesOfTheDocument sends every example to a daemon of its own.
 func TestExamplesOfTheDocument(t *testing.T) {
 	used := map[string]bool{}
 	for _, op := range operations(t) {
@@ -263,7 +263,7 @@ func TestExamplesOfTheDocument(t *testing.T) {
 		}
 		t.Run(op.id, func(t *testing.T) {
 			code, text := call(t, forOperations(t), op.method, op.path+"?"+op.query.Encode(), op.body, "Content-Type", op.media)
-			// The daemon of this test has no file to go back to, and its datapath explains nothing.
+			// The daemon of this test has no previous revision, and its datapath explains nothing.
 			if code >= 300 && !(code == 404 && (op.id == "revert" || op.id == "explain")) {
 				t.Errorf("%s %s: %d %s", op.method, op.path, code, text)
 			}
@@ -276,7 +276,7 @@ func TestExamplesOfTheDocument(t *testing.T) {
 	}
 }
 
-// TestNoOperationIgnoresIfMatch: every operation that changes something refuses a tag of another state.
+// TestNoOperationIgnoresIfMatch: every changing operation refuses the tag of another state.
 func TestNoOperationIgnoresIfMatch(t *testing.T) {
 	for _, op := range operations(t) {
 		if op.method == "GET" {

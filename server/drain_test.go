@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestDrainRequests: a drain of a backend and of the whole gateway, what is told of them, and what is
-// refused.
+// TestDrainRequests drains a backend and the whole gateway. It checks the events, the views and the refused
+// requests.
 func TestDrainRequests(t *testing.T) {
 	s, _ := start(t)
 	ask := func(method, path, body string, code int, want string) {

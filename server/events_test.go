@@ -26,7 +26,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// streamed returns what a request for events is answered, a line for each message.
+// streamed returns the response to a request for events, one message per line.
 func streamed(t *testing.T, s *httptest.Server, query string, header ...string) string {
 	t.Helper()
 	status, text := call(t, s, "GET", "/api/v1/events?follow=false"+query, "", header...)
@@ -44,7 +44,7 @@ func streamed(t *testing.T, s *httptest.Server, query string, header ...string) 
 	return strings.Join(lines, "; ")
 }
 
-// TestEvents: a client gets what it has not got yet, and is told what it cannot get any more.
+// TestEvents: a client gets the events after the last one that it has, and a notice about events that are gone.
 func TestEvents(t *testing.T) {
 	events := event.New(4)
 	s := httptest.NewServer(New(Options{Engine: engine.New(engine.Options{}), Events: events}))
@@ -82,7 +82,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// serveEvents serves the events at a socket, whose name it returns.
+// serveEvents serves the events at a socket and returns the socket's path.
 func serveEvents(t *testing.T, events *event.Log) (string, *logged) {
 	t.Helper()
 	at := filepath.Join(t.TempDir(), "s")
@@ -92,15 +92,15 @@ func serveEvents(t *testing.T, events *event.Log) (string, *logged) {
 	}
 	said := &logged{}
 	local := NewLocal(l, slog.New(slog.NewTextHandler(said, nil)))
-	local.listener.each = maxConnections // all are of this process
+	local.listener.each = maxConnections // all clients are of this process
 	e := engine.New(engine.Options{Datapaths: []datapath.Datapath{&still{}}})
 	go func() { _ = local.Serve(context.Background(), New(Options{Engine: e, Events: events})) }()
 	t.Cleanup(func() { local.http.Close() })
 	return at, said
 }
 
-// TestEventsOfManyClients: of 100 clients 10 read nothing. The others get every event, in order; those
-// ten are cut off, and one that comes again gets the rest.
+// TestEventsOfManyClients: of 100 clients, 10 never read. The others get every event in order. The ten are
+// disconnected, and one of the ten reconnects and gets the remaining events.
 func TestEventsOfManyClients(t *testing.T) {
 	const clients, dumb, n, bytes = 100, 10, 600, 1000
 	events := event.New(n)
@@ -174,7 +174,7 @@ func TestEventsOfManyClients(t *testing.T) {
 	}
 }
 
-// flowing is a datapath whose flows can be changed.
+// flowing is a datapath with changeable flows.
 type flowing struct {
 	still
 	mu    sync.Mutex // protects flows
@@ -202,7 +202,7 @@ func (d *flowing) Flows(_ context.Context, yield func(flow.Flow) bool) error {
 	return nil
 }
 
-// TestFlowsOfInterest: a client is told of the flows that it asked for as they come and go, and nobody else.
+// TestFlowsOfInterest: a client gets the requested flows as they begin and end, and no other client does.
 func TestFlowsOfInterest(t *testing.T) {
 	d := &flowing{}
 	d.set(1000, 1001)
@@ -262,7 +262,7 @@ func TestFlowsOfInterest(t *testing.T) {
 
 var errEnough = errors.New("enough")
 
-// TestEventStreamsAreBounded: more than that many are refused, and told why.
+// TestEventStreamsAreBounded: surplus streams are refused with the reason.
 func TestEventStreamsAreBounded(t *testing.T) {
 	at, _ := serveEvents(t, event.New(1))
 	for range maxEventStreams {

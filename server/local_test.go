@@ -28,7 +28,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// endless has flows for as long as somebody takes them, and tells when nobody does.
+// endless returns flows as long as a reader takes them, and reports when the reader stops.
 type endless struct {
 	still
 	ended chan struct{}
@@ -42,7 +42,7 @@ func (d *endless) Flows(_ context.Context, yield func(flow.Flow) bool) error {
 	return nil
 }
 
-// serveLocal serves the datapath's flows at a socket, whose name it returns.
+// serveLocal serves the datapath's flows at a socket and returns the socket's path.
 func serveLocal(t *testing.T, d datapath.Datapath, stallTimeout time.Duration) (string, *logged) {
 	t.Helper()
 	e := engine.New(engine.Options{Datapaths: []datapath.Datapath{d}})
@@ -76,7 +76,7 @@ func dialLocal(t *testing.T, at string) net.Conn {
 	return c
 }
 
-// ask sends a request and returns the answer, whose body is not read.
+// ask sends a request and returns the response with an unread body.
 func ask(t *testing.T, c net.Conn, path string) *http.Response {
 	t.Helper()
 	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: sluice\r\n\r\n", path); err != nil {
@@ -89,14 +89,14 @@ func ask(t *testing.T, c net.Conn, path string) *http.Response {
 	return answer
 }
 
-// TestSocketBoundsConnections: a process that has had its share is told so, and its other
-// connections are served.
+// TestSocketBoundsConnections: a process with too many connections gets an error, and its other connections are
+// served.
 func TestSocketBoundsConnections(t *testing.T) {
 	at, said := serveLocal(t, &still{}, writeTimeout)
 	var served net.Conn
 	for range maxOfClient {
 		served = dialLocal(t, at)
-		if answer := ask(t, served, "/api/v1/status"); answer.StatusCode != http.StatusOK { // it has its place
+		if answer := ask(t, served, "/api/v1/status"); answer.StatusCode != http.StatusOK { // it is being served
 			t.Fatal(answer.Status)
 		}
 	}
@@ -108,7 +108,7 @@ func TestSocketBoundsConnections(t *testing.T) {
 		t.Errorf("the log: %s", got)
 	}
 	served.Close()
-	for { // until the daemon has seen it
+	for { // until the daemon has noticed it
 		if _, err := api.NewClient(at).Status(t.Context()); err == nil {
 			break
 		}
@@ -116,8 +116,8 @@ func TestSocketBoundsConnections(t *testing.T) {
 	}
 }
 
-// TestManyRequestsOfOneClient: a program with more requests at a time than it may have connections is served
-// all the same.
+// TestManyRequestsOfOneClient: a program with more concurrent requests than its limit of connections is still
+// served.
 func TestManyRequestsOfOneClient(t *testing.T) {
 	at, _ := serveLocal(t, &still{}, writeTimeout)
 	c := api.NewClient(at)
@@ -156,16 +156,16 @@ func TestListsOfFlowsAreFew(t *testing.T) {
 			one.Close()
 			<-d.ended
 			for ask(t, dialLocal(t, at), path).StatusCode != http.StatusOK {
-				time.Sleep(10 * time.Millisecond) // it gives its place back after the last flow
+				time.Sleep(10 * time.Millisecond) // its slot is released after the last flow
 			}
 		})
 	}
 }
 
-// breaking is a datapath whose table cannot be read to its end.
+// breaking is a datapath that fails in the middle of its table.
 type breaking struct {
 	still
-	after int // flows
+	after int // number of flows before the failure
 }
 
 func (d *breaking) Flows(ctx context.Context, yield func(flow.Flow) bool) error {
@@ -175,8 +175,8 @@ func (d *breaking) Flows(ctx context.Context, yield func(flow.Flow) bool) error 
 	return errors.New("the dump was interrupted")
 }
 
-// TestFlowsThatBreakOff: an error before the first flows were sent is a problem. An error after them ends
-// the connection, and the client does not take a part of the flows for all of them.
+// TestFlowsThatBreakOff: an error before the first flow is a problem document. A later error ends the
+// connection, so that the client does not take a part of the flows for all.
 func TestFlowsThatBreakOff(t *testing.T) {
 	for after, want := range map[int]string{3: "nftables: the dump was interrupted", 100_000: "unexpected EOF"} {
 		at, _ := serveLocal(t, &breaking{after: after}, time.Hour)
@@ -186,7 +186,7 @@ func TestFlowsThatBreakOff(t *testing.T) {
 	}
 }
 
-// TestStreamThatNobodyReads ends, and the log says whose it was.
+// TestStreamThatNobodyReads checks that an unread stream ends, and that the log names its client.
 func TestStreamThatNobodyReads(t *testing.T) {
 	d := &endless{ended: make(chan struct{})}
 	at, said := serveLocal(t, d, 50*time.Millisecond)
@@ -197,8 +197,7 @@ func TestStreamThatNobodyReads(t *testing.T) {
 	}
 }
 
-// paced is a connection on which what is written in one piece takes nearly all of the time
-// that there is for it.
+// paced is a connection on which each write takes nearly all of the allowed time.
 type paced struct {
 	net.Conn
 	allowed bool
@@ -216,9 +215,9 @@ func (c *paced) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestDeadlineOfAHandler: what a handler allows is less than what a listener does, and not more.
+// TestDeadlineOfAHandler: a handler may shorten the deadline of its listener, not extend it.
 func TestDeadlineOfAHandler(t *testing.T) {
-	one, other := net.Pipe() // on which nobody reads
+	one, other := net.Pipe() // nothing reads from it
 	defer other.Close()
 	cut := 0
 	c := &counted{Conn: one, stallTimeout: 200 * time.Millisecond, slowReader: func() { cut++ }, release: func() {}}
@@ -236,7 +235,7 @@ func TestDeadlineOfAHandler(t *testing.T) {
 	}
 }
 
-// TestSlowReaders: an answer may take as long as it likes while pieces of it are read.
+// TestSlowReaders: a response may take any time while the client reads parts.
 func TestSlowReaders(t *testing.T) {
 	c := &paced{}
 	n, err := (&counted{Conn: c, slowReader: func() { t.Error("cut off") }}).Write(make([]byte, 10*writePiece+1))

@@ -14,15 +14,15 @@ import (
 	"time"
 )
 
-// heap returns how many bytes the objects of the heap take.
+// heap returns the number of bytes in heap objects.
 func heap() uint64 {
 	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
 	metrics.Read(sample)
 	return sample[0].Value.Uint64()
 }
 
-// growth returns the most by which the heap grew while f ran. Garbage is collected early, so that it is
-// nearly the memory in use.
+// growth returns the maximum growth of the heap while f runs. Garbage is collected early, so that the result
+// approximates the memory in use.
 func growth(f func()) uint64 {
 	defer debug.SetGCPercent(debug.SetGCPercent(10))
 	runtime.GC()
@@ -51,7 +51,7 @@ func upTo(size int, before, part, after string) string {
 	return before + strings.Repeat(part, (size-len(before)-len(after))/len(part)) + after
 }
 
-// dense are bodies with more values than their size allows, and with as many as just pass. All are YAML,
+// dense are bodies with more values than allowed for their size, and with just as many as allowed. All are YAML,
 // some are JSON.
 func dense(size int) map[string]string {
 	return map[string]string{
@@ -71,8 +71,8 @@ func dense(size int) map[string]string {
 	}
 }
 
-// TestMemoryOfRequests sends dense bodies of 1 MiB to every operation that takes a body. The heap grows by
-// 64 MiB at most.
+// TestMemoryOfRequests sends dense bodies of 1 MiB to every operation with a body. The heap grows by at most 64
+// MiB.
 func TestMemoryOfRequests(t *testing.T) {
 	const most = 64 << 20
 	s := forOperations(t)
@@ -99,7 +99,7 @@ func TestMemoryOfRequests(t *testing.T) {
 	}
 }
 
-// nowhere is an answer that nobody reads.
+// nowhere discards a response.
 type nowhere struct{ header http.Header }
 
 func (n *nowhere) Header() http.Header {

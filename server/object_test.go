@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/api"
 )
 
-// TestObjects changes one object after the other; each line of the table stands on the ones before.
+// TestObjects changes one object after the other. Each line of the table depends on the previous ones.
 func TestObjects(t *testing.T) {
 	s, _ := start(t)
 	if code, got := call(t, s, "PUT", "/api/v1/config", web, yaml...); code != 200 {
@@ -20,7 +20,7 @@ func TestObjects(t *testing.T) {
 	for _, c := range []struct {
 		method, path, body string
 		code               int
-		want               string // in the answer, or what a GET below /config says
+		want               string // contained in the response, or in the response to a GET below /config
 	}{
 		{"GET", "/config/services/web/backends/a", "", 200, `{"name":"a","address":"10.0.2.2","port":8080,"weight":1,"priority":1}`},
 		{"GET", "/config/services", "", 200, `[{"name":"web",`},
@@ -73,7 +73,7 @@ func TestObjects(t *testing.T) {
 	}
 }
 
-// TestObjectTags: two editors of one object notice each other, and editors of others do not.
+// TestObjectTags: two editors of one object conflict, and editors of other objects do not.
 func TestObjectTags(t *testing.T) {
 	s, _ := start(t)
 	if code, got := call(t, s, "PUT", "/api/v1/config", web, yaml...); code != 200 {
@@ -109,7 +109,7 @@ func TestObjectTags(t *testing.T) {
 	}
 }
 
-// TestCreated: an object that is new says where it is.
+// TestCreated: the response to a created object has its location.
 func TestCreated(t *testing.T) {
 	s, _ := start(t)
 	if code, got := call(t, s, "PUT", "/api/v1/config", web, yaml...); code != 200 {

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/api"
 )
 
-// TestEveryRefusalIsAProblemDocument: what no handler answers is answered in the same form.
+// TestEveryRefusalIsAProblemDocument: errors before any handler have the same form.
 func TestEveryRefusalIsAProblemDocument(t *testing.T) {
 	metrics := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "metrics") })
 	h := New(Options{Metrics: metrics})
@@ -53,7 +53,7 @@ func TestEveryRefusalIsAProblemDocument(t *testing.T) {
 	}
 }
 
-// TestOversizedBodies: a body that is larger than its operation takes is refused by a problem document.
+// TestOversizedBodies: a body that is too large for its operation is refused with a problem document.
 func TestOversizedBodies(t *testing.T) {
 	s, _ := start(t)
 	if code, text := call(t, s, "PUT", "/api/v1/config", web, yaml...); code != 200 {

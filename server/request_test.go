@@ -15,9 +15,9 @@ import (
 	"time"
 )
 
-const never = time.Hour // longer than a test may take
+const never = time.Hour // longer than any test
 
-// dialFrom connects to a server on loopback from 127.0.0.N, which counts as a client of its own.
+// dialFrom connects to a server on loopback from 127.0.0.N, which counts as a separate client.
 func dialFrom(t *testing.T, n byte, to net.Addr) net.Conn {
 	t.Helper()
 	from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, n)}}
@@ -29,8 +29,8 @@ func dialFrom(t *testing.T, n byte, to net.Addr) net.Conn {
 	return c
 }
 
-// TestRefusedRequestsClose: as many clients without credentials as there are connections announce a body
-// that they do not send. Each of them is refused, and its connection is closed without a timeout.
+// TestRefusedRequestsClose: clients without credentials use all connections and announce bodies that they do not
+// send. Each request is refused, and its connection is closed without a timeout.
 func TestRefusedRequestsClose(t *testing.T) {
 	d := newTCPDaemon(t)
 	d.timeout = never
@@ -42,7 +42,7 @@ func TestRefusedRequestsClose(t *testing.T) {
 		conns = append(conns, c)
 	}
 	for _, c := range conns {
-		answer, err := io.ReadAll(c) // to the end of the connection
+		answer, err := io.ReadAll(c) // reads to the end of the connection
 		if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 401") {
 			t.Fatalf("%q, %v", answer, err)
 		}
@@ -53,8 +53,8 @@ func TestRefusedRequestsClose(t *testing.T) {
 	}
 }
 
-// TestRefusalsOfEveryKindClose: a request is refused before its body arrives, for every reason that is
-// known by then, and the connection is closed.
+// TestRefusalsOfEveryKindClose: a request can be refused before its body arrives, for every reason known by
+// then. The connection is closed.
 func TestRefusalsOfEveryKindClose(t *testing.T) {
 	bearer := "Authorization: Bearer " + secret + "\r\n"
 	for name, head := range map[string]string{
@@ -132,7 +132,7 @@ func TestEveryRequestHasADeadline(t *testing.T) {
 	}
 }
 
-// noted is a listener whose connections note their read deadline.
+// noted is a listener whose connections record their read deadline.
 type noted struct {
 	net.Listener
 	deadline atomic.Pointer[time.Time]
@@ -153,8 +153,8 @@ func (c *notedConn) SetReadDeadline(at time.Time) error {
 	return c.Conn.SetReadDeadline(at)
 }
 
-// TestStreamsOutliveTheDeadline: the read deadline of a connection ends when the request is complete,
-// with and without a body. After it net/http would end the context of the response.
+// TestStreamsOutliveTheDeadline: the read deadline of a connection ends when the request is complete, with and
+// without a body. Otherwise net/http would end the context of the response.
 func TestStreamsOutliveTheDeadline(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -28,7 +28,7 @@ import (
 	"github.com/sluice-lb/sluice/store"
 )
 
-// farm is a configuration of n services with three backends each.
+// farm returns a configuration of n services with three backends each.
 func farm(n int, datapath string) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "datapath: %s\ntables: {flows: 65536, flows6: 4096}\nservices:\n", datapath)
@@ -42,7 +42,7 @@ func farm(n int, datapath string) []byte {
 	return []byte(b.String())
 }
 
-// daemonOf is a daemon's part from the API to the kernel, in a node of a lab.
+// daemonOf runs the daemon's layers from the API to the kernel in a node of a lab.
 func daemonOf(b testing.TB, n *lab.Node, force string, services int) *api.Client {
 	b.Helper()
 	dir := b.TempDir()
@@ -95,8 +95,8 @@ func daemonOf(b testing.TB, n *lab.Node, force string, services int) *api.Client
 	return api.NewClient(socket)
 }
 
-// BenchmarkChange measures, over the API of a daemon with 10,000 services of three backends, one change
-// of a backend until it is answered, which is after the kernel was read back, and the list of all.
+// BenchmarkChange measures two requests to a daemon with 10,000 services of three backends: one change of a
+// backend until its response, which follows the read-back from the kernel, and the list of all services.
 func BenchmarkChange(b *testing.B) {
 	labtest.Require(b, labtest.Root, labtest.BPF)
 	const services = 10_000
@@ -124,7 +124,7 @@ func BenchmarkChange(b *testing.B) {
 					patch(n, "weight", 2+n%5)
 				}
 			})
-			b.Run("weights-of-25-clients", func(b *testing.B) { // the time of one change is that of all, divided by their number
+			b.Run("weights-of-25-clients", func(b *testing.B) { // the time per change is the total time divided by the number of changes
 				var at atomic.Int64
 				var clients sync.WaitGroup
 				for range 25 {

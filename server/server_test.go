@@ -61,7 +61,7 @@ type stops struct{ kept []bool }
 
 func (s *stops) Stop(keep bool) { s.kept = append(s.kept, keep) }
 
-// kept is a control whose store ends with the test, and whose file is never read again.
+// kept is a control whose store ends with the test, and that never reads its file again.
 type kept struct{ *control.Control }
 
 func (kept) Reload(context.Context, control.Author) (engine.Applied, error) {
@@ -243,7 +243,7 @@ func addrPort(a string, p uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(a), p)
 }
 
-// many is a datapath with more flows than a list may hold.
+// many is a datapath with more flows than a list returns.
 type many struct {
 	still
 	flows int
@@ -261,8 +261,8 @@ func (d *many) Flows(_ context.Context, yield func(flow.Flow) bool) error {
 	return d.fails
 }
 
-// TestStreamFlows reads more flows than one answer lists, by the client of
-// package api, and sees an end that is not the end.
+// TestStreamFlows reads more flows than a list returns, by the client of package api, and detects a truncated
+// stream.
 func TestStreamFlows(t *testing.T) {
 	const flows = 100_100 // a list ends at 100,000
 	d := &many{flows: flows}
@@ -311,7 +311,7 @@ func TestStreamFlows(t *testing.T) {
 	}
 }
 
-// BenchmarkStatus asks a daemon of 10,000 services of four backends how it is.
+// BenchmarkStatus requests the status of a daemon with 10,000 services of four backends.
 func BenchmarkStatus(b *testing.B) {
 	var text strings.Builder
 	text.WriteString("services:\n")
@@ -340,7 +340,7 @@ func BenchmarkStatus(b *testing.B) {
 	}
 }
 
-// TestInterfaces lists hooks, and none as an empty list.
+// TestInterfaces lists the hooks of interfaces; an interface without hooks has an empty list.
 func TestInterfaces(t *testing.T) {
 	s, _ := start(t)
 	want := `[{"name":"eth0","kind":"device","hooks":["xdp","tc"],"why":"docker0"},{"name":"eth1","kind":"device","hooks":[]}]`
@@ -349,7 +349,7 @@ func TestInterfaces(t *testing.T) {
 	}
 }
 
-// TestChanges: what is changed by the API is listed with who did it, and can be taken back.
+// TestChanges: a change by the API is listed with its author, and can be reverted.
 func TestChanges(t *testing.T) {
 	s, _ := start(t)
 	two := strings.Replace(web, "port: 8080}]", "port: 9090}]", 1)

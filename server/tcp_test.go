@@ -28,8 +28,8 @@ const (
 
 var hello = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
 
-// TestTCPNeedsProofs: settings that would serve clients without authentication, or send the token in
-// the clear, are refused.
+// TestTCPNeedsProofs: settings that would serve clients without authentication, or send the token in clear text,
+// are refused.
 func TestTCPNeedsProofs(t *testing.T) {
 	both := Files{Cert: "c", Key: "k"}
 	with := func(f Files, ca, tokens string) Files {
@@ -70,7 +70,7 @@ func TestTCPNeedsProofs(t *testing.T) {
 	}
 }
 
-// TestTCPRefusesFiles: what is wrong with each file when the daemon begins.
+// TestTCPRefusesFiles: the daemon refuses to start with a faulty file, and names the fault.
 func TestTCPRefusesFiles(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -108,7 +108,7 @@ func TestTCPRefusesFiles(t *testing.T) {
 	}
 }
 
-// TestTCPServesWhoProves tries every way to prove oneself, or not to.
+// TestTCPServesWhoProves tries every way of authentication, valid and invalid.
 func TestTCPServesWhoProves(t *testing.T) {
 	bearer := func(token string) []string { return []string{"Authorization", "Bearer " + token} }
 	none := func(*tls.Config) {}
@@ -132,7 +132,7 @@ func TestTCPServesWhoProves(t *testing.T) {
 		name, files string
 		tls         func(*tcpDaemon) func(*tls.Config)
 		header      []string
-		code        int // 0: no TLS connection comes about
+		code        int // 0: no TLS connection is established
 		says        string
 	}{
 		{"token", "tls tokens", plain(none), bearer(secret), 200, ""},
@@ -181,10 +181,10 @@ func TestTCPServesWhoProves(t *testing.T) {
 	}
 }
 
-// TestTCPReadsOnly sends every request of the API: what is no GET reaches no handler but
-// that of a plan, unless changes are wanted.
+// TestTCPReadsOnly sends every request of the API to a read-only listener. Only GET requests and the plan reach
+// a handler.
 func TestTCPReadsOnly(t *testing.T) {
-	requests := map[string]bool{"PATCH /api/v1/plan": false, "OPTIONS /metrics": false, "POST /api/v1/plan/x": false} // those that read
+	requests := map[string]bool{"PATCH /api/v1/plan": false, "OPTIONS /metrics": false, "POST /api/v1/plan/x": false} // requests that change nothing
 	for path, item := range build(http.NewServeMux(), Options{}).OpenAPI().Paths {
 		for method, there := range map[string]bool{"GET": item.Get != nil, "PUT": item.Put != nil, "POST": item.Post != nil, "DELETE": item.Delete != nil, "PATCH": item.Patch != nil} {
 			if there {
@@ -221,13 +221,13 @@ func TestTCPReadsOnly(t *testing.T) {
 	}
 }
 
-// TestTCPFollowsFiles renews everything under an open connection.
+// TestTCPFollowsFiles renews all files under an open connection.
 func TestTCPFollowsFiles(t *testing.T) {
 	d := newTCPDaemon(t)
 	d.open("tls ca tokens", false, hello)
 	mine := shows(d.clients.pair(x509.ExtKeyUsageClientAuth))
 	kept := d.client(mine)
-	// serial is that of the certificate of the connection; fresh makes a new one.
+	// serial is the serial number of the connection's certificate; fresh opens a new connection.
 	get := func(c *http.Client, token string) (code int, serial int64) {
 		t.Helper()
 		resp, _, err := d.ask(c, "GET", "/", "Authorization", "Bearer "+token)
@@ -256,7 +256,7 @@ func TestTCPFollowsFiles(t *testing.T) {
 	}
 
 	cert, key := d.servers.issue(3, time.Hour, x509.ExtKeyUsageServerAuth)
-	d.write("cert", cert, 0o644) // its key is not there yet
+	d.write("cert", cert, 0o644) // its key does not exist yet
 	want("half a renewal", d.client(mine), renewed, 200, 2)
 	want("half a renewal, again", d.client(mine), renewed, 200, 2)
 	if said := d.log.take(); strings.Count(said, "those in force stay") != 1 || !strings.Contains(said, d.at("cert")) {
@@ -299,7 +299,7 @@ func TestTCPFollowsFiles(t *testing.T) {
 	}
 }
 
-// TestTCPBounds: limits for clients that have not authenticated.
+// TestTCPBounds checks the limits for unauthenticated clients.
 func TestTCPBounds(t *testing.T) {
 	t.Run("header", func(t *testing.T) {
 		d := newTCPDaemon(t)

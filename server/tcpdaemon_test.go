@@ -80,7 +80,7 @@ func (s *signer) pair(use x509.ExtKeyUsage) tls.Certificate {
 	return pair
 }
 
-// logged is a log that can be looked at.
+// logged is a log for inspection.
 type logged struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -92,7 +92,7 @@ func (l *logged) Write(b []byte) (int, error) {
 	return l.buf.Write(b)
 }
 
-// take returns what was logged since it was asked last.
+// take returns the log lines since the previous call.
 func (l *logged) take() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -106,10 +106,10 @@ type tcpDaemon struct {
 	dir     string
 	tcp     *TCP
 	log     *logged
-	servers *signer // of the daemon's certificate
+	servers *signer // authority of the daemon's certificate
 	clients *signer
-	silence time.Duration // how long clients may be silent; 0: as usual
-	timeout time.Duration // of the header and of the body of a request; 0: as usual
+	silence time.Duration // idle timeout of clients; 0: the default
+	timeout time.Duration // timeout of the header and body of a request; 0: the default
 	audit   *audit.Log
 }
 
@@ -126,7 +126,7 @@ func newTCPDaemon(t *testing.T) *tcpDaemon {
 
 func (d *tcpDaemon) at(name string) string { return filepath.Join(d.dir, name) }
 
-// write replaces a file as programs that renew do.
+// write replaces a file as renewal programs do.
 func (d *tcpDaemon) write(name string, text []byte, mode os.FileMode) {
 	d.t.Helper()
 	if err := os.WriteFile(d.at("new"), text, 0o600); err != nil {
@@ -176,7 +176,7 @@ func (d *tcpDaemon) open(kinds string, changes bool, h http.Handler) {
 	})
 }
 
-// client makes one that trusts the daemon's certificate; edit changes what it does further.
+// client returns a client that trusts the daemon's certificate; edit changes its TLS settings.
 func (d *tcpDaemon) client(edit ...func(*tls.Config)) *http.Client {
 	roots := x509.NewCertPool()
 	roots.AddCert(d.servers.cert)

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// TestInterfacesAreTold: what is bound to an interface, or to none, says so.
+// TestInterfacesAreTold: each object lists the interfaces that it is bound to, or none.
 func TestInterfacesAreTold(t *testing.T) {
 	address, ports := netip.MustParseAddr("2001:db8::1"), []flow.Ports{{First: 80, Last: 80}}
 	for want, l := range map[string]config.Listen{

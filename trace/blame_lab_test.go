@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestBlame wants the rule that fits the packet, by its counter or its conditions.
+// TestBlame expects the rule that matches the packet, by its counter or its conditions.
 func TestBlame(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Nftables, labtest.Tool("nft"))
 	l := labtest.New(t, lab.Topology{Name: "blame", Nodes: []lab.NodeSpec{{Name: "gateway"}}})
@@ -50,7 +50,7 @@ func TestBlame(t *testing.T) {
 	none[0].Tracked = TrackedNone
 	for _, c := range []struct {
 		name    string
-		moved   bool // the counter did since the first listing
+		moved   bool // the counter has changed since the first listing
 		listed  bool
 		samples []*DropSample
 		want    []string

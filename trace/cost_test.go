@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// BenchmarkDrops measures what one drop event costs inside the kernel: counting
-// alone, and with sampled stacks. 500 ns are 5 % of a core at 100,000 drops/s.
+// BenchmarkDrops measures the kernel time of one drop event: counting alone, and with sampled stacks. 500 ns are
+// 5 % of a core at 100,000 drops/s.
 func BenchmarkDrops(b *testing.B) {
 	labtest.Require(b, labtest.Root, labtest.BPF, labtest.Nftables)
 	for name, o := range map[string]trace.DropOptions{
@@ -57,8 +57,8 @@ func BenchmarkDrops(b *testing.B) {
 	}
 }
 
-// BenchmarkPackets measures what the observer of packets costs inside the kernel, for packets that a gateway forwards
-// and masquerades. Each passes two programs: 200 ns are 8 % of a core at 200,000 packets/s.
+// BenchmarkPackets measures the kernel time of the packet observer, for packets that a gateway forwards and
+// masquerades. Each packet passes two programs: 200 ns are 8 % of a core at 200,000 packets/s.
 func BenchmarkPackets(b *testing.B) {
 	labtest.Require(b, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Tool("nft"))
 	l := labtest.New(b, faults.Topology("packetcost"))

@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// TestDropCauses makes every fault and wants its cause as the
-// first of the report, with events and kernel counters equal.
+// TestDropCauses creates every fault. Its cause must be the first of the report, and events and kernel counters
+// must be equal.
 func TestDropCauses(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Tool("nft"))
 	for _, c := range append(faults.Cases(), faults.Drops()...) {
@@ -34,7 +34,7 @@ func dropCause(t *testing.T, c faults.Case) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	l := labtest.New(t, faults.Topology("trace"))
-	// Also a router that needs no host-wide setting waits until nobody has one changed.
+	// A router that needs no host-wide setting also waits until no other test has changed one.
 	restore, err := faults.Borrow(ctx, c.Host)
 	if err != nil {
 		labtest.Lacks(t, "host-wide settings cannot be changed: %v", err)
@@ -66,7 +66,7 @@ func dropCause(t *testing.T, c faults.Case) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What was sent may still be on its way, where ksoftirqd has to wait for its turn.
+	// Packets may still be in transit if ksoftirqd waits for the CPU.
 	for end := time.Now().Add(time.Minute); seen(t, w.Probe) < uint64(refused) && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
@@ -98,7 +98,7 @@ func dropCause(t *testing.T, c faults.Case) {
 	}
 }
 
-// seen is how many drops a probe has met, those that the kernel hides from it included.
+// seen returns the number of drops that a probe has counted, including those that the kernel hides.
 func seen(t *testing.T, p *trace.Drops) uint64 {
 	t.Helper()
 	counts, err := p.Counts()
@@ -112,8 +112,8 @@ func seen(t *testing.T, p *trace.Drops) uint64 {
 	return n
 }
 
-// TestListed wants the rules of a namespace to be listed only when one drops something, and
-// the one that does to be named by the counters of two listings.
+// TestListed expects the rules of a namespace to be listed only if a rule drops packets. The counters of two
+// listings must identify this rule.
 func TestListed(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Tool("nft"))
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)

@@ -13,8 +13,7 @@ import (
 	"testing"
 )
 
-// acting uses the picture as a reader does, and writes what comes of it into the
-// details.
+// acting operates the picture as a reader does, and writes the results into the details.
 const acting = `<script><![CDATA[
 var said = [], details = document.getElementById("details"), pattern = "";
 window.prompt = function () { return pattern; };
@@ -45,8 +44,8 @@ note("escape");
 details.textContent = "SAID\n" + said.join("\n") + "\nEND";
 ]]></script></svg>`
 
-// TestFlameGraphInBrowser uses one in Chromium: the boxes and the searches work. In 3,000
-// samples the zoomed one is narrower than the tenth of a pixel.
+// TestFlameGraphInBrowser opens a flame graph in Chromium: zooming and searching work. Among 3,000 samples, the
+// zoomed box is narrower than a tenth of a pixel.
 func TestFlameGraphInBrowser(t *testing.T) {
 	var browser string
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// flameBox is what the script reads of a box.
+// flameBox has the attributes of a box that the script reads.
 type flameBox struct {
 	Name    string  `xml:"data-n,attr"`
 	Start   uint64  `xml:"data-x,attr"`
@@ -48,7 +48,7 @@ func readFlameGraph(t *testing.T, p *Profile) (svg string, boxes []flameBox) {
 	return b.String(), boxes
 }
 
-// TestFlameGraphOfAnyNames: a program may call itself whatever it likes.
+// TestFlameGraphOfAnyNames: the name of a program may contain any bytes.
 func TestFlameGraphOfAnyNames(t *testing.T) {
 	names := []string{`a<b>"c'&`, "]]></script>", "größe größe größe", "\x1b[31m\x01", "cut \xe3\x81", "_RNvXs_NtCs1a_6kernel5error&<T as core::fmt::Debug>::fmt"}
 	var stacks []ProfileStack
@@ -73,15 +73,15 @@ func TestFlameGraphOfAnyNames(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, all)
 		}
 	}
-	// A line is a stack.
+	// In folded output, a line is a stack.
 	p.Stacks = []ProfileStack{{Program: "a;b\nc", Frames: []string{"f"}, Samples: 1}}
 	if got := p.Folded(); got != "a:b c;f 1\n" {
 		t.Errorf("folded %q", got)
 	}
 }
 
-// TestFlameGraphCounts: the script computes with samples, of which a box holds all
-// of those that stand on it; without any there is a picture, too.
+// TestFlameGraphCounts: the script computes with samples. A box contains all samples of the boxes above it.
+// Without samples there is a picture, too.
 func TestFlameGraphCounts(t *testing.T) {
 	var stacks []ProfileStack
 	for i, leaf := range []string{"a", "b", "c"} {

@@ -18,10 +18,9 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// TestInterruptedDrops drops packets of a program on the router, one after the
-// other on every CPU, and meanwhile lets timers of the client send thousands of
-// SYNs at one stroke, which interrupt the probe and are dropped too. All of
-// them have to be counted.
+// TestInterruptedDrops drops packets of a program on the router on every CPU. At the same time, timers of the
+// client send thousands of SYNs in a burst. They interrupt the probe and are dropped too. All of these drops
+// must be counted.
 func TestInterruptedDrops(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Tool("nft"))
 	l := labtest.New(t, faults.Topology("traceint"))
@@ -44,7 +43,7 @@ func TestInterruptedDrops(t *testing.T) {
 	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3500*time.Millisecond) // SYNs again after 1 and 3 s
+	ctx, cancel := context.WithTimeout(t.Context(), 3500*time.Millisecond) // SYNs are retransmitted after 1 and 3 s
 	defer cancel()
 	var wg sync.WaitGroup
 	for range 3000 {
@@ -62,7 +61,7 @@ func TestInterruptedDrops(t *testing.T) {
 		}
 		defer c.Close()
 		for ctx.Err() == nil {
-			_, _ = c.Write([]byte("x")) // EPERM: dropped on the way out
+			_, _ = c.Write([]byte("x")) // EPERM: dropped at egress
 		}
 		return nil
 	})
@@ -70,7 +69,7 @@ func TestInterruptedDrops(t *testing.T) {
 		t.Fatal(err)
 	}
 	wg.Wait()
-	// What was sent may still be on its way to the rule.
+	// Packets may still be in transit to the rule.
 	for counted := ""; counted != nft("list", "counters"); time.Sleep(200 * time.Millisecond) {
 		counted = nft("list", "counters")
 	}
@@ -85,8 +84,8 @@ func TestInterruptedDrops(t *testing.T) {
 		}
 	}
 	t.Logf("counted by hook: %v", events)
-	// An interrupt that hits the very last instructions of the second probe leaves what hides one later drop each,
-	// and of which the report knows nothing: SEEN_DEPTH of them at most. With one probe it were hundreds.
+	// An interrupt during the last instructions of the second probe leaves entries that hide one later drop
+	// each, unknown to the report: at most SEEN_DEPTH. With one probe there would be hundreds.
 	const leftovers = 4
 	missing := 0.0
 	for hook, name := range map[trace.Hook]string{trace.HookForward: "forwarded", trace.HookOutput: "own"} {

@@ -22,8 +22,7 @@ import (
 
 const testFrames = 0x88b5 // ethertype for experiments (IEEE 802)
 
-// redirector sends frames of testFrames to an interface, and lets others pass; to 0: it
-// aborts.
+// redirector sends frames of testFrames to an interface, and passes others. With index 0 it aborts.
 func redirector(t *testing.T, to int) *ebpf.Program {
 	t.Helper()
 	act := asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}
@@ -46,8 +45,8 @@ func redirector(t *testing.T, to int) *ebpf.Program {
 	return p
 }
 
-// TestLosses has an XDP program redirect frames to a veth whose other end does not take
-// them, and another one abort: each frame is counted, by where it was to go and why not.
+// TestLosses lets one XDP program redirect frames to a veth whose peer does not accept them, and another one
+// abort. Each frame must be counted with its destination and cause.
 func TestLosses(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Kernel("6.3", "XDP features"))
 	l := labtest.New(t, lab.Topology{
@@ -67,7 +66,7 @@ func TestLosses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const frames = 200 // the link holds 255: the CPU that takes them from it may have to wait
+	const frames = 200 // the link's ring holds 255, and its CPU may be delayed
 	for _, c := range []struct {
 		name  string
 		to    int
@@ -126,7 +125,7 @@ func TestLosses(t *testing.T) {
 	}
 }
 
-// taken is how many frames in0's end of the link has been through with.
+// taken returns the number of frames that in0 has processed.
 func taken(t *testing.T, gw *lab.Node) int {
 	t.Helper()
 	h, err := gw.Handle()
@@ -141,7 +140,7 @@ func taken(t *testing.T, gw *lab.Node) int {
 	return int(in.Attrs().Statistics.RxPackets)
 }
 
-// sendFrames sends frames from a node, which its link hands on at once.
+// sendFrames sends frames from a node without a delay.
 func sendFrames(n *lab.Node, frames int) error {
 	eth0, err := n.Interface("eth0")
 	if err != nil {

@@ -49,8 +49,8 @@ func observed(t *testing.T, l *lab.Lab, action func(ctx context.Context)) (packe
 	return packets
 }
 
-// TestPackets forwards a connection through masquerade and wants each step: received, transmitted
-// with the tuples before and after translation, the answer, and one that a rule drops.
+// TestPackets forwards a connection through masquerade and expects each step: receive, transmit with the tuples
+// before and after translation, the reply, and a packet that a rule drops.
 func TestPackets(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Tool("nft"))
 	l := labtest.New(t, faults.Topology("packets"))

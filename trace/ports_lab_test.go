@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestAskedPorts tells ports that programs wait at by their own choice from those
-// that the kernel chose, and from those of connections.
+// TestAskedPorts distinguishes ports that programs have bound explicitly from ports chosen by the kernel, and
+// from ports of connections.
 func TestAskedPorts(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	l := labtest.New(t, lab.Topology{Name: "asked", Nodes: []lab.NodeSpec{{Name: "host", Addresses: []string{"192.0.2.1/32", "2001:db8::1/128"}}}})
@@ -41,7 +41,7 @@ func TestAskedPorts(t *testing.T) {
 				return err
 			}
 			open = append(open, tcp)
-			udp, err := net.ListenPacket("udp", address) // as a resolver's, and a QUIC client's, where the port is 0
+			udp, err := net.ListenPacket("udp", address) // like the sockets of resolvers and QUIC clients: port 0
 			if err != nil {
 				return err
 			}

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// TestProfile sends packets through a router with a thousand rules in a row, and
-// wants the rules to be the largest part of its network stack.
+// TestProfile sends packets through a router with a thousand rules in a row. The rules must be the largest part
+// of its network stack.
 func TestProfile(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Tool("nft"))
 	l := labtest.New(t, faults.Topology("traceprof"))
@@ -53,11 +53,11 @@ func TestProfile(t *testing.T) {
 	for _, s := range p.Phases {
 		t.Logf("%-20s %5.1f %% %6.2f µs", s.Phase, 100*s.Share, s.MicrosPerPacket)
 	}
-	// How many of them passed while it looked is a matter of the machine's load.
+	// The number of packets in the window depends on the load of the machine.
 	if p.Counted != "forwarded packets" || p.Packets == 0 || p.Packets > sent {
 		t.Errorf("%d %s counted of %d", p.Packets, p.Counted, sent)
 	}
-	// Of the whole time they have what other programs leave of it.
+	// Other programs share the total time.
 	for _, s := range p.Phases {
 		if s.Network && s.Phase != "rules" && s.Share > p.Share("rules") {
 			t.Errorf("rules have %.3f of the time, %s has %.3f: a thousand rules in a row must show", p.Share("rules"), s.Phase, s.Share)

@@ -32,7 +32,7 @@ func TestInnermostPhaseWins(t *testing.T) {
 	}
 }
 
-// TestPhaseMap: the functions of each phase, here and on other kernels, by which its time is told.
+// TestPhaseMap: the functions that identify each phase exist, here or on other kernels.
 func TestPhaseMap(t *testing.T) {
 	index := newPhaseIndex()
 	for phase, functions := range map[string]string{
@@ -101,7 +101,7 @@ func TestNamespaceShare(t *testing.T) {
 	}
 }
 
-// TestLostSamples: what found no room was work, and not idle time.
+// TestLostSamples: lost samples count as work, not as idle time.
 func TestLostSamples(t *testing.T) {
 	p := &Profile{Rate: 1000, CPUs: 1, Window: time.Second, Samples: 250, Lost: 500}
 	p.finish(map[string]*PhaseShare{"receive": {Phase: "receive", Network: true, Samples: 250}})

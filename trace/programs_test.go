@@ -9,8 +9,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// TestProbesAreTracepoints wants the probes of drops and profile to be tracepoints and perf
-// events: kprobes may be off or forbidden, and cost more.
+// TestProbesAreTracepoints expects the probes of drops and profile to be tracepoints and perf events: kprobes
+// may be disabled or forbidden, and cost more.
 func TestProbesAreTracepoints(t *testing.T) {
 	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){"drops": loadDrops, "losses": loadLosses, "observe": loadObserve, "profile": loadProfile} {
 		spec, err := load()

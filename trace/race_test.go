@@ -4,7 +4,7 @@ package trace
 
 import "testing"
 
-// TestSparse tells a pool without a free port from ports that two packets chose at once.
+// TestSparse distinguishes a pool without a free port from two packets that selected the same port.
 func TestSparse(t *testing.T) {
 	for _, c := range []struct {
 		used, first, last uint64
@@ -12,7 +12,7 @@ func TestSparse(t *testing.T) {
 	}{
 		{0, 0, 0, false},
 		{20, 2000, 2019, false},
-		{1, 2000, 2000, false}, // one port: a rule names it
+		{1, 2000, 2000, false}, // one port, named by a rule
 		{940, 1024, 2023, false},
 		{64_000, 1024, 65_535, false},
 		{3_000, 1_100, 65_000, true},

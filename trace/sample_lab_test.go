@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// unheard is a host without programs: what it sends to itself is dropped.
+// unheard returns a host without listeners. It drops packets that it sends to itself.
 func unheard(t *testing.T) (*lab.Node, netdev.Namespace) {
 	t.Helper()
 	labtest.Require(t, labtest.Root, labtest.BPF)
@@ -44,12 +44,12 @@ func sendRaw(node *lab.Node, protocol byte, fragment uint16, payload ...byte) er
 	})
 }
 
-// TestFilteredPorts: of every protocol with ports they are compared, and not what stands
-// there in a fragment that has none.
+// TestFilteredPorts: the filter compares ports of every protocol with ports, but not the payload bytes at their
+// position in a later fragment.
 func TestFilteredPorts(t *testing.T) {
 	labtest.Require(t, labtest.Nftables, labtest.Tool("nft"))
 	node, ns := unheard(t)
-	// Before fragments are put together.
+	// Before reassembly.
 	nft := node.Command(t.Context(), "nft", "add table ip t; add chain ip t c { type filter hook prerouting priority 0; policy drop; }")
 	if out, err := nft.CombinedOutput(); err != nil {
 		t.Fatalf("nft: %v: %s", err, out)
@@ -72,7 +72,7 @@ func TestFilteredPorts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var probes [2]*trace.Drops // by the filter, and all
+		var probes [2]*trace.Drops // with the filter, and without
 		for i, f := range []trace.Filter{filter, {}} {
 			if probes[i], err = trace.OpenDrops(trace.DropOptions{Netns: ns.Inode, Filter: f}); err != nil {
 				t.Fatal(err)
@@ -104,8 +104,8 @@ func TestFilteredPorts(t *testing.T) {
 	}
 }
 
-// TestCapturedLength: a captured packet's length is that of its whole frame, wherever the
-// stack stood in it when it was dropped, and however little of it was kept.
+// TestCapturedLength: the length of a captured packet is the length of its frame, independent of the layer of
+// the drop and of the captured bytes.
 func TestCapturedLength(t *testing.T) {
 	node, ns := unheard(t)
 	var file bytes.Buffer

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestSymbolsEndBeforePrograms: what the kernel lists slowly is not read, and an address far behind the last
-// function is not called by its name.
+// TestSymbolsEndBeforePrograms: the slow part of the kernel's list is not read, and an address far behind the
+// last function does not get its name.
 func TestSymbolsEndBeforePrograms(t *testing.T) {
 	s, err := ReadSymbols(strings.NewReader("ffffffff81000000 T nf_hook_slow\nffffffffc0000000 t nf_nat_init\t[nf_nat]\n" +
 		"ffffffffc0800000 t bpf_prog_0123456789abcdef_xdp\t[bpf]\nffffffffc0000100 t not_read\t[bpf]\n"))
@@ -32,7 +32,7 @@ func TestSymbolsEndBeforePrograms(t *testing.T) {
 	}
 }
 
-// TestHiddenSymbolsEndBeforePrograms: nor is it read by those who are shown no addresses.
+// TestHiddenSymbolsEndBeforePrograms: the slow part is not read without access to addresses either.
 func TestHiddenSymbolsEndBeforePrograms(t *testing.T) {
 	read := 0
 	_, err := ReadSymbols(lines(func() (string, bool) {
@@ -44,7 +44,7 @@ func TestHiddenSymbolsEndBeforePrograms(t *testing.T) {
 	}
 }
 
-// lines is read one line at a time.
+// lines is a reader that returns one line per read.
 type lines func() (string, bool)
 
 func (l lines) Read(b []byte) (int, error) {

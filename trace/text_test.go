@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestText wants ICMP as type and code, and fragments as such instead of port 0.
+// TestText expects ICMP as type and code, and fragments as such instead of port 0.
 func TestText(t *testing.T) {
 	four := func(protocol byte, fragment uint16, l4 ...byte) []byte {
 		b := make([]byte, 20, 64)

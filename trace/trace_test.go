@@ -169,8 +169,8 @@ func TestFilterWords(t *testing.T) {
 	}
 }
 
-// TestEventID wants the older place of tracefs to be tried; where it is mounted nowhere, the
-// number comes from the kernel all the same, or the message says what to mount.
+// TestEventID expects a search in the older path of tracefs. If it is not mounted, the number is read from the
+// kernel, or the message names the mount.
 func TestEventID(t *testing.T) {
 	none, there := t.TempDir(), t.TempDir()
 	if err := os.MkdirAll(there+"/events/skb/kfree_skb", 0o755); err != nil {

@@ -15,8 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/load"
 )
 
-// TestBenchRefusesNonsense: what cannot be measured, or selects nothing, is a mistake on the
-// command line and not an empty table.
+// TestBenchRefusesNonsense: selections that cannot be measured, or are empty, are usage errors.
 func TestBenchRefusesNonsense(t *testing.T) {
 	for _, c := range []struct{ args, says string }{
 		{"nosuch", `no suite "nosuch"`},
@@ -38,7 +37,7 @@ func TestBenchRefusesNonsense(t *testing.T) {
 	}
 }
 
-// TestBenchKnowsBeforeTheRun what it cannot compare with, or keep.
+// TestBenchKnowsBeforeTheRun refuses files that it cannot compare with or write, before the run.
 func TestBenchKnowsBeforeTheRun(t *testing.T) {
 	dir := t.TempDir()
 	other := filepath.Join(dir, "other.json")
@@ -54,8 +53,8 @@ func TestBenchKnowsBeforeTheRun(t *testing.T) {
 	}
 }
 
-// TestBenchOnTheCPUsItMayUse: the last one is not the one of the highest number where
-// some are kept from the process.
+// TestBenchOnTheCPUsItMayUse: the last usable CPU is not the one with the highest number if the process may not
+// use some.
 func TestBenchOnTheCPUsItMayUse(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

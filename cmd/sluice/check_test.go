@@ -72,7 +72,7 @@ func TestConfigSchemaAndShow(t *testing.T) {
 	}
 }
 
-// TestHelpFits: help is read on terminals of 80 columns, and shows how a command is used.
+// TestHelpFits: help fits terminals of 80 columns, and shows the usage of a command.
 func TestHelpFits(t *testing.T) {
 	var look func(cmd *cobra.Command)
 	look = func(cmd *cobra.Command) {
@@ -96,7 +96,7 @@ func TestHelpFits(t *testing.T) {
 	look(root)
 }
 
-// TestUnknownHelp: nobody is told of success who asks for help of what is not there.
+// TestUnknownHelp: help about an unknown command is an error.
 func TestUnknownHelp(t *testing.T) {
 	for _, topic := range []string{"nosuch", "tune nosuch", "lab up nosuch"} {
 		if code, out, stderr := sluiceCommand("", append([]string{"help"}, strings.Fields(topic)...)...); code != exitUsage || out != "" || !strings.Contains(stderr, topic) {
@@ -108,15 +108,14 @@ func TestUnknownHelp(t *testing.T) {
 	}
 }
 
-// TestProfileToOutput: two forms cannot share one stream.
+// TestProfileToOutput: two output formats cannot share standard output.
 func TestProfileToOutput(t *testing.T) {
 	if code, out, stderr := sluiceCommand("", "profile", "--folded", "-", "--json"); code != exitUsage || !strings.Contains(out+stderr, "--folded - and --json") {
 		t.Errorf("exit %d, %q, %q", code, out, stderr)
 	}
 }
 
-// TestGroupsOfCommands: a command that does nothing without a subcommand prints its help, and refuses
-// unknown subcommands.
+// TestGroupsOfCommands: a command that only has subcommands prints its help, and refuses unknown subcommands.
 func TestGroupsOfCommands(t *testing.T) {
 	var visit func(cmd *cobra.Command, path []string)
 	visit = func(cmd *cobra.Command, path []string) {
@@ -139,7 +138,7 @@ func TestGroupsOfCommands(t *testing.T) {
 	visit(root, nil)
 }
 
-// TestUnknownSubcommand: a command of subcommands refuses those that it does not have.
+// TestUnknownSubcommand: a command with subcommands refuses unknown ones.
 func TestUnknownSubcommand(t *testing.T) {
 	for _, name := range []string{"", "completion"} {
 		args := append(strings.Fields(name), "nosuch")

@@ -16,8 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// completions are lines that end where TAB is pressed, with words that are offered there;
-// ! stands before what is not.
+// completions are command lines up to the TAB key, with offered words; a word after ! must not be offered.
 var completions = map[string]string{
 	"sluice ":                            "apply bench conns tune",
 	"sluice ap":                          "apply !bench",
@@ -50,8 +49,8 @@ var completions = map[string]string{
 	"sluice doctor --netns all --second": "--seconds",
 }
 
-// TestShellsComplete has the shells themselves complete, by the scripts that 'sluice
-// completion' writes, with a daemon at hand.
+// TestShellsComplete runs completion in the shells themselves, with the scripts of 'sluice completion' and a
+// running daemon.
 func TestShellsComplete(t *testing.T) {
 	dir := t.TempDir()
 	self, err := os.Executable()
@@ -61,7 +60,7 @@ func TestShellsComplete(t *testing.T) {
 	state, files := filepath.Join(dir, "state"), filepath.Join(dir, "files")
 	for _, err := range []error{
 		os.Mkdir(state, 0o755), os.Mkdir(files, 0o755),
-		os.Symlink(self, filepath.Join(dir, "sluice")), // plays sluice by its name, see TestMain
+		os.Symlink(self, filepath.Join(dir, "sluice")), // runs sluice under this name, see TestMain
 		os.WriteFile(filepath.Join(files, "gateway.yaml"), nil, 0o644),
 		os.WriteFile(filepath.Join(files, "notes.txt"), nil, 0o644),
 	} {
@@ -139,8 +138,7 @@ end`,
 	}
 }
 
-// zshAsks types the lines into an interactive shell, where one key completes and notes all
-// matches.
+// zshAsks types the lines into an interactive shell, where one key completes and records all matches.
 const zshAsks = `zmodload zsh/zpty
 sluice completion zsh >$HOME/_sluice
 cat >$HOME/begin <<'EOF'

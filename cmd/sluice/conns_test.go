@@ -22,9 +22,8 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// trackedNamespace is a namespace whose connection table holds 300 masqueraded
-// TCP connections to one service, 100 of them in TIME_WAIT, and 20 unanswered
-// questions to a name server over IPv6. Its name is returned.
+// trackedNamespace creates a namespace and returns its name. Its connection table has 300 masqueraded TCP
+// connections to one service, 100 of them in TIME_WAIT, and 20 unanswered queries to a name server over IPv6.
 func trackedNamespace(t *testing.T) string {
 	t.Helper()
 	labtest.Require(t, labtest.Root, labtest.Conntrack)
@@ -141,8 +140,8 @@ func TestConnsDelete(t *testing.T) {
 	}
 }
 
-// TestConnsEach: of all namespaces, one that ends meanwhile or may not be entered does not
-// keep the others from being read; one that was asked for does.
+// TestConnsEach: if all namespaces are selected, an inaccessible or ended one does not prevent reading the
+// others. If it is selected by name, it is an error.
 func TestConnsEach(t *testing.T) {
 	name := trackedNamespace(t)
 	var stderr strings.Builder
@@ -178,7 +177,7 @@ func TestConnsUsage(t *testing.T) {
 	}
 }
 
-// TestConnsFlagsExclude: flags that another one would ignore are mistakes.
+// TestConnsFlagsExclude: a flag that another one would make ineffective is a usage error.
 func TestConnsFlagsExclude(t *testing.T) {
 	for _, args := range [][]string{{"-4", "-6"}, {"--list", "--by", "source"}, {"--list", "--top", "3"}, {"--list", "--check"}} {
 		if _, stderr, code := sluice(t, append([]string{"conns"}, args...)...); code != exitUsage || !strings.Contains(stderr, "exclude each other") {
@@ -215,7 +214,7 @@ func TestConnsCheckVerdict(t *testing.T) {
 	}
 }
 
-// TestFullIn wants no forecast from a moment of a table that is hardly in use.
+// TestFullIn expects no forecast from a short growth of a nearly empty table.
 func TestFullIn(t *testing.T) {
 	for _, c := range []struct {
 		count, most uint32

@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// console collects what a command prints while it runs.
+// console collects the output of a running command.
 type console struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -39,7 +39,7 @@ func (c *console) String() string {
 	return c.text.String()
 }
 
-// faultyRouter makes a router of those with faults that needs no setting of the host.
+// faultyRouter returns a router with a fault that needs no host-wide setting.
 func faultyRouter(t *testing.T, name string) (*lab.Lab, faults.Case) {
 	t.Helper()
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Tool("nft"))
@@ -56,7 +56,7 @@ func faultyRouter(t *testing.T, name string) (*lab.Lab, faults.Case) {
 	return nil, faults.Case{}
 }
 
-// during runs a command that goes on until Ctrl-C, and traffic once it watches.
+// during runs a command that runs until Ctrl-C, and starts traffic once it watches.
 func during(t *testing.T, traffic func(context.Context) error, args ...string) (stdout string) {
 	t.Helper()
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -80,8 +80,8 @@ func during(t *testing.T, traffic func(context.Context) error, args ...string) (
 	return out.String()
 }
 
-// TestDrops watches a router whose SNAT ports run out: cause, both sides of NAT,
-// the line that reconciles events and counter, and the capture.
+// TestDrops watches a router without free SNAT ports. It checks the cause, both sides of NAT, the line that
+// reconciles events and counter, and the capture.
 func TestDrops(t *testing.T) {
 	l, c := faultyRouter(t, "snat-ports")
 	capture := filepath.Join(t.TempDir(), "drops.pcapng")
@@ -107,7 +107,7 @@ func TestDrops(t *testing.T) {
 	if !bytes.HasPrefix(packets, []byte{0x0a, 0x0d, 0x0d, 0x0a}) || !bytes.Contains(packets, []byte("snat-ports")) && !bytes.Contains(packets, []byte("port")) {
 		t.Errorf("%d bytes that are no pcapng with the cause as comment", len(packets))
 	}
-	// A filter that matches nothing of it.
+	// A filter that matches no packet.
 	text = during(t, func(ctx context.Context) error { _, err := c.Traffic(ctx, l); return err },
 		"drops", "udp", "port", "53", "--netns", l.Node("gateway").Path(), "--seconds", "0")
 	if !strings.Contains(text, "nothing was dropped") {
@@ -115,7 +115,7 @@ func TestDrops(t *testing.T) {
 	}
 }
 
-// TestProfileFiles wants a flame graph that stands alone, with search and zoom.
+// TestProfileFiles expects a self-contained flame graph with search and zoom.
 func TestProfileFiles(t *testing.T) {
 	l, c := faultyRouter(t, "linear-rules")
 	svg := filepath.Join(t.TempDir(), "flame.svg")
@@ -142,8 +142,7 @@ func TestProfileFiles(t *testing.T) {
 	}
 }
 
-// TestDoctorForms reads the report of a faulty router in each form; all have the
-// same cause first.
+// TestDoctorForms reads the report of a faulty router in each format. All must begin with the same cause.
 func TestDoctorForms(t *testing.T) {
 	l, c := faultyRouter(t, "deny-rule")
 	run := func(args ...string) (string, int) {
@@ -170,7 +169,7 @@ func TestDoctorForms(t *testing.T) {
 		}
 		return out, code
 	}
-	// What else runs on this machine may fill a CPU with softirqs, which is worse.
+	// Other programs on this machine may saturate a CPU with softirqs, which is a worse finding.
 	text, code := run()
 	if _, conclusion, _ := strings.Cut(text, "Conclusion"); code != 1 && !strings.Contains(text, "CRITICAL  RX10") || !strings.Contains(conclusion, "udp dport 53") {
 		t.Errorf("exit code %d:\n%s", code, text)
@@ -196,7 +195,7 @@ func TestDoctorForms(t *testing.T) {
 	}
 }
 
-// TestUnexamined wants monitoring to tell an examination that failed from a warning.
+// TestUnexamined expects different exit codes for a failed examination and a warning.
 func TestUnexamined(t *testing.T) {
 	for _, c := range []struct {
 		args []string

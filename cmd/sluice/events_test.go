@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-lb/sluice/server"
 )
 
-// answering serves the API at a socket, whose name it returns.
+// answering serves the API at a socket and returns the socket's path.
 func answering(t *testing.T, opt server.Options) string {
 	t.Helper()
 	at := filepath.Join(t.TempDir(), "s")
@@ -38,7 +38,7 @@ func answering(t *testing.T, opt server.Options) string {
 	return at
 }
 
-// TestEventsCommand: events are printed as lines, those that are asked for.
+// TestEventsCommand: the requested events are printed as lines.
 func TestEventsCommand(t *testing.T) {
 	log := event.New(10)
 	log.Add(event.Event{Kind: event.Apply, Text: "revision 2: apply new.yaml, by me"})
@@ -91,7 +91,7 @@ func TestEventsCommand(t *testing.T) {
 	}
 }
 
-// TestEventsOverARestart: who follows gets what happens after a daemon has ended and another has begun, once.
+// TestEventsOverARestart: a follower gets the events of the next daemon after a restart, each once.
 func TestEventsOverARestart(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "s")
 	log := event.New(10)
@@ -134,7 +134,7 @@ func TestEventsOverARestart(t *testing.T) {
 	}
 }
 
-// TestAuditCommand: by the daemon, or without one by the record itself.
+// TestAuditCommand reads the record from the daemon, or from the file without a daemon.
 func TestAuditCommand(t *testing.T) {
 	state := t.TempDir()
 	record := audit.Open(filepath.Join(state, "changes"), slog.New(slog.DiscardHandler))

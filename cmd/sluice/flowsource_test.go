@@ -19,8 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestDaemonFlows adds the flows of a daemon up. The daemon is a plain HTTP
-// server that answers as the real one does.
+// TestDaemonFlows sums the flows of a daemon. The daemon is a plain HTTP server with the same responses.
 func TestDaemonFlows(t *testing.T) {
 	a := &app{paths: daemon.Paths{Socket: filepath.Join(t.TempDir(), "sock")}}
 	if a.flowSources() != nil {

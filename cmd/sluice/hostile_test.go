@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-lb/sluice/table"
 )
 
-// forged begins a line of the text that every stored value has here.
+// forged begins a line of every stored text in this test.
 const forged = "2026-01-01 00:00:00  revision 9: forged"
 
 // hostile moves the cursor, clears the screen, sets the title, reorders the line and begins a new one.
@@ -91,7 +91,7 @@ func filled[T any]() any {
 	return v
 }
 
-// hostileDaemon answers every request of the API with hostile text.
+// hostileDaemon responds to every request of the API with hostile text.
 func hostileDaemon(t *testing.T) string {
 	t.Helper()
 	answers := map[string]any{

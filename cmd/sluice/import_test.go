@@ -18,7 +18,7 @@ const (
 	lossyRules = "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 8080\nCOMMIT\n"
 )
 
-// TestImport: what is imported is valid, and the exit code tells whether something was lost.
+// TestImport: the imported configuration is valid, and the exit code reports lost parts.
 func TestImport(t *testing.T) {
 	for _, tc := range []struct {
 		name, source, text string
@@ -69,7 +69,7 @@ func TestImportJSON(t *testing.T) {
 	}
 }
 
-// TestImportRest: --rest writes the rules that are to stay.
+// TestImportRest: --rest writes the rules that must remain.
 func TestImportRest(t *testing.T) {
 	rest := filepath.Join(t.TempDir(), "keep.rules")
 	for _, tc := range []struct{ text, want string }{
@@ -88,8 +88,8 @@ func TestImportRest(t *testing.T) {
 	}
 }
 
-// TestImportAddresses: with --addresses the import knows the host's own, and the text form of nft is
-// read as its JSON.
+// TestImportAddresses: with --addresses the import uses the host's own addresses. The text form of nft is
+// equivalent to its JSON.
 func TestImportAddresses(t *testing.T) {
 	rules := "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -d 192.0.2.1/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.0.0.2\nCOMMIT\n"
 	file := filepath.Join(t.TempDir(), "addr.json")

@@ -31,10 +31,10 @@ import (
 
 var jsonKey = regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`)
 
-// TestKeysOfOutput walks the types of all that --json prints and the API sends, down to those
-// that no tag names: keys are written_like_this.
+// TestKeysOfOutput walks the types of all values that --json prints and the API sends. All keys must be
+// written_like_this.
 func TestKeysOfOutput(t *testing.T) {
-	// Results that are kept have their keys as they are, and a configuration those of its file.
+	// Stored results keep their keys, and a configuration has the keys of its file.
 	seen := map[reflect.Type]bool{reflect.TypeFor[bench.Metric](): true, reflect.TypeFor[config.Config](): true}
 	var walk func(r reflect.Type)
 	walk = func(r reflect.Type) {

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestRemoveLabs: a lab that cannot be removed is named, and the others go.
+// TestRemoveLabs: an error names a lab that cannot be removed, and the others are removed.
 func TestRemoveLabs(t *testing.T) {
 	one := lab.Topology{Name: "remove", Nodes: []lab.NodeSpec{{Name: "a"}}}
 	stays, goes := labtest.New(t, one), labtest.New(t, one)

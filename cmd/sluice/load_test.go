@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestLoadAsksWhoseNetwork: outside of a lab nothing is sent, counted or answered
-// without the word that the network is one's own.
+// TestLoadAsksWhoseNetwork: outside a lab nothing is sent, counted or answered without a confirmation that the
+// network is the user's own.
 func TestLoadAsksWhoseNetwork(t *testing.T) {
 	for _, args := range [][]string{
 		{"load", "packets", "--from", "lo", "--source", "127.0.0.1:1024", "--dest", "127.0.0.1:9", "--count", "1"},
@@ -31,15 +31,15 @@ func TestLoadAsksWhoseNetwork(t *testing.T) {
 	} {
 		refused(t, "--i-own-this-network", args...)
 	}
-	// With the word the client asks; nobody listens, and it says so.
+	// With the confirmation the client connects; without a listener it reports the error.
 	out, stderr, code := sluice(t, "load", "http", "-n", "1", "--i-own-this-network", "http://127.0.0.1:9/")
 	if code != exitFailure || !strings.Contains(out, "connection refused: 1") || !strings.Contains(stderr, "no request was answered") {
 		t.Errorf("code %d, %q, %q", code, stderr, out)
 	}
 }
 
-// TestLoadAsksWhoseFarEnd: the far end takes every packet from its interface, so
-// it is not put on one of the host's by a sender in a lab.
+// TestLoadAsksWhoseFarEnd: the far end captures every packet of its interface, so a sender in a lab does not
+// install it on an interface of the host.
 func TestLoadAsksWhoseFarEnd(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	from := loadLab(t) + "/source/eth0"
@@ -47,13 +47,12 @@ func TestLoadAsksWhoseFarEnd(t *testing.T) {
 	refused(t, "--i-own-this-network", "load", "flows", "--from", from, "--to", "lo", "--source", "192.0.2.1:1024-1033", "--dest", "192.0.2.2:9", "--count", "1", "--seconds", "1")
 }
 
-// TestLoadFlowsNeedsTheServers: the client end knows the answers of load's own
-// server end only.
+// TestLoadFlowsNeedsTheServers: the client end understands only the answers of load's own server end.
 func TestLoadFlowsNeedsTheServers(t *testing.T) {
 	refused(t, "load flows: --to is missing\nUsage: sluice load flows --from", "load", "flows", "--from", "lo", "--source", "127.0.0.1:1024-1033", "--dest", "127.0.0.1:9")
 }
 
-// TestLoadRefusesWhatItWouldIgnore: a flag that cannot do anything is no flag.
+// TestLoadRefusesWhatItWouldIgnore: a flag without effect is refused.
 func TestLoadRefusesWhatItWouldIgnore(t *testing.T) {
 	packets := []string{"load", "packets", "--i-own-this-network", "--from", "lo", "--source", "127.0.0.1:1024", "--dest", "127.0.0.1:9", "--count", "1"}
 	for why, flags := range map[string][]string{
@@ -91,7 +90,7 @@ func TestLoadRefusesWhatItWouldIgnore(t *testing.T) {
 	}
 }
 
-// misused runs a command line that is a mistake.
+// misused runs an invalid command line.
 func misused(t *testing.T, why string, args ...string) {
 	t.Helper()
 	if out, stderr, code := sluice(t, args...); code != exitUsage || !strings.Contains(stderr, why) {
@@ -99,7 +98,7 @@ func misused(t *testing.T, why string, args ...string) {
 	}
 }
 
-// TestLoadThatGetsNothingThrough exits 1, after the summary.
+// TestLoadThatGetsNothingThrough expects exit code 1 after the summary.
 func TestLoadThatGetsNothingThrough(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	id := loadLab(t)
@@ -115,10 +114,10 @@ func TestLoadThatGetsNothingThrough(t *testing.T) {
 	}
 }
 
-// TestLoadHTTPEndsWhenItIsTold: in a lab's node, too, an interrupted run is what it says it is.
+// TestLoadHTTPEndsWhenItIsTold: an interrupted run reports the interruption, also inside a node of a lab.
 func TestLoadHTTPEndsWhenItIsTold(t *testing.T) {
 	heard := make(chan os.Signal, 1)
-	signal.Notify(heard, os.Interrupt) // where the tests run in the background children would ignore it
+	signal.Notify(heard, os.Interrupt) // in the background, child processes would ignore the signal
 	defer signal.Stop(heard)
 	for code := range 2 {
 		ctx, stop := context.WithCancel(t.Context())
@@ -134,7 +133,7 @@ func TestLoadHTTPEndsWhenItIsTold(t *testing.T) {
 	}
 }
 
-// TestLoadHTTPInANode: the same command line runs there, however its URL is set apart.
+// TestLoadHTTPInANode runs the same command line in a node, with any separator of the URL.
 func TestLoadHTTPInANode(t *testing.T) {
 	for _, c := range [][2]string{
 		{"load http --from client http://192.0.2.1/", "load http --from client http://192.0.2.1/ --from="},
@@ -150,7 +149,7 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// refused runs a command that must fail and say why.
+// refused runs a command that must fail with a reason.
 func refused(t *testing.T, why string, args ...string) {
 	t.Helper()
 	if out, stderr, code := sluice(t, args...); code == 0 || !strings.Contains(stderr, why) {
@@ -194,8 +193,7 @@ func checkHistogram(t *testing.T, path string) {
 	}
 }
 
-// TestLoadPackets: bounded by count, from two CPUs where there are two, as JSON,
-// with the histogram.
+// TestLoadPackets: limited by count, from two CPUs if available, as JSON, with the histogram.
 func TestLoadPackets(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	id, histogram := loadLab(t), filepath.Join(t.TempDir(), "latency.svg")
@@ -218,7 +216,8 @@ func TestLoadPackets(t *testing.T) {
 	}
 }
 
-// TestLoadTellsThatItIsBehind: a rate that no CPU makes is not told as the gateway's latency alone.
+// TestLoadTellsThatItIsBehind: if the sender cannot hold its rate, the report does not attribute the latency to
+// the gateway alone.
 func TestLoadTellsThatItIsBehind(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	id := loadLab(t)
@@ -234,7 +233,7 @@ func TestLoadTellsThatItIsBehind(t *testing.T) {
 	}
 }
 
-// TestLoadFlows is the same of connections, as text, with a line a second.
+// TestLoadFlows is the same for connections, as text, with a line per second.
 func TestLoadFlows(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	id, histogram := loadLab(t), filepath.Join(t.TempDir(), "response.svg")

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-lb/sluice/store"
 )
 
-// TestChangesWithoutADaemon: a file that contradicts changes made at run time fails 'check'. 'config diff',
-// 'history' and 'revert' work without a daemon, and solve the conflict.
+// TestChangesWithoutADaemon: 'check' fails for a file that contradicts changes made at run time. 'config diff',
+// 'history' and 'revert' work without a daemon, and resolve the conflict.
 func TestChangesWithoutADaemon(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	const text = "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, backends: [{name: a, address: 10.0.0.1, weight: 1}]}\n"

@@ -65,7 +65,7 @@ host: {memory: 4GiB, cores: 2}
 	if c.Tables.Flows != 524288 || c.Timeouts.TCPTransitory.D().Minutes() != 4 {
 		t.Errorf("configuration reads %+v %+v", c.Tables, c.Timeouts)
 	}
-	var plain config.Config // the timeouts that flows are planned with are those of a configuration without any
+	var plain config.Config // plans use the timeouts of a configuration without timeouts
 	plain.SetDefaults()
 	if got, want := c.Timeouts, plain.Timeouts; got.TCPEstablished != want.TCPEstablished || got.TCPTransitory != want.TCPTransitory || got.UDP != want.UDP {
 		t.Errorf("timeouts %+v, want %+v", got, want)

@@ -11,8 +11,7 @@ import (
 	"testing"
 )
 
-// TestFlagsOverTCP: mistakes in what stands on the command line are told before anything
-// is asked or changed.
+// TestFlagsOverTCP: errors in the command line are reported before any request.
 func TestFlagsOverTCP(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -58,7 +57,7 @@ func TestFlagsOverTCP(t *testing.T) {
 		{"stop --server " + nobody + " --token-file " + token, exitFailure, "no daemon answers on " + nobody},
 		{"explain tcp 192.0.2.1:1 192.0.2.2:2 --server " + nobody, exitFailure, "no daemon answers on " + nobody},
 		{"apply --server " + nobody + " " + config, exitFailure, "no daemon answers on " + nobody},
-		// What another host's kernel holds is not here to be compared with.
+		// The state of another host's kernel cannot be compared here.
 		{"diff --server " + nobody + " " + config, exitFailure, "no daemon answers on " + nobody},
 	} {
 		var out bytes.Buffer

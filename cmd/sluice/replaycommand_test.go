@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// TestReplayCommand: the packet is traced as it arrived, by the interface where that is known.
+// TestReplayCommand traces the packet as it arrived, on its ingress interface if known.
 func TestReplayCommand(t *testing.T) {
 	tuple := func(p flow.Protocol, from, to string) flow.Tuple {
 		return flow.Tuple{Protocol: p, Source: netip.MustParseAddrPort(from), Dest: netip.MustParseAddrPort(to)}

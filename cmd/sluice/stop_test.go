@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestBackendCompletes: services, then the backends of that one, then states.
+// TestBackendCompletes offers services, then the backends of the chosen one, then states.
 func TestBackendCompletes(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)

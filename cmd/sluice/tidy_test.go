@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// closedPipe returns the end to write to of a pipe that nobody reads.
+// closedPipe returns the write end of a pipe without a reader.
 func closedPipe(t *testing.T) *os.File {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -31,8 +31,8 @@ func closedPipe(t *testing.T) *os.File {
 	return w
 }
 
-// TestTidy: a hangup, and output that nobody reads any more, end a command that has to clean up
-// by its context; a broken pipe elsewhere does not.
+// TestTidy: a hangup, or output without a reader, ends a command with clean-up by its context. A broken pipe
+// elsewhere does not.
 func TestTidy(t *testing.T) {
 	broken := closedPipe(t)
 	write := func() error {
@@ -80,7 +80,7 @@ func TestTidy(t *testing.T) {
 	}
 }
 
-// TestTidyIsQuietBehindHead: a result that nobody reads is not complained of.
+// TestTidyIsQuietBehindHead: a result without a reader is not an error.
 func TestTidyIsQuietBehindHead(t *testing.T) {
 	a := &app{stdout: closedPipe(t), stderr: os.Stderr}
 	cmd := tidy(a, &cobra.Command{RunE: func(*cobra.Command, []string) error { return a.writeJSON(a.stdout, "x") }})
@@ -92,7 +92,7 @@ func TestTidyIsQuietBehindHead(t *testing.T) {
 	}
 }
 
-// TestInterruptedSaysWhatIsLeft: an interrupted play says that all is as before only when it is.
+// TestInterruptedSaysWhatIsLeft: an interrupted case study reports a restored host only if it is restored.
 func TestInterruptedSaysWhatIsLeft(t *testing.T) {
 	const fine = "everything is as it was before"
 	if err := interrupted("the demo", fmt.Errorf("client: %w", context.Canceled)); !strings.Contains(err.Error(), fine) {

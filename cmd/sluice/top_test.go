@@ -41,12 +41,12 @@ func TestTopJSON(t *testing.T) {
 	if code != 0 {
 		t.Fatal(stderr)
 	}
-	// Levels of the verdict are words; everything else reads back.
+	// Levels of the verdict are words; every other field decodes to the same value.
 	if err := json.Unmarshal([]byte(text), &p); err != nil {
 		t.Fatalf("%v:\n%s", err, text)
 	}
 	if p.Entries != 320 || len(p.Sources) != 2 || p.SNATPorts[0].Used != 300 || p.Held[name] != 200 ||
-		p.Verdict.Level != top.OK && !strings.Contains(p.Verdict.Text, "softirqs") { // which other programs may fill
+		p.Verdict.Level != top.OK && !strings.Contains(p.Verdict.Text, "softirqs") { // other programs may cause it
 		t.Errorf("%+v", p)
 	}
 	if p.Drops == nil || len(p.Phases) == 0 {

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// TestTune applies, shows and takes back the values of a namespace.
+// TestTune applies, shows and reverts the values of a namespace.
 func TestTune(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Conntrack)
 	l := labtest.New(t, lab.Topology{Name: "tunecmd", Nodes: []lab.NodeSpec{{Name: "gw", Forward: true}}})
@@ -88,8 +88,7 @@ func TestTuneRefusals(t *testing.T) {
 	}
 }
 
-// TestRefusedByDiagnosis: what would be ignored, or taken for something else, is refused
-// before anything is read or changed.
+// TestRefusedByDiagnosis: an ineffective or ambiguous flag is refused before anything is read or changed.
 func TestRefusedByDiagnosis(t *testing.T) {
 	for line, want := range map[string]string{
 		"tune router --netns nowhere --trial -1s": "must not be negative",
@@ -104,7 +103,7 @@ func TestRefusedByDiagnosis(t *testing.T) {
 	}
 }
 
-// TestNegativeSeconds: none of the watching commands takes a negative time for forever.
+// TestNegativeSeconds: no watching command accepts a negative duration as "for ever".
 func TestNegativeSeconds(t *testing.T) {
 	for _, command := range []string{"drops", "profile", "doctor"} {
 		for _, odd := range []string{"nan", "inf", "1e300"} {
@@ -118,7 +117,7 @@ func TestNegativeSeconds(t *testing.T) {
 	}
 }
 
-// TestProposalFoldsHostWide: what the tuned namespace cannot set is one line.
+// TestProposalFoldsHostWide: settings that the namespace cannot set are one line.
 func TestProposalFoldsHostWide(t *testing.T) {
 	p := &tune.Proposal{Changes: []tune.Change{
 		{Setting: tune.Setting{Key: "net.netfilter.nf_conntrack_max"}, Skipped: "of the host", WholeHost: true},

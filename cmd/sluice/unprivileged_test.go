@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// asNobody holds the arguments of this test binary when it plays sluice for a user
-// without rights, separated by spaces.
+// asNobody holds the arguments of this test binary when it runs sluice as a user without rights, separated by
+// spaces.
 const asNobody = "SLUICE_TEST_AS_NOBODY"
 
 func TestMain(m *testing.M) {
@@ -31,8 +31,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestWithoutRights wants each diagnosis to say, as an ordinary user, what it
-// cannot see and what would help, and to show what it can.
+// TestWithoutRights expects each diagnosis of an ordinary user to report the hidden parts and the remedy, and to
+// show the rest.
 func TestWithoutRights(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	for _, c := range []struct {
@@ -61,7 +61,7 @@ func TestWithoutRights(t *testing.T) {
 			if err != nil && !errors.As(err, &exit) {
 				t.Fatal(err)
 			}
-			if code := cmd.ProcessState.ExitCode(); c.code >= 0 && code != c.code || code > 2 && code != 4 { // 4: the doctor cannot tell
+			if code := cmd.ProcessState.ExitCode(); c.code >= 0 && code != c.code || code > 2 && code != 4 { // 4: the doctor has no result
 				t.Errorf("exit code %d, want %d", code, c.code)
 			}
 			for _, want := range c.says {
@@ -78,11 +78,10 @@ func TestWithoutRights(t *testing.T) {
 	}
 }
 
-// TestCaptureStays wants a capture that is there already to stay as it is when nothing can
-// be written to it.
+// TestCaptureStays expects that an existing capture stays unchanged if nothing can be written.
 func TestCaptureStays(t *testing.T) {
 	labtest.Require(t, labtest.Root)
-	file := filepath.Join(os.TempDir(), t.Name()+".pcapng") // t.TempDir lets nobody else in
+	file := filepath.Join(os.TempDir(), t.Name()+".pcapng") // t.TempDir is not accessible to other users
 	if err := os.WriteFile(file, []byte("earlier"), 0o666); err != nil {
 		t.Fatal(err)
 	}

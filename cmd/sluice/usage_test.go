@@ -10,8 +10,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// TestUsageErrors: a mistake on the command line is answered by what it is about, what is
-// wrong, and what to write.
+// TestUsageErrors: an error about the command line names the part, the fault, and the remedy.
 func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
 		"apply":                        "apply: which file?\nUsage: sluice apply FILE",
@@ -56,8 +55,7 @@ func TestUsageErrors(t *testing.T) {
 	}
 }
 
-// TestArguments wants every command to answer for its own arguments: in a few words of
-// ours, in lines that fit.
+// TestArguments expects every command to check its own arguments, with short messages that fit the line.
 func TestArguments(t *testing.T) {
 	var look func(cmd *cobra.Command)
 	look = func(cmd *cobra.Command) {

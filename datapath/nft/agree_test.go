@@ -13,17 +13,17 @@ import (
 	"github.com/sluice-lb/sluice/model/golden"
 )
 
-// TestPacketCases sends the packets of every case whose rules nftables carries through
-// the kernel: what leaves, and where, must be what leaves the eBPF datapath. A case says
-// under "skip" at which line the two differ, and why; before it they must agree, and in all
-// they must differ, or may, from a line on, where the kernel leaves it to chance.
+// TestPacketCases sends the packets of every case that nftables supports through the kernel. The leaving packets
+// and interfaces must equal the eBPF datapath's. Under "skip", a case names the line from which the two differ,
+// and why. Before this line they must agree, and from it on they must differ, or may differ if the kernel
+// chooses at random.
 func TestPacketCases(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Nftables, labtest.Conntrack)
 	cases, err := golden.Load("../../testdata/packets")
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused := map[string][]string{} // names of cases by why nftables does not carry them
+	refused := map[string][]string{} // names of cases by the reason why nftables does not support them
 	for _, c := range cases {
 		if err := golden.Refusal((*Datapath)(nil), c.Config); err != nil {
 			refused[err.Error()] = append(refused[err.Error()], c.Name)

@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// TestBackendsFollowWhileALinkIsDown takes the link to a dsr server down: that must not
-// keep the backends of other services in use that fail meanwhile.
+// TestBackendsFollowWhileALinkIsDown sets the link to a dsr server down. Failed backends of other services must
+// still be removed from service.
 func TestBackendsFollowWhileALinkIsDown(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	c := one(config.Service{
@@ -27,7 +27,7 @@ func TestBackendsFollowWhileALinkIsDown(t *testing.T) {
 		Listen: []config.Listen{listen("192.0.2.30", "80")}, Backends: []config.Backend{backend("a", "10.0.2.2", 0)},
 	})
 	other := web(config.ModeDNAT, config.SchedulerMaglev)
-	other.Hairpin = config.SwitchOff // else the networks of the link are in the rules, whose IPv6 addresses go with it
+	other.Hairpin = config.SwitchOff // otherwise the rules contain the networks of the link, and its IPv6 addresses disappear with it
 	c.Services = append(c.Services, other)
 	b.apply(c)
 	before := b.ruleset()
@@ -70,8 +70,8 @@ func TestBackendsFollowWhileALinkIsDown(t *testing.T) {
 	}
 }
 
-// TestAServerThatWasNeverThere: a backend of mode dsr to which only a router leads, after nothing did, keeps no change of
-// another service from being applied.
+// TestAServerThatWasNeverThere: a dsr backend that is behind a router does not prevent the apply of changes to
+// other services.
 func TestAServerThatWasNeverThere(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	ip := func(args ...string) {
@@ -106,8 +106,8 @@ func TestAServerThatWasNeverThere(t *testing.T) {
 	}
 }
 
-// TestAbsentInterfacesAreTold: the kernel takes a rule for an interface that is not there,
-// or has another name since, and the rule does nothing.
+// TestAbsentInterfacesAreTold: the kernel accepts a rule for an interface that does not exist or was renamed,
+// and the rule has no effect. A warning reports it.
 func TestAbsentInterfacesAreTold(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	c := &config.Config{NAT: []config.NATRule{{Name: "office", Type: config.NATMasquerade, Source: []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24")}, Out: "wan0"}}}
@@ -139,8 +139,8 @@ func TestAbsentInterfacesAreTold(t *testing.T) {
 	}
 }
 
-// TestMasqueradeWaitsForItsInterface: a rule out of an interface that is not there yet is
-// taken and told of; when the interface comes, first without an address, it takes force.
+// TestMasqueradeWaitsForItsInterface: a rule with a missing egress interface is accepted with a warning. It
+// takes effect when the interface appears, at first without an address.
 func TestMasqueradeWaitsForItsInterface(t *testing.T) {
 	b := newBench(t, lab.Office())
 	b.tcpServers(80, "outside")
@@ -159,12 +159,12 @@ func TestMasqueradeWaitsForItsInterface(t *testing.T) {
 		t.Fatal(err)
 	}
 	routes, err := h.RouteList(wan, netlink.FAMILY_V4)
-	addresses, err2 := h.AddrList(wan, netlink.FAMILY_V4) // the kernel takes those of IPv6
+	addresses, err2 := h.AddrList(wan, netlink.FAMILY_V4) // the kernel removes IPv6 addresses itself
 	if err := errors.Join(err, err2, h.LinkSetDown(wan), h.LinkSetName(wan, "later0")); err != nil {
 		t.Fatal(err)
 	}
 	for i := range addresses {
-		addresses[i].Label = "" // the kernel's follows the name
+		addresses[i].Label = "" // the kernel derives the label from the name
 		if err := h.AddrDel(wan, &addresses[i]); err != nil {
 			t.Fatal(err)
 		}

@@ -37,8 +37,8 @@ func many(n int) *config.Config {
 	return c
 }
 
-// BenchmarkApply measures what the promises of docs/internals/nftables.md say: all of
-// 10,000 services from nothing, and one backend of them changed.
+// BenchmarkApply measures the figures of docs/internals/nftables.md: the first apply of 10,000 services, and a
+// change of one backend.
 func BenchmarkApply(b *testing.B) {
 	const services = 10000
 	t := newBench(b, lab.Balancer())
@@ -100,9 +100,9 @@ func BenchmarkApply(b *testing.B) {
 	})
 }
 
-// BenchmarkPacket sends b.N packets from one CPU through the gateway and reports
-// the time of one: with 1 and with 10,000 services, in one established flow and
-// in 20,000 flows that are opened first: only a flow's first packet meets rules.
+// BenchmarkPacket sends b.N packets from one CPU through the gateway and reports the time per packet. It uses 1
+// and 10,000 services, one established flow, and 20,000 flows that are opened first. Only the first packet of a
+// flow traverses rules.
 func BenchmarkPacket(b *testing.B) {
 	labtest.Require(b, labtest.BPF)
 	const gatewayMAC = "02:00:00:00:00:01"
@@ -119,7 +119,7 @@ func BenchmarkPacket(b *testing.B) {
 			},
 		},
 	})
-	for _, s := range []string{"10.0.2.2", "10.0.2.3", "10.0.2.4", "10.0.2.5"} { // neighbours known
+	for _, s := range []string{"10.0.2.2", "10.0.2.3", "10.0.2.4", "10.0.2.5"} { // resolves the neighbours
 		if c, err := t.dialFor(trafficTimeout, "tcp", "gateway", "", s+":1"); err == nil {
 			c.Close()
 		}

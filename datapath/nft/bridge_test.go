@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// TestServersOnABridge: where bridged frames pass the rules, a server on a bridge cannot use its own outside
-// address, because the bridge sends nothing back by the port that it came by. Warnings and explain say so.
+// TestServersOnABridge: if bridged frames traverse the rules, a server on a bridge cannot use its own outside
+// address, because a bridge sends no frame back to its ingress port. Warnings and explain report it.
 func TestServersOnABridge(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	ip := func(args string) {
@@ -32,7 +32,7 @@ func TestServersOnABridge(t *testing.T) {
 		"link add p9 type veth peer name q9", "link set p9 master br9", "link set p9 up", "link set q9 up"} {
 		ip(args)
 	}
-	there := pass("0") == nil // or the kernel has no br_netfilter
+	there := pass("0") == nil // the kernel may have no br_netfilter
 	l := listen("10.0.1.1", "80")
 	for owner, c := range map[string]*config.Config{
 		"service web: backend a": one(config.Service{Name: "web", Protocol: flow.TCP, Mode: config.ModeDNAT, Scheduler: config.SchedulerRR,

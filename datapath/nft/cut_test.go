@@ -16,8 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// TestARackGoesDown takes most of the backends down at once: their connections end, and
-// those alone.
+// TestARackGoesDown removes most backends at once. Only their connections end.
 func TestARackGoesDown(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	const rack, each = 40, 250

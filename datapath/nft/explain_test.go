@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// explain asks about a packet that arrives at the gateway.
+// explain explains a packet that arrives at the gateway.
 func (b *bench) explain(protocol flow.Protocol, in, from, to string) *datapath.Explanation {
 	b.Helper()
 	e, err := b.d.Explain(context.Background(), datapath.Question{Interface: in,
@@ -34,7 +34,7 @@ func (b *bench) explain(protocol flow.Protocol, in, from, to string) *datapath.E
 	return e
 }
 
-// entry is what the gateway tracks of a packet.
+// entry returns the gateway's conntrack entry of a packet.
 func (b *bench) entry(protocol flow.Protocol, from, to string) *conntrack.Entry {
 	b.Helper()
 	var e *conntrack.Entry
@@ -53,17 +53,17 @@ func (b *bench) entry(protocol flow.Protocol, from, to string) *conntrack.Entry 
 	return e
 }
 
-// explained is a question, what is to be foretold, and what a real packet meets.
+// explained is a question, the expected explanation, and the fate of a real packet.
 type explained struct {
 	name           string
 	protocol       flow.Protocol
-	node           string // that really sends it
+	node           string // sender of the real packet
 	in, from, to   string
 	owner, backend string // "*": any
 	after          string // "SOURCE -> DESTINATION"; "": as before; "*": as the real packet
 	verdict        string
 	out, hop       string
-	rule           string // in the text of one of the rules
+	rule           string // contained in the text of one of the rules
 	note           string
 }
 
@@ -101,7 +101,7 @@ func (b *bench) check(t *testing.T, c explained) {
 	}
 }
 
-// really sends the packet, and holds what happens against what was foretold.
+// really sends the packet and compares its fate with the explanation.
 func (b *bench) really(t *testing.T, c explained, e *datapath.Explanation) {
 	t.Helper()
 	network, timeout := c.protocol.String(), silence
@@ -173,7 +173,7 @@ func TestExplainServices(t *testing.T) {
 	s := b.snapshot(c)
 	s.Services[5].State[0] = datapath.Drain
 	b.applySnapshot(s)
-	_ = b.explain(flow.TCP, "wan0", "10.0.1.2:1", "192.0.2.10:80") // opens what stays open
+	_ = b.explain(flow.TCP, "wan0", "10.0.1.2:1", "192.0.2.10:80") // opens a descriptor that stays open
 	before, files := namespaces(t), descriptors(t)
 	tcp, udp := flow.TCP, flow.UDP
 	for _, c := range []explained{
@@ -216,7 +216,7 @@ func TestExplainServices(t *testing.T) {
 	}
 }
 
-// descriptors counts those that are open, but for connections.
+// descriptors counts open descriptors, except connections.
 func descriptors(t *testing.T) (n int) {
 	t.Helper()
 	fds, err := filepath.Glob("/proc/self/fd/*")
@@ -231,8 +231,7 @@ func descriptors(t *testing.T) (n int) {
 	return n
 }
 
-// existing asks about both directions of a connection that there is already, and
-// again when a firewall rule stops it.
+// existing explains both directions of an existing connection, and again after a firewall rule stops it.
 func (b *bench) existing(t *testing.T, cfg *config.Config) {
 	c, err := b.dial("tcp", "client", "10.0.1.2:4020", "192.0.2.20:80")
 	if err != nil {
@@ -261,7 +260,7 @@ func (b *bench) existing(t *testing.T, cfg *config.Config) {
 	}
 }
 
-// namespaces counts the network namespaces that this process is in by a thread.
+// namespaces counts the network namespaces in which this process has a thread.
 func namespaces(t *testing.T) int {
 	t.Helper()
 	tasks, err := filepath.Glob("/proc/self/task/*/ns/net")
@@ -317,8 +316,7 @@ func TestExplainNAT(t *testing.T) {
 	}
 }
 
-// TestExplainRoutes: routes that the host has and that nobody could add now keep
-// no packet from being explained.
+// TestExplainRoutes: explain works with routes that the host has but nobody could add now.
 func TestExplainRoutes(t *testing.T) {
 	b := newBench(t, lab.Office())
 	err := b.gateway.Do(func() error {
@@ -369,8 +367,7 @@ func TestExplainRoutes(t *testing.T) {
 	}
 }
 
-// TestExplainForwardingOff: where the kernel forwards nothing, the answer says how that is
-// changed.
+// TestExplainForwardingOff: if the kernel does not forward, the explanation names the remedy.
 func TestExplainForwardingOff(t *testing.T) {
 	b := newBench(t, lab.Office())
 	b.apply(&config.Config{NAT: []config.NATRule{{Name: "office", Type: config.NATMasquerade, Source: []prefixT{prefix("10.1.10.0/24")}, Out: "wan0"}}})
@@ -394,11 +391,10 @@ func subnet(s string) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// TestCancelled: a request that was given up, or a reader who has seen enough,
-// spoils nothing for the next one.
+// TestCancelled: a cancelled request, or a reader that stops early, does not affect the next request.
 func TestCancelled(t *testing.T) {
 	b := newBench(t, lab.Topology{Nodes: []lab.NodeSpec{{Name: "gateway"}}})
-	const n = 400 // more than one datagram of a dump
+	const n = 400 // needs more than one datagram of a dump
 	entries := make([]conntrack.Entry, n)
 	for i := range entries {
 		from, to := conntrack.AddrOf(addr("10.0.0.1")), conntrack.AddrOf(addr("198.51.100.1"))
@@ -437,7 +433,7 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-// TestExplainIdle: nothing is explained by a datapath that carries nothing.
+// TestExplainIdle: a datapath without objects explains nothing.
 func TestExplainIdle(t *testing.T) {
 	b := newBench(t, lab.Topology{Nodes: []lab.NodeSpec{{Name: "gateway"}}})
 	q := datapath.Question{Tuple: flow.Tuple{Protocol: flow.TCP, Source: netip.MustParseAddrPort("192.0.2.1:1"), Dest: netip.MustParseAddrPort("192.0.2.2:2")}}

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// foreign are tables as Docker and firewalld make them.
+// foreign are tables of the kind that Docker and firewalld create.
 const foreign = `
 table ip nat {
 	chain DOCKER { iifname "docker0" counter return; }
@@ -36,7 +36,7 @@ table inet firewalld {
 }
 `
 
-// others is the text of every table that is not ours, with handles.
+// others returns the text of every foreign table, with handles.
 func (b *bench) others() string {
 	b.Helper()
 	var text strings.Builder
@@ -178,7 +178,7 @@ func TestPlanSaysWhatApplyDoes(t *testing.T) {
 	if plan.Elements != change.Elements || plan.Slots != change.Slots || plan.Rules != change.Rules {
 		t.Errorf("plan %+v, apply %+v", plan, change)
 	}
-	// Six slots tables' worth of one backend of three in one of two families.
+	// The slot tables of one backend of three, in one of two families.
 	if share := float64(plan.Slots) / float64(plan.SlotsTotal/2); share > 1.0/3+0.02 {
 		t.Errorf("%d of %d slots move", plan.Slots, plan.SlotsTotal)
 	}
@@ -204,7 +204,7 @@ func TestForwardingOffIsSaid(t *testing.T) {
 	}
 }
 
-// TestCountsSurviveReloads takes a third of a hash service's slots away and back.
+// TestCountsSurviveReloads removes a third of a hash service's slots and adds them again.
 func TestCountsSurviveReloads(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	b.tcpServers(8080, "s1", "s2", "s3")

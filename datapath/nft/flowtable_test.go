@@ -21,9 +21,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// flowtableBench is a bench on a kernel with flowtables, and with a counter of
-// another program's on the gateway's forward hook, which offloaded packets do
-// not come by.
+// flowtableBench returns a bench on a kernel with flowtables. A counter of another program is on the gateway's
+// forward hook, which offloaded packets bypass.
 func flowtableBench(t *testing.T) *bench {
 	b := newBench(t, lab.Balancer())
 	labtest.Require(t, labtest.Tool("nft"))
@@ -34,7 +33,7 @@ func flowtableBench(t *testing.T) *bench {
 	return b
 }
 
-// forwarded is how many packets the forward hook has seen.
+// forwarded returns the number of packets at the forward hook.
 func (b *bench) forwarded() (packets int) {
 	b.Helper()
 	out, err := b.gateway.Command(context.Background(), "nft", "list", "counter", "inet", "watch", "seen").CombinedOutput()
@@ -45,7 +44,7 @@ func (b *bench) forwarded() (packets int) {
 	return packets
 }
 
-// offloaded counts the connections to an address that a flowtable carries.
+// offloaded counts the offloaded connections to an address.
 func (b *bench) offloaded(to netip.AddrPort) (n int) {
 	b.Helper()
 	err := b.d.Flows(context.Background(), func(f flow.Flow) bool {
@@ -76,8 +75,8 @@ func exchange(c net.Conn, r *bufio.Reader, n int) error {
 	return nil
 }
 
-// TestFlowtable opens connections and looks for them in the flowtable, where
-// traffic goes on past the forward hook; reloads leave them alone.
+// TestFlowtable opens connections and finds them in the flowtable. Their packets bypass the forward hook, and
+// reloads do not affect them.
 func TestFlowtable(t *testing.T) {
 	b := flowtableBench(t)
 	b.tcpServers(8080, "s1", "s2", "s3")
@@ -117,10 +116,10 @@ func TestFlowtable(t *testing.T) {
 				}
 				return b.offloaded(vip) == 1
 			})
-			if err := exchange(conn, r, 2); err != nil { // the last ones that the offload may have missed
+			if err := exchange(conn, r, 2); err != nil { // the offload may have missed the last packets
 				t.Fatal(err)
 			}
-			// Not of the one before: its end may be told twice.
+			// The counter excludes the previous connection: its end may be reported twice.
 			b.nft(fmt.Sprintf("flush chain inet watch forward\nadd rule inet watch forward meta nfproto %s meta l4proto %s counter name seen",
 				map[bool]string{true: "ipv4", false: "ipv6"}[vip.Addr().Is4()], s.Protocol))
 			before := b.forwarded()
@@ -143,7 +142,7 @@ func TestFlowtable(t *testing.T) {
 				t.Errorf("after a reload %d connections are offloaded, want 1", n)
 			}
 			b.apply(c)
-			if tcp, ok := conn.(*net.TCPConn); ok { // the packets of its end are not to be among the next one's
+			if tcp, ok := conn.(*net.TCPConn); ok { // packets of its end must not count for the next connection
 				_ = tcp.CloseWrite()
 				_, _ = io.Copy(io.Discard, r)
 			}
@@ -158,8 +157,8 @@ func TestFlowtable(t *testing.T) {
 	}
 }
 
-// TestFlowtableLetsGoOfABackend takes the backend of an offloaded connection down:
-// the connection must not go on past the rules.
+// TestFlowtableLetsGoOfABackend removes the backend of an offloaded connection. The connection must not bypass
+// the rules any longer.
 func TestFlowtableLetsGoOfABackend(t *testing.T) {
 	b := flowtableBench(t)
 	b.udpServers(8080, "s1", "s2")
@@ -201,11 +200,11 @@ func TestFlowtableLetsGoOfABackend(t *testing.T) {
 	b.eventually("the flow to move to the other backend", func() bool { return ask() != first })
 }
 
-// TestFlowtableStandsBackForRulesThatSeeEveryPacket compiles what a flowtable
-// would take packets away from.
+// TestFlowtableStandsBackForRulesThatSeeEveryPacket compiles rules that need all packets, which a flowtable
+// would hide.
 func TestFlowtableStandsBackForRulesThatSeeEveryPacket(t *testing.T) {
 	b := newBench(t, lab.Balancer())
-	b.d.flowtables = true // as if; nothing is applied that needs them
+	b.d.flowtables = true // pretend support; the test applies nothing that needs it
 	for want, change := range map[string]func(*config.Config){
 		"the mark of service web":   func(c *config.Config) { c.Services[0].Mark = 7 },
 		"strict-tcp of service web": func(c *config.Config) { c.Services[0].Limits.StrictTCP = true },

@@ -95,7 +95,7 @@ func (b *bench) applySnapshot(s *datapath.Snapshot) *datapath.Change {
 	return change
 }
 
-// ruleset is what nft prints for the gateway.
+// ruleset returns nft's listing of the gateway.
 func (b *bench) ruleset() string {
 	b.Helper()
 	labtest.Require(b, labtest.Tool("nft"))
@@ -168,7 +168,7 @@ func (p packetTo) Write(b []byte) (int, error) { return p.WriteTo(b, p.to) }
 
 func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 
-// answer is who answered, and whom the server saw.
+// answer is the name of the server, and the client address that it saw.
 type answer struct {
 	server string
 	client netip.AddrPort
@@ -192,7 +192,7 @@ func echo(c net.Conn) error {
 	}
 	lines := bufio.NewScanner(c)
 	for lines.Scan() {
-		if lines.Text() == "ping" { // behind the server's first line
+		if lines.Text() == "ping" { // after the server's first line
 			return nil
 		}
 	}
@@ -226,8 +226,8 @@ func parseAnswer(line string, err error) (answer, error) {
 	return answer{f[0], client}, err
 }
 
-// trafficTimeout is how long a packet may take to be answered in a lab. What shall not be
-// answered is waited for no longer than silence.
+// trafficTimeout is the timeout for an answer in a lab. If no answer is expected, the test waits for silence
+// only.
 const trafficTimeout, silence = 30 * time.Second, 500 * time.Millisecond
 
 // dial connects from a node; from is "", an address or an address with port.
@@ -235,7 +235,7 @@ func (b *bench) dial(network, node, from, to string) (net.Conn, error) {
 	return b.dialWithin(trafficTimeout, network, node, from, to)
 }
 
-// dialWithin is dial of a connection that may take so long to open, and to answer.
+// dialWithin is dial with a timeout for the connection and its answer.
 func (b *bench) dialWithin(timeout time.Duration, network, node, from, to string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -262,7 +262,7 @@ func (b *bench) dialWithin(timeout time.Duration, network, node, from, to string
 	return c, c.SetDeadline(time.Now().Add(timeout))
 }
 
-// spread makes n connections and counts who answered.
+// spread makes n connections and counts them by server.
 func (b *bench) spread(n int, ask func(i int) (answer, error)) map[string]int {
 	b.Helper()
 	count := make(map[string]int)
@@ -392,8 +392,7 @@ func (b *bench) pingFor(timeout time.Duration, node, to string) error {
 // prefixT shortens tables of prefixes.
 type prefixT = netip.Prefix
 
-// dialIf is dialFor that waits long for a connection that is to open, and not long for one
-// that is not.
+// dialIf is dialFor with a long timeout if the connection is expected to open, and a short one otherwise.
 func (b *bench) dialIf(opens bool, network, node, from, to string) (net.Conn, error) {
 	if opens {
 		return b.dialFor(trafficTimeout, network, node, from, to)
@@ -401,7 +400,7 @@ func (b *bench) dialIf(opens bool, network, node, from, to string) (net.Conn, er
 	return b.dialFor(silence, network, node, from, to)
 }
 
-// dialFor is dial with a timeout of its own, for what shall not be answered.
+// dialFor is dial with a timeout, for connections without an expected answer.
 func (b *bench) dialFor(timeout time.Duration, network, node, from, to string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -459,7 +458,7 @@ func (b *bench) datagram(node, from, to string) error {
 	return b.raw(node, "udp", src.Addr(), dst.Addr(), h, 6)
 }
 
-// raw sends a packet of TCP or UDP and fills in the checksum of its pseudo header and its words.
+// raw sends a TCP or UDP packet and fills in the checksum.
 func (b *bench) raw(node, protocol string, src, dst netip.Addr, h []byte, check int) error {
 	number, network := map[string]byte{"tcp": 6, "udp": 17}[protocol], "ip4:"+protocol
 	if src.Is6() {
@@ -480,7 +479,7 @@ func (b *bench) raw(node, protocol string, src, dst netip.Addr, h []byte, check 
 	return err
 }
 
-// npt66 is RFC 6296 section 3.1 for prefixes of up to 48 bits, from the text.
+// npt66 implements RFC 6296 section 3.1 for prefixes of up to 48 bits, independently of the code.
 func npt66(a netip.Addr, from, to netip.Prefix) netip.Addr {
 	sum := func(a netip.Addr) (s uint32) {
 		b := a.As16()

@@ -20,8 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// The published server of these tests, the address it is published at, the
-// gateway's own towards it, and the client.
+// The published server of these tests, its published address, the gateway's address towards it, and the client.
 const (
 	helped    = "10.1.10.3"
 	published = "211.155.226.121"
@@ -29,16 +28,14 @@ const (
 	caller    = "203.0.113.1"
 )
 
-// TestHelpers speaks each helper's protocol through the gateway, as far as the
-// helper must understand it: what one side announces in the payload must reach
-// the other. Without the helper the same exchange must fail, which shows that it
-// is the helper's doing.
+// TestHelpers speaks each helper's protocol through the gateway, as far as the helper parses it. An address
+// announced in the payload must be usable for the other side. Without the helper, the same exchange must fail.
 func TestHelpers(t *testing.T) {
 	for _, c := range []struct {
 		helper   config.Helper
 		protocol flow.Protocol
 		port     uint16
-		fullnat  bool // the helper serves clients whose source is translated
+		fullnat  bool // the helper supports clients with a translated source
 		talk     func(*peers) error
 	}{
 		{"ftp", flow.TCP, 21, false, (*peers).ftp},
@@ -85,8 +82,8 @@ func TestHelpers(t *testing.T) {
 	}
 }
 
-// TestHelpersOfInsideHosts: behind masquerade and snat a server outside answers from another port
-// (TFTP), or opens a connection to what the client has named (FTP's PORT), with a helper only.
+// TestHelpersOfInsideHosts: for hosts behind masquerade and snat, a server outside answers from another port
+// (TFTP), or connects to the port that the client has named (FTP's PORT). Both work only with a helper.
 func TestHelpersOfInsideHosts(t *testing.T) {
 	b := newBench(t, lab.Office())
 	snat := config.NATRule{Name: "office", Type: config.NATSNAT, Source: []prefixT{prefix("10.1.10.0/24")}, Out: "wan0", To: snatTo("211.155.226.121")}
@@ -112,7 +109,7 @@ func TestHelpersOfInsideHosts(t *testing.T) {
 	}
 }
 
-// tftpOut reads a file of a server outside, which answers from another port.
+// tftpOut reads a file from a server outside, which answers from another port.
 func (p *peers) tftpOut() error {
 	server, err := p.packet("outside", "udp", hostPort(caller, 69))
 	if err != nil {
@@ -134,7 +131,7 @@ func (p *peers) tftpOut() error {
 	return err
 }
 
-// ftpOut has the server outside connect to the port that the client has named.
+// ftpOut lets the server outside connect to the port that the client has named.
 func (p *peers) ftpOut() error {
 	client, server, err := p.connect("ftp", helped, hostPort(caller, 21), "outside", hostPort(caller, 21))
 	if err != nil {
@@ -142,7 +139,7 @@ func (p *peers) ftpOut() error {
 	}
 	var line string
 	lines := bufio.NewReader(server)
-	for _, say := range []string{"USER anonymous\r\n", "PORT 10,1,10,3,156,66\r\n"} { // the kernel's helper looks at what follows a line
+	for _, say := range []string{"USER anonymous\r\n", "PORT 10,1,10,3,156,66\r\n"} { // the kernel's helper parses lines after the first one
 		if _, err = client.Write([]byte(say)); err != nil {
 			return err
 		}
@@ -173,7 +170,7 @@ func (p *peers) close() {
 	}
 }
 
-// mortal makes a socket give up after the peers' timeout and end with them.
+// mortal limits the life of a socket to the peers' timeout.
 func mortal[C interface {
 	io.Closer
 	SetDeadline(time.Time) error
@@ -232,7 +229,7 @@ func hostPort(host string, port uint16) string {
 
 func udpAddr(a string) net.Addr { return net.UDPAddrFromAddrPort(netip.MustParseAddrPort(a)) }
 
-// pass sends a datagram and returns what arrives, and from where.
+// pass sends a datagram and returns the received payload and its source.
 func pass(from net.PacketConn, to net.Addr, payload []byte, at net.PacketConn) ([]byte, net.Addr, error) {
 	if _, err := from.WriteTo(payload, to); err != nil {
 		return nil, nil, err
@@ -249,7 +246,7 @@ func (p *peers) ftp() error {
 		return err
 	}
 	r := bufio.NewReader(client)
-	fmt.Fprint(server, "220 ready\r\n") // the helper looks at lines that follow one
+	fmt.Fprint(server, "220 ready\r\n") // the helper parses lines after the first one
 	if _, err := r.ReadString('\n'); err != nil {
 		return err
 	}
@@ -297,8 +294,8 @@ func (p *peers) tftp() error {
 	return nil
 }
 
-// sip invites the server to a call (RFC 3261, RFC 4566); then a datagram of the
-// call's sound goes to where the answer says, and one comes back.
+// sip invites the server to a call (RFC 3261, RFC 4566). A media datagram must then reach the address in the
+// answer, and another one must return.
 func (p *peers) sip() error {
 	client, server, err := p.datagrams()
 	if err != nil {
@@ -350,8 +347,8 @@ func (p *peers) sip() error {
 	return nil
 }
 
-// irc offers a file: the other user connects to the address in the offer, which
-// for clients behind fullnat is the gateway's (the DCC extension of CTCP).
+// irc offers a file: the other user connects to the address in the offer. For clients behind fullnat it is the
+// gateway's address (the DCC extension of CTCP).
 func (p *peers) irc() error {
 	client, server, err := p.streams()
 	if err != nil {
@@ -376,8 +373,7 @@ func (p *peers) irc() error {
 	return err
 }
 
-// amanda asks a host for a backup: the host answers with the ports that the data
-// is to be fetched from.
+// amanda requests a backup from a host, which answers with the ports for the data connections.
 func (p *peers) amanda() error {
 	client, server, err := p.datagrams()
 	if err != nil {
@@ -404,9 +400,8 @@ func (p *peers) amanda() error {
 	return nil
 }
 
-// snmp sends an SNMPv2 trap (RFC 3416 section 4.2.6) with the variable
-// snmpTrapAddress (RFC 3584 section 5.2.2.1), whose value must be the address
-// that the packet comes from.
+// snmp sends an SNMPv2 trap (RFC 3416 section 4.2.6) with the variable snmpTrapAddress (RFC 3584 section
+// 5.2.2.1). Its value must be the source address of the packet.
 func (p *peers) snmp() error {
 	client, server, err := p.datagrams()
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// TestListenersOfInterfaces: two services on one endpoint, told apart by where packets come
-// in; each translates sources in its own way, and clamps.
+// TestListenersOfInterfaces: two services have the same endpoint on different ingress interfaces. Each
+// translates sources in its own way, and clamps.
 func TestListenersOfInterfaces(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	b.tcpServers(8080, "s1")
@@ -52,8 +52,8 @@ func TestBackendsNamedAsChains(t *testing.T) {
 	}
 }
 
-// TestListenersFollowTheirAddress: an interface loses the address of one family, then of both, and gets
-// them back. What listens on the address of the time does so, and the apply never fails.
+// TestListenersFollowTheirAddress: an interface loses the address of one family, then both, and gets them back.
+// Listeners without a fixed address use the current one, and no apply fails.
 func TestListenersFollowTheirAddress(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	b.tcpServers(8080, "s1")

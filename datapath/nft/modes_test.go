@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// clientAddr is the i-th of the many addresses that the lab's client owns.
+// clientAddr returns the i-th of the many addresses of the lab's client.
 func clientAddr(family string, i int) string {
 	if family == "ipv6" {
 		return fmt.Sprintf("fd00:64::%x", i+1)
@@ -27,8 +27,8 @@ func clientAddr(family string, i int) string {
 	return fmt.Sprintf("10.64.%d.%d", i/250, i%250+1)
 }
 
-// few of 40 flows is what a server must have that gets every other one: it has fewer by
-// chance once in 600,000,000 times.
+// few is the minimum number of flows, of 40, for a server that gets every other one. By chance it has fewer once
+// in 600,000,000 times.
 const few = 3
 
 func TestFullNATHidesTheClient(t *testing.T) {
@@ -47,7 +47,7 @@ func TestFullNATHidesTheClient(t *testing.T) {
 				oneFamily(&s, family)
 				b.apply(one(s))
 				seen := make(map[netip.Addr]int)
-				b.spread(120, func(i int) (answer, error) { // an address of a quarter of them is unused once in 10^15 times
+				b.spread(120, func(i int) (answer, error) { // with a quarter of the flows, an address is unused once in 10^15 times
 					a, err := b.tcp("client", clientAddr(family, i), vip)
 					seen[a.client.Addr()]++
 					return a, err
@@ -73,7 +73,7 @@ func pool(first, last string) config.AddressRange {
 	return config.AddressRange{First: addr(first), Last: addr(last)}
 }
 
-// oneFamily leaves a service the listeners and backends of one family.
+// oneFamily removes the listeners and backends of the other family from a service.
 func oneFamily(s *config.Service, family string) {
 	four := family == "ipv4"
 	var listeners []config.Listen
@@ -164,7 +164,7 @@ func TestDirectServerReturn(t *testing.T) {
 				t.Fatalf("%v: %s", err, out)
 			}
 		}
-		// The server speaks, as one does that takes an address over.
+		// The server sends a packet, as a host does that takes over an address.
 		if _, err := b.tcp("s1", "", "10.0.2.1:1"); err == nil {
 			t.Fatal("nobody listens there")
 		}
@@ -227,8 +227,7 @@ func TestStatelessTranslatesBothWaysWithoutConntrack(t *testing.T) {
 	}
 }
 
-// TestHashesAgree sends real connections and compares their servers with what
-// the schedulers compute.
+// TestHashesAgree compares the servers of real connections with the schedulers' results.
 func TestHashesAgree(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	b.tcpServers(8080, "s1", "s2", "s3")
@@ -268,7 +267,7 @@ func TestHashesAgree(t *testing.T) {
 	}
 }
 
-// hashed is an endpoint as the hashes see it.
+// hashed returns an endpoint as hash input.
 func hashed(a netip.AddrPort) []byte {
 	return append(a.Addr().AsSlice(), byte(a.Port()>>8), byte(a.Port()), 0, 0)
 }
@@ -390,7 +389,7 @@ func TestStates(t *testing.T) {
 	})
 }
 
-// connections is how many connections a service has counted.
+// connections returns the number of connections that a service has counted.
 func (b *bench) connections(service string) (n uint64) {
 	b.Helper()
 	counters, err := b.d.Counters(context.Background())

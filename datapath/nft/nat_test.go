@@ -77,8 +77,8 @@ func TestSourceNAT(t *testing.T) {
 	})
 }
 
-// TestSourceNATPairs: a client has one address of a pool whatever its destination (RFC 4787
-// REQ-2), also when the pool is one range.
+// TestSourceNATPairs: a client has one address of a pool for all destinations (RFC 4787 REQ-2), also if the pool
+// is one range.
 func TestSourceNATPairs(t *testing.T) {
 	b := newBench(t, lab.Office())
 	b.apply(&config.Config{NAT: []config.NATRule{{
@@ -175,8 +175,8 @@ func TestStaticAndPrefixTranslation(t *testing.T) {
 	}
 }
 
-// TestStaticByInterfaces: in and out are where inside packets come from and leave; packets
-// of the outside may come by any, and two inside hosts meet by their outside addresses.
+// TestStaticByInterfaces: in and out name the ingress and egress interfaces of inside packets. Outside packets
+// may arrive on any interface, and two inside hosts reach each other by their outside addresses.
 func TestStaticByInterfaces(t *testing.T) {
 	b := newBench(t, lab.IPv6Only())
 	b.tcpServers(80, "outside", "dmz", "old")
@@ -208,8 +208,8 @@ func TestStaticByInterfaces(t *testing.T) {
 		ask{"old", "[2001:db8:f::2]:80", "outside", "fd00:a::2"})
 }
 
-// TestStaticBeforeSourceNAT: a host with an address of its own leaves with it, though a
-// rule for its network stands before.
+// TestStaticBeforeSourceNAT: a host with a static mapping leaves with its own outside address, although a rule
+// for its network precedes.
 func TestStaticBeforeSourceNAT(t *testing.T) {
 	b := newBench(t, lab.Office())
 	b.tcpServers(80, "outside")
@@ -223,12 +223,12 @@ func TestStaticBeforeSourceNAT(t *testing.T) {
 	}
 }
 
-// TestPrefixTranslationBesideAService: the server of a service stands behind a prefix
-// translation, which keeps no connections, and answers by the service's address.
+// TestPrefixTranslationBesideAService: the server of a service is behind a stateless prefix translation, and
+// answers with the service's address.
 func TestPrefixTranslationBesideAService(t *testing.T) {
 	b := newBench(t, lab.IPv6Only())
 	b.tcpServers(80, "outside", "old")
-	b.nft("table inet other { chain forward { type filter hook forward priority 10; ct state invalid drop; }\n}\n") // as firewalls do
+	b.nft("table inet other { chain forward { type filter hook forward priority 10; ct state invalid drop; }\n}\n") // as firewalls contain
 	b.apply(&config.Config{
 		Services: []config.Service{{
 			Name: "web", Protocol: flow.TCP, Mode: config.ModeDNAT, Scheduler: config.SchedulerRR,
@@ -254,8 +254,8 @@ func TestPrefixTranslationBesideAService(t *testing.T) {
 	}
 }
 
-// opened opens n TCP connections, of which the first few are to open, and returns how many
-// did; they stay open until the test ends.
+// opened opens n TCP connections and returns the number of successes. The first few are expected to open. They
+// stay open until the test ends.
 func (b *bench) opened(n, opens int, node, from, to string) (open int) {
 	b.Helper()
 	for i := range n {
@@ -279,8 +279,8 @@ func TestNATConnectionsPerClient(t *testing.T) {
 	}
 }
 
-// TestNATMarks looks for the mark of a rule on its connections, and with another
-// program's counter on the packets that follow the first, in both directions.
+// TestNATMarks checks the mark of a rule on its connections. With another program's counter, it checks the mark
+// on later packets in both directions.
 func TestNATMarks(t *testing.T) {
 	labtest.Require(t, labtest.Tool("nft"))
 	b := newBench(t, lab.Office())
@@ -362,8 +362,8 @@ func (b *bench) segments(t *testing.T, node, from, to, server, at string) (clien
 	return size(ask), size(got)
 }
 
-// TestMSSClamp makes the link outside the gateway carry 1300 bytes, which neither
-// end can know: without the clamp their segments would not fit.
+// TestMSSClamp gives the link outside the gateway an MTU of 1300, unknown to both ends. Without the clamp their
+// segments would not fit.
 func TestMSSClamp(t *testing.T) {
 	const mtu, headers4, headers6 = 1300, 20 + 20, 40 + 20
 	b := newBench(t, lab.Office())
@@ -406,8 +406,8 @@ func TestMSSClamp(t *testing.T) {
 	}
 }
 
-// TestMasqueradeWithoutAddress: what would leave by an interface without an address of its family
-// is dropped; the kernel would take that of another interface.
+// TestMasqueradeWithoutAddress: a packet is dropped if its egress interface has no address of its family. The
+// kernel would use an address of another interface.
 func TestMasqueradeWithoutAddress(t *testing.T) {
 	b := newBench(t, lab.Office())
 	c := &config.Config{NAT: []config.NATRule{{Name: "office", Type: config.NATMasquerade, Source: []prefixT{prefix("10.1.10.0/24")}, Out: "wan0"}}}

@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// TestExplainNextHopObjects explains packets whose routes refer to next hop objects, alone and in a group, where the
-// kernel does not repeat their gateways in routes (nexthop_compat_mode 0).
+// TestExplainNextHopObjects explains packets whose routes use next hop objects, single and in a group. With
+// nexthop_compat_mode 0, the kernel does not repeat the gateways in routes.
 func TestExplainNextHopObjects(t *testing.T) {
 	b := newBench(t, lab.Office())
 	const newNextHop, id, group, oif, gateway, routeObject = 104, 1, 2, 5, 6, 30

@@ -10,8 +10,7 @@ import (
 	"net"
 )
 
-// pptpMessage is a control message whose body begins with some fields; the rest
-// of it is zero.
+// pptpMessage returns a control message. Its body begins with the given fields, and is zero after them.
 func pptpMessage(kind uint16, size int, fields ...uint16) []byte {
 	m := binary.BigEndian.AppendUint16(nil, uint16(size))
 	m = binary.BigEndian.AppendUint16(m, 1)          // control message

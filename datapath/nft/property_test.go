@@ -18,9 +18,8 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// TestRandomSnapshots applies random configurations one after the other. After
-// each the kernel's tables, read as a whole, must equal what was compiled, and
-// a process that starts now must find nothing to do.
+// TestRandomSnapshots applies random configurations one after the other. After each apply, the kernel's tables
+// must equal the compiled ruleset, and a new process must find no difference.
 func TestRandomSnapshots(t *testing.T) {
 	b := newBench(t, lab.Topology{Nodes: []lab.NodeSpec{{Name: "gateway", Forward: true}, {Name: "lan"}}, Links: []lab.LinkSpec{{
 		A: lab.End{Node: "gateway", Iface: "lan0", Addresses: []string{"10.0.2.1/24", "fd00:2::1/64"}},
@@ -28,7 +27,7 @@ func TestRandomSnapshots(t *testing.T) {
 	}}})
 	ctx := context.Background()
 	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue {
-		_ = f.Value.Set("40") // each of them is several transactions
+		_ = f.Value.Set("40") // each check is several transactions
 		defer f.Value.Set(f.DefValue)
 	}
 	rapid.Check(t, func(t *rapid.T) {
@@ -69,7 +68,7 @@ func TestRandomSnapshots(t *testing.T) {
 	}
 }
 
-// randomConfig draws what nftables carries.
+// randomConfig returns a random configuration that nftables supports.
 func randomConfig(t *rapid.T) *config.Config {
 	c := &config.Config{}
 	c.Firewall.Sets = map[string][]netip.Prefix{}

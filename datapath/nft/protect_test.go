@@ -75,7 +75,7 @@ func TestPersistence(t *testing.T) {
 	})
 }
 
-// held opens n connections, of which the first few are to open, and keeps them open.
+// held opens n connections and keeps them open. The first few are expected to open.
 func (b *bench) held(n, opens int, from, to string) (open []net.Conn) {
 	for i := range n {
 		if c, err := b.dialIf(i < opens, "tcp", "client", from, to); err == nil {
@@ -89,9 +89,9 @@ func TestLimits(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		limits config.Limits
-		max    int // backend a's
-		open   int // of 6 from one client
-		other  int // of 2 from another client afterwards
+		max    int // limit of backend a
+		open   int // opened connections of 6 from one client
+		other  int // opened connections of 2 from another client afterwards
 	}{
 		{"connections per client", config.Limits{ConnectionsPerClient: 4}, 0, 4, 2},
 		{"connections", config.Limits{Connections: 4}, 0, 4, 0},
@@ -162,10 +162,10 @@ func strictTCP(t *testing.T, protocol flow.Protocol) {
 		_ = c.(*net.TCPConn).SetLinger(0)
 		c.Close()
 	}
-	// What the server had sent before it heard of the end is answered by more.
+	// The server's data after the end of the client causes more resets.
 	n := uint64(0)
 	b.eventually("at least 3 packets to be refused of 5 resets at 2 an hour", func() bool { n = b.refused("web"); return n >= 3 })
-	// A segment out of nowhere.
+	// A segment without a connection.
 	if err := b.segment("client", "10.64.0.1:4000", virtual["ipv4"], 0x10); err != nil {
 		t.Fatal(err)
 	}

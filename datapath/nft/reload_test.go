@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestReloadsLoseNothing takes a backend out and in again while clients connect
-// without pause: its last connections end, and no connection fails.
+// TestReloadsLoseNothing removes and adds a backend repeatedly while clients connect. Its last connections end,
+// and no connection fails.
 func TestReloadsLoseNothing(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	b.tcpServers(8080, "s1", "s2", "s3")
@@ -51,9 +51,8 @@ func TestReloadsLoseNothing(t *testing.T) {
 	}
 }
 
-// TestPacketThatMeetsAChange empties the maps of slots behind the rules, which is what a packet finds that came
-// before a change and asks its map after it: it goes to a backend all the same, from
-// an address of the pool.
+// TestPacketThatMeetsAChange empties the maps of slots without changing the rules. A packet in transit during a
+// change sees the same state. It must still reach a backend, from an address of the pool.
 func TestPacketThatMeetsAChange(t *testing.T) {
 	labtest.Require(t, labtest.Tool("nft"))
 	maps := regexp.MustCompile(`(?m)^table (ip) (sluice)|^\tmap (targets-\S+|\S+/slots|\S+/pool) `)
@@ -101,8 +100,8 @@ func TestPacketThatMeetsAChange(t *testing.T) {
 	}
 }
 
-// TestRestartIsSeamless closes the datapath without removing anything, as a
-// process that is killed does, and adopts the rules with another.
+// TestRestartIsSeamless closes the datapath without removing anything, like a killed process. Another one adopts
+// the rules.
 func TestRestartIsSeamless(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	b.tcpServers(8080, "s1", "s2", "s3")

@@ -22,9 +22,9 @@ const (
 	sctpTag     = 0x1234
 )
 
-// sctpPacket is an SCTP packet of one INIT or INIT ACK chunk (RFC 9260 sections
-// 3.3.2 and 3.3.3), without its mandatory cookie, with its CRC32c. An INIT has
-// the verification tag 0, its answer that of the INIT.
+// sctpPacket returns an SCTP packet with CRC32c and one INIT or INIT ACK chunk (RFC 9260 sections 3.3.2 and
+// 3.3.3), without the mandatory cookie. An INIT has the verification tag 0, its answer has the tag from the
+// INIT.
 func sctpPacket(from, to uint16, chunk byte) []byte {
 	p := make([]byte, 12+20)
 	binary.BigEndian.PutUint16(p[0:], from)
@@ -47,8 +47,8 @@ func castagnoli(p []byte) uint32 {
 	return crc32.Checksum(clean, crc32.MakeTable(crc32.Castagnoli))
 }
 
-// rawSocket opens a raw socket of an IP protocol in a node; over IPv4 and IPv6
-// alike it reads and writes what follows the IP header.
+// rawSocket opens a raw socket of an IP protocol in a node. For both families it reads and writes the payload of
+// the IP packet.
 func (b *bench) rawSocket(node, network, local string) net.PacketConn {
 	b.Helper()
 	var c net.PacketConn
@@ -63,9 +63,8 @@ func (b *bench) rawSocket(node, network, local string) net.PacketConn {
 	return c
 }
 
-// TestSCTP sends an INIT and its answer by raw sockets, for the kernel of the
-// test need not speak SCTP itself, and looks at the endpoints and the checksums
-// that arrive.
+// TestSCTP sends an INIT and its answer by raw sockets, because the kernel may not support SCTP. It checks the
+// endpoints and checksums at the receiver.
 func TestSCTP(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	for _, f := range []struct{ name, network, client, vip, server, pool string }{
@@ -85,7 +84,7 @@ func TestSCTP(t *testing.T) {
 					s.SourcePool, seen = []config.AddressRange{pool(f.pool, f.pool)}, f.pool
 				}
 				b.apply(one(s))
-				port := uint16(40000 + i) // one that no mode before has a connection of
+				port := uint16(40000 + i) // not used by a connection of a previous mode
 				from := b.sctp(t, client, server, sctpPacket(port, 2905, sctpINIT), netip.AddrPortFrom(addr(f.vip), 2905), 3905)
 				if from.Addr() != addr(seen) {
 					t.Errorf("the server saw %s, want %s", from.Addr(), seen)
@@ -99,8 +98,8 @@ func TestSCTP(t *testing.T) {
 	}
 }
 
-// sctp sends a packet to an endpoint's address and returns whom the receiver saw;
-// it must arrive at the port and with a true checksum.
+// sctp sends a packet to the address of an endpoint and returns the source that the receiver saw. The packet
+// must arrive at the port with a valid checksum.
 func (b *bench) sctp(t *testing.T, from, at net.PacketConn, p []byte, to netip.AddrPort, port uint16) netip.AddrPort {
 	t.Helper()
 	if _, err := from.WriteTo(p, &net.IPAddr{IP: to.Addr().AsSlice()}); err != nil {
@@ -117,7 +116,7 @@ func (b *bench) sctp(t *testing.T, from, at net.PacketConn, p []byte, to netip.A
 		}
 		got := buf[:n]
 		if n != len(p) || got[12] != p[12] {
-			continue // an ABORT of a kernel that speaks SCTP
+			continue // an ABORT of a kernel that supports SCTP
 		}
 		if p := binary.BigEndian.Uint16(got[2:]); p != port {
 			t.Errorf("arrived at port %d, want %d", p, port)

@@ -19,9 +19,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestApplyEndsWhatDiffers puts connections of another configuration into the table: those that
-// the next one would treat otherwise end, of TCP by policy, nothing else, and as many as the plan
-// has said.
+// TestApplyEndsWhatDiffers adds connections of another configuration to the table. Connections that the next
+// configuration treats differently end, TCP ones by policy. No others end, and the plan predicts their number.
 func TestApplyEndsWhatDiffers(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	service := func(name string, ports string, backends ...string) config.Service {
@@ -58,10 +57,10 @@ func TestApplyEndsWhatDiffers(t *testing.T) {
 	all := []conntrack.Entry{
 		entry(flow.UDP, "203.0.113.1:4000", vip, "10.0.2.2:53", 0),
 		entry(flow.UDP, "203.0.113.1:4001", vip, "10.0.2.3:53", 0),
-		entry(flow.UDP, "203.0.113.1:4002", vip, "192.0.2.30:53", 0), // from before there was a service
+		entry(flow.UDP, "203.0.113.1:4002", vip, "192.0.2.30:53", 0), // older than the service
 		entry(flow.TCP, "203.0.113.1:4003", vip80, "10.0.2.2:53", established),
 		entry(flow.TCP, "203.0.113.1:4004", vip80, "10.0.2.2:53", timeWait),
-		entry(flow.UDP, "10.0.2.9:4005", far, "203.0.113.77:53", 0), // from before there was a rule
+		entry(flow.UDP, "10.0.2.9:4005", far, "203.0.113.77:53", 0), // older than the rule
 		entry(flow.UDP, "203.0.113.1:4006", far, "203.0.113.77:53", 0),
 	}
 	for _, c := range []struct {
@@ -106,8 +105,8 @@ func TestApplyEndsWhatDiffers(t *testing.T) {
 	}
 }
 
-// TestLateAnswersOpenNothing has an answer of an ended connection come after an apply, when it opens one from
-// the other side: that ends too, and no other from there.
+// TestLateAnswersOpenNothing sends an answer of an ended connection after an apply. It creates an entry in the
+// opposite direction, which must end too, and no other entry from this host.
 func TestLateAnswersOpenNothing(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	conn, err := b.d.tracking.Sibling()

@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/lab"
 )
 
-// reasons are how many packets were counted as dropped for a reason, in both families.
+// reasons returns the number of packets dropped for a reason, in both families.
 func (b *bench) reasons(reason string) (n uint64) {
 	b.Helper()
 	counters, err := b.d.Counters(context.Background())
@@ -35,8 +35,8 @@ func (b *bench) reasons(reason string) (n uint64) {
 	return n
 }
 
-// segmentsAt listens for the TCP segments that reach an address of a node and returns a
-// function that tells whether one came from a source.
+// segmentsAt listens for TCP segments to an address of a node. The returned function reports whether a source
+// has sent one.
 func (b *bench) segmentsAt(node, address string) func(from string) bool {
 	b.Helper()
 	network := "ip4:tcp"
@@ -67,7 +67,7 @@ func (b *bench) segmentsAt(node, address string) func(from string) bool {
 	}
 }
 
-// defaultRoute leads what the gateway knows no network of back to the client.
+// defaultRoute routes unknown destinations of the gateway to the client.
 func (b *bench) defaultRoute() {
 	b.Helper()
 	for _, args := range []string{"route add default via 10.0.1.2", "-6 route add default via fd00:1::2"} {
@@ -77,11 +77,10 @@ func (b *bench) defaultRoute() {
 	}
 }
 
-const synFIN = 0x03 // what no TCP sends, so that connection tracking calls it invalid
+const synFIN = 0x03 // no TCP sends this combination, so connection tracking classifies it as invalid
 
-// TestSegmentsOfNoConnectionStay: what connection tracking calls invalid is not translated,
-// and must not reach the other side under the address that it has inside, nor the host's
-// own stack, which would answer by a reset.
+// TestSegmentsOfNoConnectionStay: invalid segments are not translated. They must reach neither the other side
+// with an inside address, nor the host's own stack, which would answer with a reset.
 func TestSegmentsOfNoConnectionStay(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	b.defaultRoute()
@@ -159,8 +158,8 @@ func TestSegmentsOfNoConnectionStay(t *testing.T) {
 	})
 }
 
-// TestUnservedPortsAreAnswered: a router routes virtual addresses to the gateway, whose
-// default route leads back there: what nothing listens for ends at the gateway.
+// TestUnservedPortsAreAnswered: a router routes virtual addresses to the gateway, whose default route points
+// back to this router. Packets without a listener must end at the gateway.
 func TestUnservedPortsAreAnswered(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	b.tcpServers(8080, "s1", "s2", "s3")
@@ -211,7 +210,7 @@ func TestUnservedPortsAreAnswered(t *testing.T) {
 		}
 	})
 	t.Run("an address of another host", func(t *testing.T) {
-		s := web(config.ModeDNAT, config.SchedulerRR) // on the gateway's own network: its ports are those of s2
+		s := web(config.ModeDNAT, config.SchedulerRR) // on the gateway's own network, the ports belong to s2
 		s.Listen = []config.Listen{listen("10.0.2.3", "80"), listen("fd00:2::3", "80")}
 		b.apply(one(s))
 		for _, to := range []string{"10.0.2.3:8080", "[fd00:2::3]:8080"} {
@@ -228,15 +227,15 @@ func TestUnservedPortsAreAnswered(t *testing.T) {
 		b.apply(one(s))
 		for family, vip := range virtual {
 			to := netip.AddrPortFrom(netip.MustParseAddrPort(vip).Addr(), 81).String()
-			if err := b.refusal(false, "tcp", to); !errors.Is(err, syscall.ECONNREFUSED) { // it would leave by wan0 again
+			if err := b.refusal(false, "tcp", to); !errors.Is(err, syscall.ECONNREFUSED) { // otherwise it would leave by wan0 again
 				t.Errorf("%s: %v", family, err)
 			}
 		}
 	})
 }
 
-// refusal is what a client is told of an endpoint; context.DeadlineExceeded: nothing. What is
-// to be silent is not waited for long.
+// refusal returns the error that a client gets from an endpoint; context.DeadlineExceeded without an answer. If
+// silent is set, it does not wait long.
 func (b *bench) refusal(silent bool, network, to string) error {
 	wait := trafficTimeout
 	if silent {
@@ -256,8 +255,8 @@ func (b *bench) refusal(silent bool, network, to string) error {
 	return err
 }
 
-// TestStatelessErrorsAndFragments: without connection tracking datagrams in fragments find
-// their server all the same, and ICMP errors go both ways with what they quote.
+// TestStatelessErrorsAndFragments: without connection tracking, fragmented datagrams reach one server, and ICMP
+// errors with their quoted packets pass in both directions.
 func TestStatelessErrorsAndFragments(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	b.udpServers(5514, "s1", "s2")
@@ -305,8 +304,8 @@ func TestStatelessErrorsAndFragments(t *testing.T) {
 	}
 }
 
-// errorFromClient has a client answer a late datagram of a server by port unreachable, and
-// looks at what the server gets.
+// errorFromClient lets a client answer a late datagram of a server with port unreachable, and checks the error
+// at the server.
 func (b *bench) errorFromClient(network, client, server string) {
 	b.Helper()
 	heard := make(chan []byte, 16)

@@ -26,16 +26,16 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// subject lets packets arrive on the far ends of a host's interfaces, and sees what
-// leaves by these. Of actions and reasons it knows nothing.
+// subject lets packets arrive on the far ends of a host's interfaces, and reads the leaving packets there. It
+// does not know actions and reasons.
 type subject struct {
 	t        testing.TB
-	thread   chan func() // runs what it is given in the subject's namespace, on one CPU
+	thread   chan func() // runs functions in the subject's namespace, on one CPU
 	d        *Datapath
 	snapshot *datapath.Snapshot
 	host     model.Host
 	names    map[int]string // of the host's interfaces
-	peers    map[string]int // their far ends, by the interface's name
+	peers    map[string]int // interface indexes of the far ends, by the name of the interface
 	far      netns.NsHandle
 	send     int // packet sockets
 	watch    int
@@ -75,8 +75,8 @@ func (s *subject) inside(f func() error) error {
 	return <-done
 }
 
-// enter starts a thread in a network namespace of its own, which ends with it. It stays
-// on one CPU, which works off what is sent on a pair in order.
+// enter starts a thread in a network namespace of its own, which ends with the thread. The thread stays on one
+// CPU, which processes the packets of a veth pair in order.
 func (s *subject) enter() error {
 	thread, made := make(chan func()), make(chan error)
 	go func() {
@@ -91,8 +91,8 @@ func (s *subject) enter() error {
 	return <-made
 }
 
-// unshare moves the thread to a new namespace, and makes one for the far ends, on whose
-// interfaces packets are sent and no rule may stand.
+// unshare moves the thread to a new namespace, and creates another one for the far ends. Packets are sent there,
+// and it has no rules.
 func (s *subject) unshare() (err error) {
 	if _, _, err := kernel.OneCPU(); err != nil {
 		return err
@@ -162,8 +162,7 @@ func (s *subject) apply() error {
 	return err
 }
 
-// marker is the type of a frame that follows a packet: when it has come in, the packet is
-// through.
+// marker is the EtherType of a frame that follows a packet. When it arrives, the packet has been processed.
 const marker = 0x88b5
 
 // Step implements golden.Subject.
@@ -181,7 +180,7 @@ func (s *subject) Step(in model.Arrival) (out model.Outcome, err error) {
 	return out, err
 }
 
-// departures reads what left until the marker has arrived.
+// departures reads the leaving packets until the marker arrives.
 func (s *subject) departures() (out []model.Departure, err error) {
 	buf := make([]byte, 1<<16)
 	for {
@@ -207,8 +206,7 @@ func (s *subject) departures() (out []model.Departure, err error) {
 	}
 }
 
-// plain builds a packet. Of the ICMP errors that the kernel itself makes it leaves out the
-// identification.
+// plain encodes a packet. It clears the identification of ICMP errors that the kernel itself creates.
 func plain(p packet.Packet) []byte {
 	if ip, ok := packet.Find[*packet.IPv4](p); ok && ip.TTL == 64 {
 		if m, ok := packet.Find[*packet.ICMP](p); ok && !m.IsQuery() {
@@ -218,7 +216,7 @@ func plain(p packet.Packet) []byte {
 	return p.Build()
 }
 
-// Advance implements golden.Subject: the kernel's clock cannot be turned.
+// Advance implements golden.Subject: the kernel's clock cannot be changed.
 func (s *subject) Advance(time.Duration) error { return errors.ErrUnsupported }
 
 // Apply implements golden.Subject.

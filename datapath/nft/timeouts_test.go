@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// left is how long the kernel keeps the connection that was opened to an address,
-// if nothing more comes, and its state; of several the one that is kept longest.
+// left returns the remaining timeout and the state of the connection to an address; of several, the one with the
+// longest timeout.
 func (b *bench) left(p flow.Protocol, to netip.Addr) (left time.Duration, state string) {
 	b.Helper()
 	d := b.open() // a socket of its own
@@ -37,8 +37,8 @@ func (b *bench) left(p flow.Protocol, to netip.Addr) (left time.Duration, state 
 	return left, state
 }
 
-// lasts waits until the connection's timeout is the wanted one, less the seconds
-// that the test may have taken, and returns false when it was reset instead.
+// lasts waits until the connection has the wanted timeout, with a tolerance for the time of the test. It returns
+// false after a reset.
 func (b *bench) lasts(what string, p flow.Protocol, to string, want time.Duration, keep func()) (lasts bool) {
 	b.Helper()
 	labtest.Eventually(b, time.Minute, fmt.Sprintf("%s to %s to be kept for %v", what, to, want), func() error {
@@ -63,15 +63,15 @@ func (b *bench) closes(vip, to string) bool {
 		b.Fatal(err)
 	}
 	b.lasts("an established TCP connection", flow.TCP, to, 3000*time.Second, nil)
-	if _, err := conn.Read(make([]byte, 100)); err != nil { // or closing would reset it
+	if _, err := conn.Read(make([]byte, 100)); err != nil { // without reading, close would send a reset
 		b.Fatal(err)
 	}
 	conn.Close()
 	return b.lasts("a closed TCP connection", flow.TCP, to, 700*time.Second, nil)
 }
 
-// TestTimeouts reads the timeouts of real connections from connection tracking.
-// They are none that the kernel would choose.
+// TestTimeouts reads the timeouts of real connections from connection tracking. They differ from the kernel's
+// defaults.
 func TestTimeouts(t *testing.T) {
 	b := newBench(t, lab.Balancer())
 	if !b.d.timeouts {
@@ -87,7 +87,7 @@ func TestTimeouts(t *testing.T) {
 	udp.Name, udp.Protocol = "dns", flow.UDP
 	udp.Listen = append(udp.Listen, listen("192.0.2.11", "80"))
 	c.Services = append(c.Services, udp)
-	c.Flowtable = config.SwitchOff // connection tracking keeps no time of offloaded connections
+	c.Flowtable = config.SwitchOff // connection tracking has no timeout for offloaded connections
 	c.NAT = []config.NATRule{{Name: "out", Type: config.NATMasquerade, Source: []prefixT{prefix("10.0.1.0/24")}, Out: "lan0"}}
 	c.Timeouts = config.Timeouts{
 		TCPEstablished: config.Duration(3000 * time.Second), TCPTransitory: config.Duration(700 * time.Second),
@@ -99,8 +99,8 @@ func TestTimeouts(t *testing.T) {
 	}
 	for _, vip := range virtual {
 		to := netip.MustParseAddrPort(vip).Addr().String()
-		// A machine that stalls sends a FIN twice, and has the second ACK of it reset,
-		// because the server's socket is gone by then: the kernel's ten seconds hold.
+		// A stalled machine sends a FIN twice, and the second ACK causes a reset because the server's socket is
+		// gone. The kernel's timeout of ten seconds then applies.
 		for tries := 5; !b.closes(vip, to); tries-- {
 			if tries == 0 {
 				t.Fatal("every connection was reset")
@@ -117,7 +117,7 @@ func TestTimeouts(t *testing.T) {
 	}
 	b.lasts("a ping by way of masquerade", flow.ICMP, "10.0.2.2", 200*time.Second, nil)
 
-	// Other timeouts are for connections that open from then on.
+	// Changed timeouts apply to new connections.
 	c.Timeouts.TCPEstablished, c.Timeouts.UDP = config.Duration(4000*time.Second), config.Duration(5*time.Minute)
 	change := b.applySnapshot(b.snapshot(c))
 	if change.Objects.Added != 4 || change.Rules.Added > 8 {
