@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/server"
 )
 
-// TestClientHasEveryOperation calls the whole client, and compares what was asked with the document.
+// TestClientHasEveryOperation calls the whole client and compares its requests with the document.
 func TestClientHasEveryOperation(t *testing.T) {
 	text, err := server.OpenAPI("v1")
 	if err != nil {
@@ -31,7 +31,7 @@ func TestClientHasEveryOperation(t *testing.T) {
 	if err := yaml.Unmarshal(text, &doc); err != nil {
 		t.Fatal(err)
 	}
-	open := map[string]*regexp.Regexp{} // operations that nothing has asked yet
+	open := map[string]*regexp.Regexp{} // operations without a request so far
 	for path, item := range doc.Paths {
 		for method := range item {
 			pattern := regexp.MustCompile(`\\\{[a-z]+\\\}`).ReplaceAllString(regexp.QuoteMeta(path), "[^/]+")
@@ -41,7 +41,7 @@ func TestClientHasEveryOperation(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked, known := r.Method+" "+r.URL.EscapedPath(), false
 		for operation, pattern := range open {
-			// The one with the most of its path written out.
+			// The operation with the longest literal path.
 			if pattern.MatchString(asked) && (!strings.Contains(operation, "{") || !exact(doc.Paths, r)) {
 				delete(open, operation)
 				known = true
@@ -80,7 +80,7 @@ func covered(paths map[string]map[string]any, asked string) bool {
 	return false
 }
 
-// callAll makes every request that the client can; the answers say nothing.
+// callAll makes every request of the client; the responses are empty.
 func callAll(ctx context.Context, c *api.Client) {
 	opt := api.ChangeOptions{}
 	_, _ = c.Status(ctx)
@@ -130,7 +130,7 @@ func callAll(ctx context.Context, c *api.Client) {
 	_, _ = c.RemoveElement(ctx, "banned", "192.0.2.0/24", opt)
 }
 
-// TestObjectsOfTheClient: names are escaped, and options sent.
+// TestObjectsOfTheClient: names are escaped, and options are sent.
 func TestObjectsOfTheClient(t *testing.T) {
 	var asked []string
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

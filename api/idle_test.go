@@ -28,7 +28,7 @@ func (c *counting) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-// TestManyRequestsAtATime: who makes many requests at a time goes on with the connections that he has.
+// TestManyRequestsAtATime: a client with many concurrent requests reuses its connections.
 func TestManyRequestsAtATime(t *testing.T) {
 	const clients, rounds = 25, 10
 	at := filepath.Join(t.TempDir(), "s")
@@ -36,12 +36,12 @@ func TestManyRequestsAtATime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer := []byte("{}" + strings.Repeat(" ", 5000) + "\n") // too much for one with a Content-Length
+	answer := []byte("{}" + strings.Repeat(" ", 5000) + "\n") // too long for a Content-Length
 	connections := &counting{Listener: l}
-	var together sync.WaitGroup // requests of a round that are to come
+	var together sync.WaitGroup // outstanding requests of a round
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		together.Done()
-		together.Wait() // so that all are open at once
+		together.Wait() // so that all are open at the same time
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(answer)
 	})}

@@ -17,7 +17,7 @@ import (
 	"testing"
 )
 
-// TestRemote asks daemons over TCP, and what stands in the way is told with the next step.
+// TestRemote sends requests to daemons over TCP. An error names the cause and the next step.
 func TestRemote(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, text string, mode os.FileMode) string {
@@ -62,7 +62,7 @@ func TestRemote(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		remote Remote
-		says   string // "": it answers
+		says   string // error text; "" if the daemon answers
 	}{
 		{"TLS", Remote{Server: secure.URL, CA: ca, Tokens: token}, ""},
 		{"a path that is none", Remote{Server: secure.URL + "/", CA: ca, Tokens: token}, ""},
@@ -102,8 +102,7 @@ func TestRemote(t *testing.T) {
 	}
 }
 
-// TestClosedWithoutAnswer: a daemon that serves nobody more, or ends, is what stands in the
-// message.
+// TestClosedWithoutAnswer: the message names a daemon that refuses further clients, or ends.
 func TestClosedWithoutAnswer(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", at)

@@ -41,8 +41,7 @@ func whats(t *testing.T, l *Log, limit int) string {
 	return strings.Join(words, " ")
 }
 
-// TestRecord: entries are there again after a restart, the last ones first to be kept, and nobody but
-// the owner may read them.
+// TestRecord: entries survive a restart, the last ones are kept first, and only the owner may read the file.
 func TestRecord(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	l := open(t, dir)
@@ -82,7 +81,7 @@ func TestOldFilesGo(t *testing.T) {
 	}
 }
 
-// TestCutLine: what a crash has left of a line spoils no other.
+// TestCutLine: a line truncated by a crash damages no other.
 func TestCutLine(t *testing.T) {
 	dir := t.TempDir()
 	open(t, dir).Add(Entry{What: "a"})
@@ -101,7 +100,7 @@ func TestCutLine(t *testing.T) {
 	}
 }
 
-// TestFullDisk: the log says once that nothing is recorded, and the record goes on when there is room.
+// TestFullDisk: the log reports once that nothing is recorded, and recording resumes when there is room.
 func TestFullDisk(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	dir := t.TempDir()

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// TestAliasBomb: aliases that stand for more values than a file may have are
-// refused before they cost time.
+// TestAliasBomb: aliases that expand to more values than a file may have are refused early.
 func TestAliasBomb(t *testing.T) {
 	bomb := "services:\n  - &s {name: x, listen: [" + strings.Repeat("{address: 192.0.2.1, ports: [1]}, ", 200) +
 		"], protocol: tcp, mode: dnat, backends: []}\n" + strings.Repeat("  - *s\n", 1000)
@@ -19,8 +18,8 @@ func TestAliasBomb(t *testing.T) {
 	}
 }
 
-// TestDeepFiles: brackets within brackets, and what is like them, are refused in
-// time that grows with the file only. The square of it would take an hour.
+// TestDeepFiles: nested brackets, and similar constructs, are refused in linear time. Quadratic time would be an
+// hour.
 func TestDeepFiles(t *testing.T) {
 	for _, part := range []string{"[", "{", "- ", "{a: ", "? ", "&a ", "|\n", "a: b: ", "[a, ", "- [", "a: [\n"} {
 		if _, err := Decode("deep", []byte(strings.Repeat(part, (1<<20)/len(part)))); err == nil {

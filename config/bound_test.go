@@ -19,8 +19,8 @@ func nodesOf(n *yaml.Node) int {
 	return count
 }
 
-// TestNodesAtMost: no text of random parts has twice as many nodes as the estimate, also where quotes,
-// comments and block scalars hold brackets.
+// TestNodesAtMost: no random text has twice as many nodes as the estimate, even if quotes, comments and block
+// scalars contain brackets.
 func TestNodesAtMost(t *testing.T) {
 	parts := []string{
 		"a: ", "a: b\n", "- ", "-\n", "\n", "\n  ", "\n    ", ", ", "[", "]", "{", "}", "[a: b, ", "{a, b}", "? ", "? a\n: b\n", "\"[\"", "'{'", "# [ {\n", "|\n  [ {\n", ">\n  \"\n", "\"a\":1,", ": ",
@@ -69,7 +69,7 @@ func TestUsualTextsAreNotDense(t *testing.T) {
 	}
 }
 
-// TestDenseTexts are refused at every entry of the package, and the message names the limit.
+// TestDenseTexts are refused by every function that reads text, and the message names the limit.
 func TestDenseTexts(t *testing.T) {
 	dense := "services: [" + strings.Repeat("1,", 1<<19) + "1]"
 	c, err := Decode("f", []byte("services: []\n"))

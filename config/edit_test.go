@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// TestDiffMerges: what Diff finds between any two configurations, Merge makes of the first one the
-// second one, and the other way round; merged into the second one, nothing is left to do.
+// TestDiffMerges: merging the result of Diff into the first configuration gives the second one, and vice versa.
+// Merging it into the second one changes nothing.
 func TestDiffMerges(t *testing.T) {
 	var all []*config.Config
 	files, _ := filepath.Glob("testdata/*.txt")
@@ -67,7 +67,7 @@ func marshal(t *testing.T, c *config.Config) string {
 	return string(b)
 }
 
-// TestMerge has a file that was changed, and edits that were made before that.
+// TestMerge has a changed file, and edits that are older than the change.
 func TestMerge(t *testing.T) {
 	service := func(name string, more ...string) string {
 		return "  - {name: " + name + ", listen: [{address: 192.0.2." + name[1:] + ", ports: [80]}], protocol: tcp, mode: dnat, " +
@@ -133,8 +133,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestMergeRefuses: what does not fit the model is an error, not a conflict, and a merged
-// configuration is validated like a file.
+// TestMergeRefuses: an edit that does not fit the model is an error, not a conflict. A merged configuration is
+// validated like a file.
 func TestMergeRefuses(t *testing.T) {
 	c, err := config.Decode("f.yaml", []byte("services: []"))
 	if err != nil {

@@ -17,9 +17,8 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// FuzzDecode: whatever the bytes are, the decoder answers with a configuration or
-// with errors that have a place; and what it accepts survives being written as
-// YAML and as JSON and read again.
+// FuzzDecode: for any bytes, the decoder returns a configuration or errors with positions. An accepted
+// configuration equals itself after a round trip through YAML and JSON.
 func FuzzDecode(f *testing.F) {
 	for _, glob := range []string{"../examples/*.yaml", "testdata/*.txt"} {
 		files, err := filepath.Glob(glob)

@@ -19,9 +19,8 @@ var update = flag.Bool("update", false, "rewrite the expected output of testdata
 
 const divider = "----------\n"
 
-// TestGolden decodes the part of each testdata/*.txt above the line of dashes and
-// compares what is said about it with the part below. A new case is a new file;
-// -update fills in the lower part.
+// TestGolden decodes the part of each testdata/*.txt above the line of dashes and compares the result with the
+// part below. A new case is a new file; -update fills in the lower part.
 func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {

@@ -23,7 +23,7 @@ firewall:
   sets: {staff: [198.51.100.0/24]}
 `
 
-// randomEdit is what an operator may ask for; some is refused.
+// randomEdit returns a random edit by an operator; some are invalid.
 func randomEdit(r *rand.Rand) (path, value string) {
 	pick := func(list ...string) string { return list[r.IntN(len(list))] }
 	service := "services/" + pick("web", "full", "less", "more", "follows", "new")
@@ -56,7 +56,7 @@ func randomEdit(r *rand.Rand) (path, value string) {
 	}
 }
 
-// whole makes an edit of a copy, and looks at all of it.
+// whole applies an edit to a copy and validates all of it.
 func whole(c *Config, e Edit) (*Config, error) {
 	next := &Config{}
 	clone(reflect.ValueOf(next).Elem(), reflect.ValueOf(c).Elem())
@@ -71,8 +71,8 @@ func whole(c *Config, e Edit) (*Config, error) {
 	return next, nil
 }
 
-// TestEditsOfPartsEqualThoseOfTheWhole makes random edits in both ways, and in a draft: the results are
-// equal, and so are the reasons of refusals. What others hold does not change.
+// TestEditsOfPartsEqualThoseOfTheWhole applies random edits in both ways, and in a draft. Results and errors are
+// equal, and other references do not change.
 func TestEditsOfPartsEqualThoseOfTheWhole(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	refused, made := 0, 0
@@ -82,7 +82,7 @@ func TestEditsOfPartsEqualThoseOfTheWhole(t *testing.T) {
 			t.Fatal(err)
 		}
 		draft, base := c.Draft(), c
-		var edits []Edit // that make c of base
+		var edits []Edit // edits that change base to c
 		for range 20 {
 			path, value := randomEdit(r)
 			e := Edit{Path: path}
@@ -152,7 +152,7 @@ func must(text []byte, err error) string {
 	return string(text)
 }
 
-// TestShare: services that are equal become the same, others stay.
+// TestShare: equal services are shared afterwards, others are not.
 func TestShare(t *testing.T) {
 	a, errA := Decode("f.yaml", []byte(several))
 	b, errB := Decode("f.yaml", []byte(several))

@@ -12,15 +12,15 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// overlap is the plain statement of what collisions sweeps for.
+// overlap is the definition that collisions implements by a sweep.
 func overlap(a, b claim) bool {
 	return a.address == b.address && a.ports.First <= b.ports.Last && b.ports.First <= a.ports.Last &&
 		(a.protocol == b.protocol || a.protocol == flow.Any || b.protocol == flow.Any) &&
 		a.iface.Overlaps(b.iface)
 }
 
-// TestCollisionsAgreeWithComparingAll: the sweep reports only claims that overlap,
-// and is silent only when no two do.
+// TestCollisionsAgreeWithComparingAll: the sweep reports only overlapping claims, and reports none only if no
+// two overlap.
 func TestCollisionsAgreeWithComparingAll(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		claims := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) claim {
@@ -48,8 +48,8 @@ func TestCollisionsAgreeWithComparingAll(t *testing.T) {
 	})
 }
 
-// TestSpansAgreeWithComparingAll: a range meets a list when it overlaps one of it, and a
-// list is said to hold overlaps when two of it do.
+// TestSpansAgreeWithComparingAll: a range matches a list if it overlaps an element. A list has overlaps if two
+// elements overlap.
 func TestSpansAgreeWithComparingAll(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		draw := rapid.Custom(func(t *rapid.T) AddressRange {

@@ -54,8 +54,7 @@ func TestLargeConfiguration(t *testing.T) {
 	}
 }
 
-// TestErrorsAreBounded: a file with an error in every line is answered with the
-// first thousand, and quickly.
+// TestErrorsAreBounded: a file with an error in every line quickly returns the first thousand errors.
 func TestErrorsAreBounded(t *testing.T) {
 	for name, data := range map[string][]byte{
 		"decoder":   bytes.ReplaceAll(farm(1_100), []byte("port: 8080"), []byte("port: many")),
@@ -69,8 +68,7 @@ func TestErrorsAreBounded(t *testing.T) {
 	}
 }
 
-// TestErrorsOnOneLine: of a line that a program has written, each of a thousand errors holds
-// what is around it, and no more.
+// TestErrorsOnOneLine: each of a thousand errors in one generated line quotes only its surroundings.
 func TestErrorsOnOneLine(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(`{"services": [`)
@@ -103,7 +101,7 @@ func TestErrorsOnOneLine(t *testing.T) {
 	}
 }
 
-// TestLongValues: a message about a value has it in it, and does not grow with it.
+// TestLongValues: a message about a long value contains a bounded part.
 func TestLongValues(t *testing.T) {
 	long := strings.Repeat("a", 1<<20)
 	for _, text := range []string{"services: [{name: " + long + "}]", "? " + long + "\n: 1", "firewall: {sets: {? " + long + " : [x, y, z]}}"} {
@@ -148,8 +146,8 @@ func BenchmarkMarshal(b *testing.B) {
 	}
 }
 
-// TestEmptyFile: a file that somebody has begun to write is no configuration without
-// services.
+// TestEmptyFile: an empty file is not a configuration without services, because an editor may be about to write
+// it.
 func TestEmptyFile(t *testing.T) {
 	for text, want := range map[string]string{"": "the file is empty", " \n": "the file is empty", "# a farm\n": "only comments", "--- # null\n": "only comments", "services: []\n": ""} {
 		file := filepath.Join(t.TempDir(), "sluice.yaml")
@@ -162,11 +160,11 @@ func TestEmptyFile(t *testing.T) {
 	}
 }
 
-// TestManyAddresses: lists are looked at in time that grows with their length alone.
+// TestManyAddresses: lists are checked in linear time.
 func TestManyAddresses(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("nat:\n  - {name: a, type: snat, source: [10.0.0.0/8], to: [")
-	for i := range 200_000 { // each against each would take a quarter of an hour
+	for i := range 200_000 { // quadratic time would be a quarter of an hour
 		fmt.Fprintf(&b, "20.%d.%d.%d,", i>>16, i>>8&255, i&255)
 	}
 	b.WriteString("]}\n")

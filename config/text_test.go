@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// TestTextsSurvive: any text that a check may hold is read back as it was
-// written, whatever YAML would take it for.
+// TestTextsSurvive: any allowed text of a check survives a round trip, even if YAML would interpret it.
 func TestTextsSurvive(t *testing.T) {
 	odd := []string{"null", "~", "true", "no", "1e3", "0x10", "010", "-", "- a", "a: b", "a #b", "{", "[x]", "&a", "*a", "!t", "%", "@", "`", "'", `"`, `\`,
 		" lead", "trail ", "two\nlines", "\r\n", "\t", "\x00", "\x7f", "\u0085", "\u2028", "\ufeff", "ü", "🙂", "2001:db8::1", "<<", "=", "?", "? x", "---", "..."}

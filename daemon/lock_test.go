@@ -24,8 +24,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestWaitReleased: who stops a daemon waits until it has let go of its lock, and hears what it
-// could not remove.
+// TestWaitReleased: a command that stops a daemon waits for the release of its lock, and gets the errors of the
+// clean-up.
 func TestWaitReleased(t *testing.T) {
 	dir := t.TempDir()
 	if err := WaitReleased(t.Context(), dir); err != nil {
@@ -139,8 +139,8 @@ func TestSquatter(t *testing.T) {
 	}
 }
 
-// TestLockOfAFileTakenAway: who waits for a lock whose file its holder takes away gets the lock
-// of a new one, not that of a file which nobody else will find.
+// TestLockOfAFileTakenAway: if the holder deletes the lock file, a waiting process must lock the new file, not
+// the deleted one.
 func TestLockOfAFileTakenAway(t *testing.T) {
 	dir := t.TempDir()
 	for range 200 {
@@ -166,7 +166,7 @@ func TestLockOfAFileTakenAway(t *testing.T) {
 	}
 }
 
-// TestLockIsAFile: a symbolic link in the place of the lock is not followed, and a pipe blocks nobody.
+// TestLockIsAFile: a symbolic link in the place of the lock is not followed, and a pipe blocks no process.
 func TestLockIsAFile(t *testing.T) {
 	dir := t.TempDir()
 	path, target := filepath.Join(dir, "lock"), filepath.Join(t.TempDir(), "precious")

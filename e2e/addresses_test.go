@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// flat is a gateway between two networks in which nobody has a route: whoever is not
-// answered for by ARP or neighbour discovery is not reached.
+// flat is a gateway between two networks without routes: a host is reachable only if it, or another host for it,
+// answers ARP or neighbour discovery.
 func flat(hook string) lab.Topology {
 	t := lab.Topology{Name: "flat", Nodes: []lab.NodeSpec{
 		{Name: "client"},
@@ -27,7 +27,7 @@ func flat(hook string) lab.Topology {
 		{Name: "lan", Switch: true},
 		{Name: "near", Routes: []lab.Route{{To: "default", Via: "10.0.2.1"}, {To: "default6", Via: "fd00:2::1"}}},
 		{Name: "s1", Routes: []lab.Route{{To: "default", Via: "10.0.2.1"}, {To: "default6", Via: "fd00:2::1"}},
-			Addresses: []string{"10.0.2.30/32", "fd00:2::30/128"}, // of direct server return, on lo
+			Addresses: []string{"10.0.2.30/32", "fd00:2::30/128"}, // the address for direct server return, on lo
 			Sysctls:   map[string]string{"net.ipv4.conf.all.arp_ignore": "1", "net.ipv4.conf.all.arp_announce": "2"}},
 	}}
 	end := func(node, iface string, addresses ...string) lab.End {
@@ -42,11 +42,11 @@ func flat(hook string) lab.Topology {
 	return t
 }
 
-// heldCase is a configuration whose addresses nobody has, and an exchange that needs them.
+// heldCase is a configuration with addresses of no host, and an exchange that needs them.
 type heldCase struct {
 	name, config, held string
-	from, to           string // node and endpoint that is asked
-	client             string // as the server sees it
+	from, to           string // node and endpoint of the request
+	client             string // the client that the server sees
 }
 
 var heldCases = []heldCase{
@@ -84,14 +84,14 @@ func service(mode, vip, backend, extra string) string {
 	return fmt.Sprintf(`services: [{name: web, listen: [{address: "%s", ports: [80]}], protocol: tcp, mode: %s, backends: [{address: "%s"}]%s}]`, vip, mode, backend, extra)
 }
 
-// TestHeldAddresses reaches addresses that nobody has but Sluice, in every mode, and from neighbours
-// that know them by ARP or neighbour discovery alone. At the end they are gone.
+// TestHeldAddresses reaches addresses that only Sluice holds, in every mode, from neighbours that use ARP or
+// neighbour discovery alone. At the end they are gone.
 func TestHeldAddresses(t *testing.T) {
 	t.Parallel()
 	labtest.Require(t, labtest.Root)
 	for _, hook := range []string{"nftables", "tc", "xdp"} {
 		t.Run(hook, func(t *testing.T) {
-			t.Parallel() // most of it waits for others to speak up for an address
+			t.Parallel() // most of the time is duplicate address detection
 			l := labtest.New(t, flat(hook))
 			for _, s := range []string{"s1", "client"} {
 				serveWeb(t, l, s+" "+s+" [::]:80")
@@ -112,7 +112,7 @@ func (c heldCase) run(t *testing.T, l *lab.Lab, hook string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if hook == "nftables" && c.name == "stateless" { // which the kernel cannot do with an address of its own
+	if hook == "nftables" && c.name == "stateless" { // the kernel cannot do this with an address of its own
 		status, err := d.Status(t.Context())
 		if err != nil || !strings.Contains(fmt.Sprint(status.Warnings), "address 198.51.100.20 on wan0 is not held: on nftables") {
 			t.Errorf("%v: no warning in %q", err, status.Warnings)
@@ -137,7 +137,7 @@ func (c heldCase) run(t *testing.T, l *lab.Lab, hook string) {
 	forget(t, l.Node("gateway"))
 }
 
-// forced is the configuration for a datapath, and of the eBPF one for a hook.
+// forced returns the configuration for a datapath, and for a hook of the eBPF datapath.
 func forced(hook, config string) string {
 	if hook == "nftables" {
 		return "datapath: nftables\n" + config + "\n"
@@ -145,7 +145,7 @@ func forced(hook, config string) string {
 	return "datapath: ebpf\nattach: " + hook + "\ntables: {flows: 4096, flows6: 4096}\n" + config + "\n"
 }
 
-// holds waits until the daemon holds just these addresses, and the kernel has them.
+// holds waits until the daemon holds exactly these addresses, and the kernel has them.
 func holds(t *testing.T, n *lab.Node, d *daemon.Daemon, want string) {
 	t.Helper()
 	labtest.Eventually(t, patience, "held: "+want, func() error {
@@ -193,8 +193,8 @@ func holdsNothing(t *testing.T, n *lab.Node) {
 	}
 }
 
-// TestHeldAddressesAfterACrash: what was held stays after kill -9, the next start adopts it, and
-// "sluice stop --force" gives it back when none comes.
+// TestHeldAddressesAfterACrash: held addresses remain after kill -9, and the next start adopts them. Without a
+// next start, "sluice stop --force" removes them.
 func TestHeldAddressesAfterACrash(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	l := labtest.New(t, flat("tc"))

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// oneBackend has a service whose only backend is at this address.
+// oneBackend returns a configuration with one service and one backend at this address.
 func oneBackend(addr string) string {
 	return `
 services:
@@ -28,8 +28,8 @@ services:
 `
 }
 
-// TestChangesSurvive: what apply and backend have changed is in force again after kill -9 and after a
-// stop, until it is reverted; the history names who did it.
+// TestChangesSurvive: changes by apply and backend are in force again after kill -9 and after a stop, until they
+// are reverted. The history names their author.
 func TestChangesSurvive(t *testing.T) {
 	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
@@ -87,9 +87,9 @@ func TestChangesSurvive(t *testing.T) {
 	})
 }
 
-// TestKillWhileApplying kills the daemon at random moments while it applies one configuration after
-// the other. The next one has the old or the new, in the kernel as in what it says. SLUICE_KILLS=200
-// kills as often; a few are enough to notice a mix.
+// TestKillWhileApplying kills the daemon at random moments while it applies one configuration after the other.
+// The next daemon has the old configuration or the new one, both in the kernel and in its reports.
+// SLUICE_KILLS=200 sets the number of kills.
 func TestKillWhileApplying(t *testing.T) {
 	kills, err := strconv.Atoi(os.Getenv("SLUICE_KILLS"))
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestCommands runs the scripts of testdata/script with the program in $PATH, the examples in
-// $EXAMPLES, what makes certificates as $CERTIFICATES, and a balancer lab of their own, $LAB.
+// TestCommands runs the scripts of testdata/script with the program in $PATH, the examples in $EXAMPLES, a
+// script for certificates in $CERTIFICATES, and a balancer lab of their own in $LAB.
 func TestCommands(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	dir := t.TempDir()
@@ -69,11 +69,11 @@ func ready(ts *testscript.TestScript, neg bool, args []string) {
 		if time.Now().After(deadline) {
 			ts.Fatalf("no daemon answers: %v", err)
 		}
-		time.Sleep(10 * time.Millisecond) // between two looks
+		time.Sleep(10 * time.Millisecond) // between two requests
 	}
 }
 
-// capture sets a variable to what the expression's group matches in the last output.
+// capture sets a variable to the first group of the expression in the last output.
 func capture(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: capture VARIABLE EXPRESSION")

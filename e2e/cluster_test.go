@@ -134,13 +134,13 @@ func (b *bird) updates() (list string) {
 	return list
 }
 
-// numbered are flows of datagrams, each of which is answered once.
+// numbered are flows of datagrams; each datagram is answered once.
 type numbered struct {
 	t        *testing.T
 	conns    []net.PacketConn
 	sent     atomic.Int64
 	answered atomic.Int64
-	moved    atomic.Int64 // answers of another server than the flow's first
+	moved    atomic.Int64 // answers of a server other than the flow's first
 	end      chan struct{}
 }
 
@@ -216,7 +216,7 @@ func (n *numbered) finish() (lost int64) {
 	close(n.end)
 	for quiet := 0; quiet < 20 && n.answered.Load() < n.sent.Load(); quiet++ {
 		before := n.answered.Load()
-		time.Sleep(100 * time.Millisecond) // for answers that are under way
+		time.Sleep(100 * time.Millisecond) // for answers in transit
 		if n.answered.Load() != before {
 			quiet = 0
 		}

@@ -32,8 +32,8 @@ services:
     backends-from: {directory: %s, port: 8080}
 `
 
-// TestDamagedFiles: no damage of a cache keeps the daemon from starting, and show reports it. A damaged
-// document of changes is refused with its name, and its rules stay as they were.
+// TestDamagedFiles: no damaged cache prevents a start of the daemon, and show reports it. A damaged document of
+// changes is refused with its name, and its rules stay in force.
 func TestDamagedFiles(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	l := labtest.New(t, lab.Balancer())
@@ -139,7 +139,7 @@ func warns(t *testing.T, d *daemon.Daemon, damaged string, files []string) {
 	log := d.Log()
 	for _, path := range files {
 		name := filepath.Base(path)
-		harmless := strings.HasSuffix(name, ".jsonl") && !slices.Contains([]string{"directory", "pipe", "loop of links"}, damaged) || // only appended to
+		harmless := strings.HasSuffix(name, ".jsonl") && !slices.Contains([]string{"directory", "pipe", "loop of links"}, damaged) || // files that are only appended to
 			slices.Contains([]string{"null", "empty list", "empty object"}, damaged) || strings.Contains(damaged, "flipped")
 		if !harmless && !strings.Contains(log, name) {
 			t.Errorf("%s: the log does not name %s", damaged, name)

@@ -50,7 +50,7 @@ func TestDemoKeepsItsPromises(t *testing.T) {
 	}
 }
 
-// TestDemoInterrupted presses Ctrl-C in the middle, or takes the terminal away: nothing may be left.
+// TestDemoInterrupted presses Ctrl-C in the middle, or closes the terminal. Nothing may be left.
 func TestDemoInterrupted(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP} {
@@ -64,7 +64,7 @@ func TestDemoInterrupted(t *testing.T) {
 	}
 }
 
-// TestDemoKilled kills the demo, so that nobody can tidy up: the next lab does.
+// TestDemoKilled kills the demo, so that it cannot clean up. The next lab cleans up.
 func TestDemoKilled(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	id, _, err := signalDemo(t, syscall.SIGKILL)
@@ -77,8 +77,8 @@ func TestDemoKilled(t *testing.T) {
 	nothingLeft(t, id)
 }
 
-// signalDemo starts the demo and sends it a signal when its first daemon runs. It returns the id
-// of the lab, what the demo said, and how it ended.
+// signalDemo starts the demo and sends it a signal when its first daemon runs. It returns the id of the lab, the
+// output of the demo, and its end.
 func signalDemo(t *testing.T, sig syscall.Signal) (id, text string, err error) {
 	t.Helper()
 	cmd := exec.Command(binary, "demo")

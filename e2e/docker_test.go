@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/published"
 )
 
-// dockerHost is a lab whose gateway runs a real Docker engine.
+// dockerHost is a lab with a real Docker engine on its gateway.
 type dockerHost struct {
 	*testing.T
 	ctx    context.Context
@@ -83,8 +83,8 @@ func (h dockerHost) answers() {
 	})
 }
 
-// TestDockerWays puts Sluice in front of containers in the three ways of the documentation, on both datapaths: for a
-// published port, for containers without one, and instead of Docker's rules.
+// TestDockerWays puts Sluice in front of containers in the three ways of the documentation, on both datapaths:
+// for a published port, for containers without one, and as a replacement of Docker's rules.
 func TestDockerWays(t *testing.T) {
 	onDatapaths(t, func(t *testing.T, force string) {
 		service := "services:\n  - name: web\n    listen: [{address: " + faults.Gateway + ", ports: [8080]}]\n    protocol: tcp\n    mode: dnat\n"
@@ -121,7 +121,7 @@ func TestDockerWays(t *testing.T) {
 	})
 }
 
-// translated fails unless a service has seen packets.
+// translated fails unless a service has counted packets.
 func (h dockerHost) translated(out []byte, err error) {
 	h.Helper()
 	if err != nil || !strings.Contains(string(out), `"packets"`) || strings.Contains(string(out), `"packets": 0,`) {

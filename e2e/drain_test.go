@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestDrainWithAnEnd holds a connection while its backend drains: it goes on over a kill of the daemon,
-// and at the deadline goes on or ends, as was asked for. New connections find no backend meanwhile.
+// TestDrainWithAnEnd holds a connection while its backend drains. The connection continues after a kill of the
+// daemon. At the deadline it continues or ends, as requested. New connections find no backend.
 func TestDrainWithAnEnd(t *testing.T) {
 	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {

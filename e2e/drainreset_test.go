@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// resetServices are services of one backend each, by their ports: what they refuse otherwise must not
-// keep a reset from whoever still sends.
+// resetServices are services of one backend each, by port. Each normally drops some packets, but a sender with
+// an ended connection must get its reset.
 const resetServices = `
 services:
   - {name: s1, listen: [{address: 192.0.2.10, ports: [1]}], protocol: tcp, mode: dnat, limits: {strict-tcp: true}, backends: [{name: a, address: 10.0.2.2}]}
@@ -28,13 +28,13 @@ services:
   - {name: s4, listen: [{address: "2001:db8::10", ports: [4]}], protocol: tcp, mode: fullnat, limits: {strict-tcp: true}, backends: [{name: a, address: "fd00:2::2"}]}
 `
 
-// TestDrainResets ends connections that do nothing by a drain: whichever side sends next is reset.
+// TestDrainResets ends idle connections by a drain. The next sender, on either side, gets a reset.
 func TestDrainResets(t *testing.T) {
 	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
-		// What a server sends under its own address would be reset by the client's stack. A client beyond
-		// a router that does not know the server's network could not do that.
+		// The client's stack would reset packets from the server's own address. A client behind a router without
+		// a route to the server's network could not do that.
 		for _, args := range []string{"route add blackhole 10.0.2.0/24", "-6 route add blackhole fd00:2::/64"} {
 			if out, err := l.Node("client").Command(t.Context(), "ip", strings.Fields(args)...).CombinedOutput(); err != nil {
 				t.Fatalf("ip %s: %v\n%s", args, err, out)
@@ -70,7 +70,7 @@ func TestDrainResets(t *testing.T) {
 			return err
 		})
 		for who, c := range senders {
-			// eBPF ends the connections within seconds: what is sent before arrives.
+			// eBPF ends the connections within seconds: earlier packets arrive.
 			var err error
 			for deadline := time.Now().Add(patience); err == nil && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 				_, err = c.Write([]byte("more"))
@@ -82,7 +82,7 @@ func TestDrainResets(t *testing.T) {
 	})
 }
 
-// openThrough opens a connection, and has each end hear of the other one.
+// openThrough opens a connection and waits until each end has data of the other one.
 func openThrough(t *testing.T, from *lab.Node, to string, at net.Listener) map[string]net.Conn {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 
 func buildAndRun(m *testing.M) (int, error) {
 	if os.Geteuid() != 0 {
-		return m.Run(), nil // every test skips and says why
+		return m.Run(), nil // every test skips with the reason
 	}
 	dir, err := os.MkdirTemp("", "sluice-e2e-")
 	if err != nil {
@@ -51,7 +51,7 @@ func buildAndRun(m *testing.M) (int, error) {
 	if out, err := build.CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("build the program under test: %w\n%s", err, out)
 	}
-	// The tests that run at once wait for two thirds of their time.
+	// Parallel tests wait for two thirds of their time.
 	flag.Parse()
 	if p := flag.Lookup("test.parallel"); p.Value.String() == p.DefValue {
 		if err := p.Value.Set(strconv.Itoa(2 * runtime.NumCPU())); err != nil {
@@ -61,8 +61,7 @@ func buildAndRun(m *testing.M) (int, error) {
 	return m.Run(), nil
 }
 
-// onDatapaths runs the test once for each datapath of this host, with the line of configuration
-// that forces it.
+// onDatapaths runs the test once for each datapath of this host, with the configuration line that selects it.
 func onDatapaths(t *testing.T, test func(t *testing.T, force string)) {
 	labtest.Require(t, labtest.Root)
 	for _, name := range []string{"nftables", "ebpf"} {
@@ -70,7 +69,7 @@ func onDatapaths(t *testing.T, test func(t *testing.T, force string)) {
 	}
 }
 
-// onDatapathsAtOnce does so on both at once, for tests that wait for most of their time.
+// onDatapathsAtOnce is onDatapaths in parallel, for tests that mostly wait.
 func onDatapathsAtOnce(t *testing.T, test func(t *testing.T, force string)) {
 	onDatapaths(t, func(t *testing.T, force string) {
 		t.Parallel()
@@ -78,8 +77,8 @@ func onDatapathsAtOnce(t *testing.T, test func(t *testing.T, force string)) {
 	})
 }
 
-// start runs the daemon in the node until the end of the test. It skips where the host, or the
-// datapath that the configuration forces, cannot do it at all, and says why.
+// start runs the daemon in the node until the end of the test. If the host or the selected datapath lacks
+// support, it skips with the reason.
 func start(t *testing.T, n *lab.Node, config string, args ...string) *daemon.Daemon {
 	t.Helper()
 	d, err := daemon.Start(t.Context(), n, binary, "test.yaml", []byte(config), args...)
@@ -94,7 +93,7 @@ func start(t *testing.T, n *lab.Node, config string, args ...string) *daemon.Dae
 			lines := strings.Split(d.Log(), "\n")
 			t.Logf("the end of the daemon's log:\n%s", strings.Join(lines[max(0, len(lines)-20):], "\n"))
 		}
-		_ = d.Kill() // most tests have ended it already; the lab takes the rest down
+		_ = d.Kill() // most tests have ended it already; the lab removes the rest
 	})
 	if line, _, _ := strings.Cut(config, "\n"); strings.HasPrefix(line, "datapath: ") {
 		name := strings.TrimPrefix(line, "datapath: ")
@@ -156,7 +155,7 @@ func serveDatagrams(t *testing.T, l *lab.Lab, specs ...string) {
 	}
 }
 
-// patience is how long anything may take that is to come.
+// patience is the timeout for expected events.
 const patience = time.Minute
 
 var (
@@ -164,7 +163,7 @@ var (
 	manyClients6 = netip.MustParsePrefix("fd00:64::/64")
 )
 
-// webLoad is a load of HTTP requests from the balancer's client.
+// webLoad returns a load of HTTP requests from the balancer's client.
 func webLoad(l *lab.Lab, target string, count int) host.Load {
 	ap := netip.MustParseAddrPort(target)
 	sources := manyClients
@@ -174,7 +173,7 @@ func webLoad(l *lab.Lab, target string, count int) host.Load {
 	return host.Load{From: l.Node("client"), Target: ap, Ask: host.AskWeb, Sources: sources, Count: count, Timeout: patience}
 }
 
-// mustAnswer runs a load of which every exchange must be answered.
+// mustAnswer runs a load and fails unless every exchange is answered.
 func mustAnswer(t *testing.T, load host.Load) host.Tally {
 	t.Helper()
 	tally := load.Run(t.Context())
@@ -196,20 +195,19 @@ func inBackground(t *testing.T, load host.Load) (end func() host.Tally) {
 	}
 }
 
-// events are what was done while requests were made, so that a request that failed can say what
-// happened in its time.
+// events records the actions during a load, so that a failed request can report the actions of its time.
 type events struct {
 	mu  sync.Mutex
 	all []happened
 }
 
-// happened is an event, from its beginning to its end.
+// happened is the period of an action.
 type happened struct {
 	what     string
 	from, to time.Time
 }
 
-// note does something and keeps when.
+// note does something and records its period.
 func (e *events) note(what string, do func() error) error {
 	from := time.Now()
 	err := do()
@@ -219,7 +217,7 @@ func (e *events) note(what string, do func() error) error {
 	return err
 }
 
-// during describes the failure of a request and the events of its time.
+// during describes the failure of a request and the actions of its time.
 func (e *events) during(f host.Failure) string {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -16,9 +16,9 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestUplinkFailsOver moves the default route to another uplink and back, and to a link without
-// translation, while a host sends from one port without a pause, as SIP telephones and VPNs do. It must
-// be heard again with the source of the link that its packets leave by; nobody answers to another one there.
+// TestUplinkFailsOver moves the default route to another uplink and back, and to a link without translation.
+// Meanwhile a host sends from one port without a pause, as SIP phones and VPNs do. Its packets must get the
+// source address of the new link; no other source gets an answer there.
 func TestUplinkFailsOver(t *testing.T) {
 	for name, rules := range map[string]string{
 		"masquerade": "  - {name: office, type: masquerade, source: [10.1.10.0/24], out: [wan0, wan1]}\n",
@@ -36,7 +36,7 @@ func TestUplinkFailsOver(t *testing.T) {
 	})
 }
 
-// answerSlowly answers datagrams as host.ServeDatagrams does, after as many nanoseconds as it returns.
+// answerSlowly answers datagrams as host.ServeDatagrams does, after the returned number of nanoseconds.
 func answerSlowly(t *testing.T, n *lab.Node, at string) *atomic.Int64 {
 	c, err := n.ListenPacket(at)
 	if err != nil {
@@ -105,7 +105,7 @@ func uplinkFailsOver(t *testing.T, config, src string) {
 		ip(t, gateway, "route replace "+way.route)
 		seen(way.route, way.source)
 	}
-	// An answer is on its way back to the inside address when the rules come to be asked again.
+	// An answer to the inside address is in transit when the rules apply again.
 	ip(t, gateway, "route replace default via 172.16.101.2 dev vpn0")
 	seen("vpn0 again", "10.1.10.20")
 	answerAfter.Store(int64(2 * time.Second))
@@ -114,7 +114,7 @@ func uplinkFailsOver(t *testing.T, config, src string) {
 		_, err := ask(3 * time.Second)
 		answered <- err
 	}()
-	time.Sleep(50 * time.Millisecond) // until the question has left
+	time.Sleep(50 * time.Millisecond) // until the request has left
 	ip(t, gateway, "route replace default via 172.16.100.2 dev wan1")
 	if err := <-answered; err != nil {
 		t.Errorf("what came to the inside address after the failover: %v", err)

@@ -26,8 +26,8 @@ nat:
 tables: {flows: 4096, flows6: 4096}
 `
 
-// TestFlowFilters lists the same flows by the same filters on each datapath, page by
-// page and as a stream, and through the command.
+// TestFlowFilters lists the same flows with the same filters on each datapath, page by page, as a stream, and
+// with the command.
 func TestFlowFilters(t *testing.T) {
 	onDatapaths(t, func(t *testing.T, force string) {
 		topology := lab.Balancer()
@@ -87,7 +87,7 @@ func TestFlowFilters(t *testing.T) {
 			}
 		}
 		if name != "nftables" {
-			return // eBPF keeps no flows of its own for what it leaves alone
+			return // eBPF has no flows of its own for packets that it passes to the kernel
 		}
 		if err := openFlow(t, l.Node("client"), "tcp", "10.0.1.2:4009", "10.0.2.2:8080"); err != nil {
 			t.Fatal(err)
@@ -98,9 +98,8 @@ func TestFlowFilters(t *testing.T) {
 	})
 }
 
-// openFlows makes nine flows that stay open until the end of the test, each with an
-// answer: five to web over IPv4 from two clients, one over IPv6, two to dns, and one
-// from inside.
+// openFlows opens nine answered flows until the end of the test: five to web over IPv4 from two clients, one
+// over IPv6, two to dns, and one from inside.
 func openFlows(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	for _, s := range []struct{ node, at string }{{"s1", "[::]:8080"}, {"client", "[::]:9000"}} {

@@ -22,8 +22,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestBackendsOfOthers sends requests to servers that the configuration does not name: those of a
-// farm made by nftlb's API, of a name in the DNS, and of a directory, and follows them as they change.
+// TestBackendsOfOthers sends requests to servers that the configuration does not name: servers of a farm in
+// nftlb's API, of a DNS name, and of a directory. It follows changes of all three.
 func TestBackendsOfOthers(t *testing.T) {
 	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
@@ -72,7 +72,7 @@ services:
 		}
 		farm("POST", "/farms", `{"farms": [{"name": "web", "virtual-addr": "192.0.2.12", "virtual-ports": "80", "mode": "dnat", "state": "up", "backends": [
 			{"name": "a", "ip-addr": "10.0.2.2", "port": "8080", "state": "up"}, {"name": "b", "ip-addr": "10.0.2.3", "port": "8080", "state": "up"}]}]}`)
-		// What others find takes its time; what is asked for is in force with the answer.
+		// Discovery takes time, while a request to the API is in force when it returns.
 		names.Store([]string{"app.test. 1 A 10.0.2.3"})
 		list("[{name: a, address: 10.0.2.2, port: 8080}, {name: b, address: 10.0.2.3, port: 8080}]\n")
 		if by := mustAnswer(t, webLoad(l, "192.0.2.12:80", 20)).Servers(); by["a"] == 0 || by["b"] == 0 {
@@ -90,7 +90,7 @@ services:
 	})
 }
 
-// serveNames answers questions with the records of that name and type.
+// serveNames answers DNS queries with the records of the queried name and type.
 func serveNames(t *testing.T, n *lab.Node, at string) *atomic.Value {
 	t.Helper()
 	c, err := n.ListenPacket(at)
@@ -106,7 +106,7 @@ func serveNames(t *testing.T, n *lab.Node, at string) *atomic.Value {
 				m.Answer = append(m.Answer, rr)
 			}
 		}
-		_ = w.WriteMsg(m) // who asked asks again
+		_ = w.WriteMsg(m) // the client repeats a query without an answer
 	})}
 	go func() { _ = s.ActivateAndServe() }()
 	t.Cleanup(func() { _ = s.Shutdown() })

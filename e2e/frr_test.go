@@ -19,8 +19,8 @@ import (
 // frrDirectory has the daemons of Debian's package, which are not in $PATH.
 const frrDirectory = "/usr/lib/frr"
 
-// TestFRR exports the announced addresses of one gateway by FRR: the router learns and forgets them, and kill -9 of the
-// daemon changes nothing.
+// TestFRR exports the announced addresses of one gateway with FRR. The router learns and forgets them, and kill
+// -9 of the daemon changes nothing.
 func TestFRR(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Tool("bird"), labtest.Tool("birdc"), labtest.Tool(filepath.Join(frrDirectory, "bgpd")))
 	c := &cluster{t: t, lab: labtest.New(t, clusterTopology())}
@@ -99,7 +99,7 @@ func startFRR(t *testing.T, n *lab.Node, config string) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { endFRR(t, cmd, program, at(program+".log"), &said) })
-		if program == "zebra" { // the others give up without its socket for some time
+		if program == "zebra" { // the others give up if its socket is missing for some time
 			labtest.Eventually(t, patience, "zebra", func() error { _, err := os.Stat(at("zserv")); return err })
 		}
 	}

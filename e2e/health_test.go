@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// checkWindow is interval × fall + 0.5 s of webOf, whose timeout is long enough that a busy test
-// machine does not fail a healthy server twice in a row.
+// checkWindow is interval × fall + 0.5 s of webOf. Its timeout is long enough that a busy machine does not fail
+// a healthy server twice in a row.
 const checkWindow = 2*time.Second + 500*time.Millisecond
 
 // webOf returns a checked web service of one family, its address and its servers.
@@ -54,8 +54,8 @@ func onFamilies(t *testing.T, test func(t *testing.T, family string)) {
 	}
 }
 
-// TestDeadBackendLeaves kills one of two servers under load, in two ways: its process ends, and
-// its machine falls silent.
+// TestDeadBackendLeaves kills one of two servers under load in two ways: its process ends, or its machine stops
+// answering.
 func TestDeadBackendLeaves(t *testing.T) {
 	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
@@ -82,7 +82,7 @@ func TestDeadBackendLeaves(t *testing.T) {
 	})
 }
 
-// setLink brings a switch port up or down: the machine behind it falls silent, without a reset.
+// setLink sets a switch port up or down: the machine behind it stops answering, without a reset.
 func setLink(n *lab.Node, iface string, up bool) error {
 	h, err := n.Handle()
 	if err != nil {
@@ -99,14 +99,13 @@ func setLink(n *lab.Node, iface string, up bool) error {
 	return h.LinkSetDown(link)
 }
 
-// loseBackend loses backend b under load and gets it back. Requests may fail only from its loss
-// until it is out of use.
+// loseBackend removes backend b under load and restores it. Requests may fail only until b is out of use.
 func loseBackend(t *testing.T, l *lab.Lab, target string, lose func() (back func() error, err error), await func(inUse bool) (time.Time, error)) {
 	t.Helper()
 	load := webLoad(l, target, 0)
-	load.Rate, load.Parallel = 100, 1024 // those that wait for the silent server must not hold up the rest
+	load.Rate, load.Parallel = 100, 1024 // requests to the silent server must not delay the others
 	end := inBackground(t, load)
-	// These give up before their repeated SYN finds another server, and show that one is lost.
+	// These requests time out before their repeated SYN finds another server, so that the loss is visible.
 	load.Rate, load.Timeout = 50, 1500*time.Millisecond
 	endHasty := inBackground(t, load)
 	mustAnswer(t, webLoad(l, target, 100))

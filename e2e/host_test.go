@@ -112,7 +112,7 @@ func settings(t *testing.T, n *lab.Node) (lines []string) {
 	return lines
 }
 
-// pins lists what is pinned in the gateway's bpffs.
+// pins lists the pinned objects in the gateway's bpffs.
 func pins(t *testing.T, n *lab.Node) []string {
 	t.Helper()
 	out, err := n.Command(t.Context(), "find", "/sys/fs/bpf", "-mindepth", "1").CombinedOutput()
@@ -147,7 +147,7 @@ func TestStopLeavesTheHostAsFound(t *testing.T) {
 	})
 }
 
-// foreignRules are tables as Docker, firewalld and an administrator leave them.
+// foreignRules are tables of the kind that Docker, firewalld and an administrator create.
 const foreignRules = `
 table ip nat {
 	chain DOCKER {
@@ -211,7 +211,7 @@ func TestForeignTablesAreNeverTouched(t *testing.T) {
 		foreign := func() (text string) {
 			for _, table := range []string{"ip nat", "ip filter", "inet firewalld", "netdev mine"} {
 				args := append([]string{"-a", "list", "table"}, strings.Fields(table)...)
-				text += nft(t, gateway, "", args...) // -a: the handles show even a rewrite to the same
+				text += nft(t, gateway, "", args...) // -a: handles reveal even a rewrite with the same rules
 			}
 			return text
 		}

@@ -15,11 +15,10 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestInterfacesComeAndGo plugs a second cable between the client and the gateway
-// while the gateway runs, and pulls it again. A service in mode dsr lives on the
-// ingress of interfaces, so it works over the new one only when the datapath
-// followed; and no later change of the configuration may stumble over what the
-// kernel took away with the interface.
+// TestInterfacesComeAndGo adds a second link between the client and the gateway while the gateway runs, and
+// removes it again. A service in mode dsr depends on the ingress interface, so it works over the new link only
+// if the datapath has followed. A later change of the configuration must not fail because the kernel removed
+// parts with the interface.
 func TestInterfacesComeAndGo(t *testing.T) {
 	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
@@ -39,7 +38,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 			})
 		}
 		answers("the cable that was there")
-		for _, name := range []string{"new0", "new1", "new0"} { // also a name that was there before
+		for _, name := range []string{"new0", "new1", "new0"} { // includes a reused name
 			ip(t, gateway, "link add "+name+" type veth peer name far0 netns "+client.Name())
 			ip(t, gateway, "addr add 10.0.9.1/24 dev "+name)
 			ip(t, gateway, "link set "+name+" up")

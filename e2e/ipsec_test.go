@@ -16,9 +16,9 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestIPsecPoliciesAreMet adds a policy for one client, as an IKE daemon does when a remote user comes: the
-// service moves to where its packets meet the policy, with the connections of others, and the answers to this
-// client do not leave in clear text. Where the operator has chosen eBPF, they are warned.
+// TestIPsecPoliciesAreMet adds a policy for one client, as an IKE daemon does for a remote user. The service
+// moves to the datapath that applies the policy, with the connections of others. Replies to this client do not
+// leave in clear text. If the operator has selected eBPF, a warning appears instead.
 func TestIPsecPoliciesAreMet(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	t.Parallel()

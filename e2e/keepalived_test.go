@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// movedNames are services whose addresses keepalived moves.
+// movedNames are services with addresses that keepalived moves.
 const movedNames = `
 hold-addresses: off
 services:
@@ -124,7 +124,7 @@ func startKeepalived(t *testing.T, n *lab.Node, config string) {
 	cmd := n.Command(ctx, "keepalived", "--dont-fork", "--log-console", "--no-syslog", "--use-file", file, "--vrrp",
 		"--pid", filepath.Join(dir, "pid"), "--vrrp_pid", filepath.Join(dir, "vrrp"))
 	cmd.Stdout, cmd.Stderr = out, out
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it ends its child
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it ends its child process
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

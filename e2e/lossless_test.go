@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// number is that of a variable, or what it is without.
+// number returns the value of an environment variable, or a default.
 func number(t *testing.T, variable string, without int) int {
 	t.Helper()
 	text := os.Getenv(variable)
@@ -36,8 +36,8 @@ func number(t *testing.T, variable string, without int) int {
 	return n
 }
 
-// changing has two web servers, which stay, one beside them that comes and goes, and a service for
-// connections that stay open.
+// changing has two permanent web servers, a third one that is added and removed, and a service for connections
+// that stay open.
 const changing = `
 services:
   - name: web
@@ -142,7 +142,7 @@ func TestChangesLoseNothing(t *testing.T) {
 	})
 }
 
-// other is the datapath that is not forced.
+// other returns the datapath that is not selected.
 func other(force string) string {
 	if strings.Contains(force, "ebpf") {
 		return "nftables"
@@ -155,7 +155,7 @@ func reload(ctx context.Context, d *daemon.Daemon) error {
 	return err
 }
 
-// changeOne makes one of several changes that leave a backend to every request.
+// changeOne makes one of several changes. Every request has a backend all the time.
 func changeOne(ctx context.Context, d *daemon.Daemon, i int) error {
 	var err error
 	switch i % 6 {
@@ -170,15 +170,15 @@ func changeOne(ctx context.Context, d *daemon.Daemon, i int) error {
 	case 4:
 		err = d.SetBackend(ctx, "web", "c", api.BackendState{State: "drain"})
 	default:
-		time.Sleep(50 * time.Millisecond) // the requests that it has are answered
+		time.Sleep(50 * time.Millisecond) // its pending requests are answered
 		_, err = d.RemoveObject(ctx, "services/web/backends/c", api.ChangeOptions{})
 	}
 	return err
 }
 
-// TestManyChangesASecond lets many clients change backends at once while requests are made. Every change
-// holds, also for the next daemon, and no request fails. SLUICE_CHANGE_SECONDS=60 makes 1,000 changes a
-// second for that long; what they cost the daemon is printed.
+// TestManyChangesASecond lets many clients change backends at once while requests are made. Every change is in
+// force, also in the next daemon, and no request fails. SLUICE_CHANGE_SECONDS=60 makes 1,000 changes a second
+// for this time, and prints the cost for the daemon.
 func TestManyChangesASecond(t *testing.T) {
 	seconds := number(t, "SLUICE_CHANGE_SECONDS", 0)
 	rate := 1000
@@ -252,7 +252,7 @@ func TestManyChangesASecond(t *testing.T) {
 	})
 }
 
-// cpuOf is the CPU time that a process has used.
+// cpuOf returns the CPU time of a process.
 func cpuOf(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -269,7 +269,7 @@ func cpuOf(t *testing.T, pid int) time.Duration {
 	return time.Duration(user+system) * time.Second / 100 // USER_HZ
 }
 
-// residentOf is the memory of a process, without what it shares with the kernel's tables.
+// residentOf returns the memory of a process, without memory shared with the kernel's tables.
 func residentOf(t *testing.T, pid int) int {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

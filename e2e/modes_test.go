@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// modeCase is a service and what its servers must see.
+// modeCase is a service and the clients that its servers must see.
 type modeCase struct {
 	mode     string
 	protocol string
@@ -23,13 +23,13 @@ type modeCase struct {
 	clients  map[string][]string
 }
 
-// modeCases by family: nil clients stand for the clients' own addresses.
+// modeCases by family. A nil list means the clients' own addresses.
 var modeCases = []modeCase{
 	{mode: "dnat", protocol: "tcp"},
 	{mode: "dnat", protocol: "udp"},
 	{mode: "fullnat", protocol: "tcp", extra: `source-pool: [10.0.2.100-10.0.2.103, "fd00:2::100"]`,
 		clients: map[string][]string{"IPv4": {"10.0.2.100", "10.0.2.101", "10.0.2.102", "10.0.2.103"}, "IPv6": {"fd00:2::100"}}},
-	// Without a pool the kernel chooses among the addresses of lan0.
+	// Without a pool the kernel selects an address of lan0.
 	{mode: "fullnat", protocol: "udp", clients: map[string][]string{"IPv4": {"10.0.2.1"}, "IPv6": {"fd00:2::1", "fd00:2::100"}}},
 	{mode: "dsr", protocol: "tcp"},
 	{mode: "dsr", protocol: "udp"},
@@ -43,7 +43,7 @@ func TestModes(t *testing.T) {
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
 		for _, s := range []string{"s1 a", "s2 b"} {
-			// One port on every address, the virtual ones on lo included.
+			// One port on every address, including the virtual ones on lo.
 			serveWeb(t, l, s+" [::]:80")
 			node, name, _ := strings.Cut(s, " ")
 			serveDatagrams(t, l, node+" "+name+" 192.0.2.30:80", node+" "+name+" [2001:db8::30]:80")
@@ -53,12 +53,12 @@ func TestModes(t *testing.T) {
 		for _, c := range modeCases {
 			for _, family := range []string{"IPv4", "IPv6"} {
 				t.Run(c.mode+" "+c.protocol+" "+family, func(t *testing.T) {
-					// A daemon of its own: connections of the mode before would keep it.
+					// A new daemon, because connections of the previous mode would keep it.
 					d := start(t, l.Node("gateway"), force)
 					config := force + c.config(family)
 					_, err := d.Apply(t.Context(), "test.yaml", []byte(config))
 					if err != nil && strings.Contains(err.Error(), "no datapath carries it") {
-						t.Skipf("%v", err) // said so, rather than done wrong
+						t.Skipf("%v", err) // refused with a reason
 					}
 					if err != nil {
 						t.Fatalf("%v\n%s", err, config)
@@ -74,8 +74,8 @@ func TestModes(t *testing.T) {
 	})
 }
 
-// forget empties the node's connection table: a client that happens on the ports of an
-// earlier connection would go on with its translation, whatever the rules are now.
+// forget empties the node's connection table. Otherwise a client that reuses the ports of an earlier connection
+// would keep its translation.
 func forget(t *testing.T, n *lab.Node) {
 	t.Helper()
 	ns, err := netdev.NamespaceAt(n.Path())
@@ -143,7 +143,7 @@ func (c modeCase) check(t *testing.T, l *lab.Lab, family string) {
 	if wrong > 0 {
 		t.Errorf("%d of %d requests came from a wrong address", wrong, tally.Good())
 	}
-	// The source address alone decides: the same clients get the same servers again.
+	// Only the source address decides: the same clients reach the same servers again.
 	again := mustAnswer(t, load)
 	moved := 0
 	before := serverOf(tally)

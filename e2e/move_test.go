@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// moving has what keeps flows on either datapath, in both families. Another backend than the one of its
-// flow would answer a connection with a reset, and a datagram under another name.
+// moving has objects with flows on either datapath, in both families. Another backend than the flow's would
+// answer with a reset, or with another name.
 const moving = `
 services:
   - {name: dnat4, listen: [{address: 192.0.2.10, ports: [7]}], protocol: tcp, mode: dnat, backends: [{name: a, address: 10.0.2.2}, {name: b, address: 10.0.2.3}]}
@@ -26,8 +26,8 @@ nat:
   - {name: in, type: port-forward, protocol: tcp, listen: {address: 192.0.2.12, ports: [1007-1008]}, to: {address: 10.0.2.2, port: 7}}
 `
 
-// TestFlowsMove moves services and a port-forward from one datapath to the other and back, with connections
-// open and datagrams on their way: each goes on with the backend that it had.
+// TestFlowsMove moves services and a port-forward from one datapath to the other and back, with open connections
+// and datagrams in transit. Each flow keeps its backend.
 func TestFlowsMove(t *testing.T) {
 	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {

@@ -20,7 +20,7 @@ const (
 	outsideWeb   = "203.0.113.10:80"
 )
 
-// plainRouter is the office without what only nftables carries.
+// plainRouter is the office without objects that only nftables supports.
 const plainRouter = `
 interfaces: [wan0, lan0]
 nat:
@@ -114,8 +114,8 @@ func TestOfficeRouter(t *testing.T) {
 	})
 }
 
-// TestRoutedByRules routes by what "ip rule" knows of a packet before its translation, as the
-// kernel does: by another source, without protocol or ports, the server is behind a black hole.
+// TestRoutedByRules: "ip rule" routes a packet by its properties before translation, as in the kernel. With
+// another source, or without protocol or ports, the route to the server is a black hole.
 func TestRoutedByRules(t *testing.T) {
 	t.Parallel()
 	for name, rule := range map[string][]string{

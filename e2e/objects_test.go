@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestObjectCommands makes a service with backends by commands alone, sends requests to it, changes
-// and removes it.
+// TestObjectCommands creates a service with backends by commands alone, sends requests to it, changes and
+// removes it.
 func TestObjectCommands(t *testing.T) {
 	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {
@@ -53,7 +53,7 @@ func TestObjectCommands(t *testing.T) {
 		sluice("", "set", "add", "banned", "10.64.0.0/16")
 		sluice("", "service", "set", "web", "deny=[banned]")
 		denied := webLoad(l, "192.0.2.10:80", 3)
-		denied.Timeout = 4 * time.Second // three SYNs of each
+		denied.Timeout = 4 * time.Second // three SYNs per connection
 		if denied.Run(t.Context()).Good() != 0 {
 			t.Error("a denied client is answered")
 		}

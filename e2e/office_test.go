@@ -94,7 +94,7 @@ func pathWithout(t *testing.T, program string) string {
 		files, _ := os.ReadDir(from) // a directory of $PATH need not exist
 		for _, f := range files {
 			if f.Name() != program {
-				_ = os.Symlink(filepath.Join(from, f.Name()), filepath.Join(dir, f.Name())) // the first one counts
+				_ = os.Symlink(filepath.Join(from, f.Name()), filepath.Join(dir, f.Name())) // the first directory wins
 			}
 		}
 	}

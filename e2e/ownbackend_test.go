@@ -13,8 +13,9 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestOwnBackends leads services and a port-forward to servers on the gateway itself, whose answers the programs of
-// eBPF do not see: nftables carries them, and a configuration that asks for eBPF is refused before anything is applied.
+// TestOwnBackends forwards services and a port-forward to servers on the gateway itself. The eBPF programs do
+// not see their replies, so nftables handles them. A configuration that selects eBPF is refused before anything
+// is applied.
 func TestOwnBackends(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	const rules = `

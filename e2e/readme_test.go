@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestReadme runs "Try it" of README as it stands, in a mount namespace with a /run of its own, where
-// no other lab is called balancer.
+// TestReadme runs "Try it" of README verbatim, in a mount namespace with a /run of its own, so that no other lab
+// is called balancer.
 func TestReadme(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Tool("curl"), labtest.Tool("make"))
 	text, err := os.ReadFile("../README.md")
@@ -25,7 +25,7 @@ func TestReadme(t *testing.T) {
 	if !ok || strings.Count(script, "\n") > 10 {
 		t.Fatalf("README has no block of up to ten lines below \"Try it\":\n%s", script)
 	}
-	// Each command's output is put under its line, which is how a reader sees it.
+	// The output of each command follows its line.
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "bash", "-euvc",
 		"mount -t tmpfs tmpfs /run\ntrap 'bin/sluice lab down --all' EXIT\n"+script+"trap - EXIT\n")
 	cmd.Dir = ".."
@@ -36,9 +36,9 @@ func TestReadme(t *testing.T) {
 	for _, want := range []string{
 		`(?m)^s[123] 10\.0\.1\.2:\d+$`,                                       // a request is answered
 		`(?m)^nothing runs in s1 of lab `,                                    // a backend is killed
-		`(?m)^web +a +10\.0\.2\.2:8080 .* down .*failed: connection refused`, // and said to be down
-		`(?s)backend changed.*\ns[23] 10\.0\.1\.2:\d+\n`,                     // another one answers
-		`(?m)^verdict +(drop|pass|answer): .*`,                               // why port 81 does not
+		`(?m)^web +a +10\.0\.2\.2:8080 .* down .*failed: connection refused`, // and reported as down
+		`(?s)backend changed.*\ns[23] 10\.0\.1\.2:\d+\n`,                     // another backend answers
+		`(?m)^verdict +(drop|pass|answer): .*`,                               // the reason why port 81 does not answer
 		`(?m)^lab \w+ \(balancer\) is removed$`,
 	} {
 		if !regexp.MustCompile(want).Match(out) {

@@ -18,15 +18,15 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// requests is how many requests TestReloadsLoseNothing sends; go test ./e2e -requests 100000 is
-// the figure that the documentation names.
+// requests is the number of requests of TestReloadsLoseNothing; go test ./e2e -requests 100000 gives the
+// documented figure.
 var requests = flag.Int("requests", 10_000, "requests to send while the configuration is reloaded")
 
-// oneMore is a backend of webAndLine's web service that comes and goes.
+// oneMore is a backend that is added to webAndLine's web service and removed again.
 const oneMore = "      - {name: b, address: 10.0.2.3, port: 8080}\n      - {name: d, address: 10.0.2.9, port: 8080}\n"
 
-// TestReloadsLoseNothing reloads the file a hundred times under load, each time with one backend
-// more or less.
+// TestReloadsLoseNothing reloads the file a hundred times under load. Each time the file has one backend more or
+// less.
 func TestReloadsLoseNothing(t *testing.T) {
 	onDatapaths(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
@@ -64,7 +64,7 @@ func TestReloadsLoseNothing(t *testing.T) {
 					done <- err
 					return
 				}
-				if i%20 == 0 { // long enough for its first probe to be answered, now and then
+				if i%20 == 0 { // sometimes long enough for its first probe
 					if _, err := d.AwaitUse(t.Context(), "web", "d", true); err != nil {
 						done <- err
 						return
@@ -73,7 +73,7 @@ func TestReloadsLoseNothing(t *testing.T) {
 				if i < reloads {
 					continue
 				}
-				select { // the first hundred at full speed, then at ease until the load ends
+				select { // the first hundred at full speed, then slowly until the load ends
 				case <-stop:
 				case <-time.After(50 * time.Millisecond):
 				}
@@ -98,7 +98,8 @@ func TestReloadsLoseNothing(t *testing.T) {
 	})
 }
 
-// TestBackendComesBack takes a backend away and brings it back at once: its connections go on, though it was not probed yet.
+// TestBackendComesBack removes a backend and adds it again at once. Its connections continue, although it was
+// not probed yet.
 func TestBackendComesBack(t *testing.T) {
 	onDatapaths(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
@@ -124,8 +125,8 @@ func TestBackendComesBack(t *testing.T) {
 	})
 }
 
-// TestFileAndSignalReload changes the file in the three ways that people do: in place, by
-// renaming a new one over it, and with SIGHUP.
+// TestFileAndSignalReload changes the file in three common ways: in place, by renaming a new file over it, and
+// with SIGHUP.
 func TestFileAndSignalReload(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	l := labtest.New(t, lab.Balancer())
@@ -185,7 +186,7 @@ func TestFileAndSignalReload(t *testing.T) {
 	}
 }
 
-// TestHangupWhileItStarts tells a daemon to reload that still waits for its first probes.
+// TestHangupWhileItStarts sends SIGHUP to a daemon that still waits for its first probes.
 func TestHangupWhileItStarts(t *testing.T) {
 	gw := labtest.New(t, lab.Balancer()).Node("gateway")
 	file := filepath.Join(t.TempDir(), "test.yaml")

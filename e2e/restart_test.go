@@ -130,7 +130,8 @@ func TestStopWithKeepLeavesTheRules(t *testing.T) {
 	})
 }
 
-// TestADaemonWithoutASocketTouchesNothing: what an earlier one left carries traffic.
+// TestADaemonWithoutASocketTouchesNothing: a daemon that cannot open its socket leaves the rules of an earlier
+// one in force.
 func TestADaemonWithoutASocketTouchesNothing(t *testing.T) {
 	onDatapaths(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
@@ -160,8 +161,8 @@ func TestADaemonWithoutASocketTouchesNothing(t *testing.T) {
 	})
 }
 
-// TestToldToEndWhileStarting: that is no failure, which a supervisor would answer with
-// another start. A backend that nobody answers for keeps the daemon waiting.
+// TestToldToEndWhileStarting: SIGTERM during the start is no failure, which a supervisor would answer with
+// another start. A backend that does not answer keeps the daemon waiting.
 func TestToldToEndWhileStarting(t *testing.T) {
 	onDatapaths(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
@@ -217,7 +218,7 @@ func TestSecondDaemonRefuses(t *testing.T) {
 	}
 }
 
-// TestDiffOfTheSame: what is in force differs from itself in nothing, on either datapath.
+// TestDiffOfTheSame: the configuration in force has no difference from itself, on either datapath.
 func TestDiffOfTheSame(t *testing.T) {
 	onDatapaths(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())

@@ -11,14 +11,14 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestSlowStart adds a backend to a service: it gets about an eleventh of the requests in the first step,
-// and its half after the last one.
+// TestSlowStart adds a backend to a service. It gets about an eleventh of the requests in the first step, and
+// half after the last one.
 func TestSlowStart(t *testing.T) {
 	t.Parallel()
 	onDatapaths(t, func(t *testing.T, force string) {
 		for _, scheduler := range []string{"wrr", "maglev"} {
 			t.Run(scheduler, func(t *testing.T) {
-				t.Parallel() // most of it waits
+				t.Parallel() // most of the time is waiting
 				l := labtest.New(t, lab.Balancer())
 				serveWeb(t, l, "s1 a 10.0.2.2:8080", "s2 b 10.0.2.3:8080")
 				web := force + "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: tcp, mode: dnat, scheduler: " + scheduler +

@@ -20,10 +20,9 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestStorm lets configurations, signals and crashes come one upon the other, and cables and
-// interfaces come and go meanwhile, while requests, an open connection and numbered datagrams
-// pass. Datagrams are lost where a cable is pulled; nothing ends a connection, leads a flow
-// elsewhere, or stands in the way of what comes next.
+// TestStorm mixes reloads, signals and crashes with lost links and interfaces, while requests, an open
+// connection and numbered datagrams pass. Datagrams may be lost while a link is down. No event may end a
+// connection, move a flow, or prevent a later event.
 func TestStorm(t *testing.T) {
 	onDatapaths(t, func(t *testing.T, force string) {
 		labtest.KeepHostSettings(t)
@@ -34,7 +33,7 @@ func TestStorm(t *testing.T) {
 		collectors := []*host.Collector{collect(t, l.Node("s1"), "10.0.2.2:9"), collect(t, l.Node("s2"), "10.0.2.3:9")}
 		calm := force + webAndLine + strings.TrimPrefix(numbers, "\nservices:\n")
 		for line := range strings.Lines(calm) {
-			if strings.Contains(line, "check:") { // a cable that is out is no reason to give up on servers
+			if strings.Contains(line, "check:") { // servers must not fail their checks while a link is down
 				calm = strings.Replace(calm, line, "", 1)
 			}
 		}
@@ -53,7 +52,7 @@ func TestStorm(t *testing.T) {
 		for _, events := range []map[string]func() error{configurations(t, d, calm), networks(t, gw)} {
 			wg.Go(func() {
 				for {
-					for name, event := range events { // in another order each time
+					for name, event := range events { // in random order
 						select {
 						case <-over:
 							return
@@ -93,9 +92,9 @@ func TestStorm(t *testing.T) {
 		for _, f := range tally.Failures {
 			during := seen.during(f)
 			switch {
-			case f.Cause == syscall.ENETUNREACH.Error(), f.Cause == syscall.EHOSTUNREACH.Error(): // where a cable was pulled
+			case f.Cause == syscall.ENETUNREACH.Error(), f.Cause == syscall.EHOSTUNREACH.Error(): // while a link was down
 			case f.Cause == syscall.ECONNRESET.Error() && strings.Contains(during, " cable from "):
-				// A server whose cable is out cannot send its SYN-ACK again, and forgets the connection.
+				// A server without its link cannot retransmit its SYN-ACK, and forgets the connection.
 			default:
 				t.Errorf("one of %d requests failed: %s", tally.Sent(), during)
 			}
@@ -120,7 +119,7 @@ func TestStorm(t *testing.T) {
 	})
 }
 
-// configurations are what operators, their programs and bad luck do to a daemon.
+// configurations are events of the daemon: actions of operators and programs, and crashes.
 func configurations(t *testing.T, d *daemon.Daemon, calm string) map[string]func() error {
 	more := strings.Replace(calm, "      - {name: b, address: 10.0.2.3, port: 8080}\n", oneMore, 1)
 	both := "  - {name: far, datapath: nftables, listen: [{address: 192.0.2.10, ports: [98]}], protocol: udp, mode: stateless, scheduler: source-hash, backends: [{name: x, address: 203.0.113.99, port: 9}]}\n" +
@@ -159,7 +158,7 @@ func configurations(t *testing.T, d *daemon.Daemon, calm string) map[string]func
 	}
 }
 
-// networks are what happens to a host's interfaces.
+// networks are events of the host's interfaces.
 func networks(t *testing.T, n *lab.Node) map[string]func() error {
 	events := map[string]func() error{}
 	for name, script := range map[string]string{

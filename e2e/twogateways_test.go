@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// hashedNames is a service whose server the flow's addresses and ports decide. %s: scheduler.
+// hashedNames is a service that selects the server by the flow's addresses and ports. %s: scheduler.
 const hashedNames = `
 services:
   - name: names
@@ -32,9 +32,8 @@ services:
       - {name: drained, address: 10.0.2.8, drain: true}
 `
 
-// TestGatewaysAgree asks the same questions, by source address and port, through one gateway and
-// then through the other: after a failover, and whatever the datapath, a flow finds the server
-// that it had.
+// TestGatewaysAgree sends the same requests, by source address and port, through one gateway and then through
+// the other. After a failover, and on any datapath, a flow reaches the same server.
 func TestGatewaysAgree(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	for _, c := range []struct{ first, second, scheduler string }{
@@ -69,7 +68,7 @@ func TestGatewaysAgree(t *testing.T) {
 	}
 }
 
-// askMany asks from many addresses and ports and returns who answered.
+// askMany sends requests from many addresses and ports, and returns the servers.
 func askMany(t *testing.T, l *lab.Lab) map[netip.AddrPort]string {
 	t.Helper()
 	servers := make(map[netip.AddrPort]string)

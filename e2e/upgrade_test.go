@@ -22,8 +22,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// numbers is a service whose flows nobody could find again without their state: backends in turn,
-// and source ports of the gateway's.
+// numbers is a service with flows that depend on their state: round robin, and source ports of the gateway.
 const numbers = `
 services:
   - name: numbers
@@ -35,9 +34,9 @@ services:
     backends: [{name: a, address: 10.0.2.2}, {name: b, address: 10.0.2.3}]
 `
 
-// TestUpgradeLosesNothing stops the daemon with --keep and starts one with other timeouts, which
-// are constants of its programs, while numbered datagrams pass: each arrives, once, at the server
-// and from the port of its flow.
+// TestUpgradeLosesNothing stops the daemon with --keep while numbered datagrams pass, and starts one with other
+// timeouts, which are constants of its programs. Each datagram arrives once, at its flow's server, from its
+// flow's port.
 func TestUpgradeLosesNothing(t *testing.T) {
 	onDatapaths(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())
@@ -124,8 +123,8 @@ func collect(t *testing.T, n *lab.Node, addr string) *host.Collector {
 	return c
 }
 
-// machine is a process 1 with a mount namespace of its own: what another host would be to
-// "ip netns exec", whether this one has a bpffs or not.
+// machine is a process 1 with a mount namespace of its own. For "ip netns exec" it is another host, whether or
+// not this host has a bpffs.
 type machine struct{ first *exec.Cmd }
 
 func newMachine(t *testing.T, prepare string) *machine {
@@ -137,7 +136,7 @@ func newMachine(t *testing.T, prepare string) *machine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // process 1 goes with it, and all of its namespace
+		_ = cmd.Process.Kill() // ends process 1 and its namespace
 		_ = cmd.Wait()
 	})
 	labtest.Eventually(t, patience, "process 1", func() error { _, err := os.Stat(ready); return err })
@@ -154,8 +153,8 @@ func (m *machine) command(t *testing.T, args ...string) *exec.Cmd {
 	return exec.Command("nsenter", append([]string{"--target", strings.Fields(string(children))[0], "--pid", "--mount", "--"}, args...)...)
 }
 
-// TestKillUnderIPNetnsExec kills a daemon that "ip netns exec" gave a mount namespace of its own,
-// which ends with it: programs and flows must not.
+// TestKillUnderIPNetnsExec kills a daemon in the private mount namespace of "ip netns exec". The namespace ends
+// with the daemon, and programs and flows must remain.
 func TestKillUnderIPNetnsExec(t *testing.T) {
 	for name, prepare := range map[string]string{
 		"bpffs at its place": "mount -t bpf bpf /sys/fs/bpf",
@@ -226,8 +225,8 @@ func TestKillUnderIPNetnsExec(t *testing.T) {
 	}
 }
 
-// TestPinsWithoutTheRight runs a daemon that may not look into process 1's mount namespace: its
-// pins end with it, and it says so.
+// TestPinsWithoutTheRight runs a daemon that may not enter process 1's mount namespace. Its pins end with it,
+// and it reports that.
 func TestPinsWithoutTheRight(t *testing.T) {
 	labtest.Require(t, labtest.Tool("setpriv"))
 	m := newMachine(t, "umount -l /sys/fs/bpf 2>/dev/null")
@@ -251,8 +250,8 @@ func TestPinsWithoutTheRight(t *testing.T) {
 	}
 }
 
-// TestRefusedRestart starts a daemon over what a killed one left, with a file of which eBPF
-// would take its part and nftables refuses the rest: traffic must go on as before.
+// TestRefusedRestart starts a daemon after a killed one. Its file has a part that eBPF accepts and a part that
+// nftables refuses. Traffic must continue as before.
 func TestRefusedRestart(t *testing.T) {
 	l := labtest.New(t, lab.Balancer())
 	dial := serveWebAndLine(t, l)
@@ -273,7 +272,7 @@ func TestRefusedRestart(t *testing.T) {
 	mustAsk(t, line, "after the next one")
 }
 
-// TestStopForce removes what a killed daemon left, without a daemon.
+// TestStopForce removes the state of a killed daemon, without a daemon.
 func TestStopForce(t *testing.T) {
 	onDatapaths(t, func(t *testing.T, force string) {
 		l := labtest.New(t, lab.Balancer())

@@ -16,8 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// vpnRouter is the office with a VPN on top: clients at 10.8.0.0/24 behind tun0. No rule for
-// what comes in by it names it.
+// vpnRouter is the office with a VPN: clients at 10.8.0.0/24 behind tun0. No rule names tun0.
 const vpnRouter = `
 nat:
   - {name: office, type: snat, source: [10.1.10.0/24, 10.8.0.0/24], out: wan0, to: [211.155.226.121]}
@@ -34,8 +33,7 @@ nat:
   - {name: branch, type: masquerade, source: [10.1.10.20], out: tun0}
 `
 
-// TestVPN serves the clients of a VPN that ends on the gateway: what comes in by a tun has no
-// Ethernet header.
+// TestVPN serves the clients of a VPN that ends on the gateway. Packets from a tun have no Ethernet header.
 func TestVPN(t *testing.T) {
 	onDatapaths(t, func(t *testing.T, force string) {
 		for _, named := range []string{"", "interfaces: [wan0, lan0, tun0]\n"} {
@@ -85,8 +83,8 @@ func TestVPN(t *testing.T) {
 	})
 }
 
-// tunnel joins two nodes by a tun0 each, 10.8.0.1 and 10.8.0.2, with the test as the VPN. All
-// that the second one sends goes by it.
+// tunnel connects two nodes by a tun0 each, 10.8.0.1 and 10.8.0.2; the test forwards between them. The second
+// node sends everything through it.
 func tunnel(t *testing.T, a, b *lab.Node) {
 	t.Helper()
 	from, to := openTun(t, a, "10.8.0.1/24", "fd08::1/64"), openTun(t, b, "10.8.0.2/24", "fd08::2/64")
@@ -103,13 +101,13 @@ func tunnel(t *testing.T, a, b *lab.Node) {
 				if err != nil {
 					return // closed
 				}
-				_, _ = way[1].Write(packet[:n]) // one that is down loses it
+				_, _ = way[1].Write(packet[:n]) // a tun that is down drops it
 			}
 		}()
 	}
 }
 
-// openTun makes a node's tun0. It ends with the test.
+// openTun creates a node's tun0. It ends with the test.
 func openTun(t *testing.T, n *lab.Node, addresses ...string) *os.File {
 	t.Helper()
 	fd := -1

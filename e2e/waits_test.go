@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestMasqueradeWaitsForItsInterface starts the gateway before its line to the outside is
-// there, as at boot; the line comes, first without an address, and comes again with another.
+// TestMasqueradeWaitsForItsInterface starts the gateway before its uplink exists, as at boot. The uplink appears
+// without an address at first, and appears again with another address.
 func TestMasqueradeWaitsForItsInterface(t *testing.T) {
 	t.Parallel()
 	onDatapathsAtOnce(t, func(t *testing.T, force string) {

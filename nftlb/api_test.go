@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-lb/sluice/disk/damage"
 )
 
-// fakeNetwork has the addresses of one interface, and knows some neighbours.
+// fakeNetwork has the addresses of one interface and some neighbours.
 type fakeNetwork map[string]string
 
 func (fakeNetwork) Holder(a netip.Addr) (string, int, string, bool) {
@@ -40,7 +40,7 @@ func (n fakeNetwork) Neighbour(a netip.Addr) (string, bool) {
 const web = `{"farms": [{"name": "web", "virtual-addr": "192.0.2.10", "virtual-ports": "80", "mode": "snat",
 	"backends": [{"name": "b1", "ip-addr": "10.0.0.1", "port": "8080", "state": "up"}, {"name": "b2", "ip-addr": "10.0.0.2", "port": "8080", "state": "up"}]}]}`
 
-// TestReplies: the sentences and statuses that nftlb 1.0.7 answers with.
+// TestReplies checks the sentences and statuses of nftlb 1.0.7.
 func TestReplies(t *testing.T) {
 	a, _ := newTestAPI(t, fakeNetwork{})
 	for _, c := range []struct {
@@ -122,7 +122,7 @@ func TestObjects(t *testing.T) {
 	}
 }
 
-// state returns that of a backend of a farm.
+// state returns the state of a backend.
 func state(t *testing.T, a *API, farm, backend string) string {
 	t.Helper()
 	b := a.store.farmNamed(farm).backend(backend)
@@ -132,7 +132,7 @@ func state(t *testing.T, a *API, farm, backend string) string {
 	return b.State
 }
 
-// TestPriorities: the second class is used while one of the first is missing.
+// TestPriorities: the second class is used while a backend of the first is down.
 func TestPriorities(t *testing.T) {
 	a, g := newTestAPI(t, fakeNetwork{})
 	ask(t, a, "POST", "/farms", web)
@@ -174,7 +174,7 @@ func TestNeighbours(t *testing.T) {
 	}
 }
 
-// TestRestart: a new API has the objects of the one before, and puts the same in force.
+// TestRestart: a new API has the objects of the previous one and puts the same configuration in force.
 func TestRestart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "nftlb.json")
 	open := func() (*API, *gateway) {
@@ -256,7 +256,7 @@ func TestDamagedObjects(t *testing.T) {
 	})
 }
 
-// TestRefused: a farm that cannot be in force keeps no other from it, and is told of.
+// TestRefused: a farm that cannot be in force is reported and does not affect other farms.
 func TestRefused(t *testing.T) {
 	a, g := newTestAPI(t, fakeNetwork{})
 	g.cfg.Services = []config.Service{}
@@ -281,7 +281,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestUnauthorized: nothing is answered without the key, and nothing endless is read.
+// TestUnauthorized: without the key, no request gets an answer or unbounded reading.
 func TestUnauthorized(t *testing.T) {
 	a, _ := newTestAPI(t, fakeNetwork{})
 	var refused []string
@@ -294,7 +294,7 @@ func TestUnauthorized(t *testing.T) {
 			t.Errorf("key %q: %d %s", key, w.Code, w.Body)
 		}
 	}
-	if len(refused) != 3 { // the listener logs few of them
+	if len(refused) != 3 { // the listener logs only few
 		t.Errorf("refused: %v", refused)
 	}
 	if code, _ := ask(t, a, "POST", "/farms", strings.Repeat(" ", maxBody+1)); code != 413 {

@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// generator makes requests of few names, so that they meet.
+// generator makes requests with few names, so that they collide.
 type generator struct{ *rand.Rand }
 
 func (g *generator) of(list ...string) string { return list[g.IntN(len(list))] }
 
-// values are what keys may be given; some are wrong. Rates have their unit: without one version
-// 1.0.7 of nftlb reads memory that it did not set.
+// values are possible values of keys; some are invalid. Rates have their unit: without one, nftlb 1.0.7 reads
+// uninitialised memory.
 var values = map[string][]string{
 	"mode":          {"snat", "dnat", "dsr", "stlsdnat", "local", "nonsense"},
 	"family":        {"ipv4", "ipv4", "ipv6"},
@@ -41,7 +41,7 @@ var keysOf = map[string][]string{
 	"policies":  {"type", "timeout", "log-prefix"},
 }
 
-// object returns the text of one with some of its keys.
+// object returns the text of an object with some of its keys.
 func (g *generator) object(kind, name string, more ...string) string {
 	members := []string{fmt.Sprintf(`"name": %q`, name)}
 	for range g.IntN(4) {

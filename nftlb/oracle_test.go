@@ -29,7 +29,7 @@ type oracle struct {
 	log    *logged
 }
 
-// logged is what nftlb has written.
+// logged is the log of nftlb.
 type logged struct {
 	mu   sync.Mutex
 	text []byte
@@ -42,8 +42,8 @@ func (l *logged) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// confused tells whether the kernel refused rules of nftlb, which then makes all of them anew and
-// forgets the elements of its lists and where it was in the document.
+// confused reports whether the kernel refused rules of nftlb. nftlb then recreates all rules and forgets
+// elements of lists and its position in the document.
 func (l *logged) confused() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// TestInForce: what farms become, as the lines of the configuration that are not as by default, and
-// what is told not to be in force.
+// TestInForce: the configuration of farms, as lines without default values, and the warnings about farms that
+// are not in force.
 func TestInForce(t *testing.T) {
 	backends := `"backends": [{"name": "b1", "ip-addr": "10.0.0.1", "state": "up"}, {"name": "b2", "ip-addr": "10.0.0.2", "weight": "3", "state": "up"}]`
 	farm := func(keys string) string {
@@ -85,7 +85,7 @@ func TestInForce(t *testing.T) {
 	}
 }
 
-// inForce returns what a configuration has that an empty one has not.
+// inForce returns the parts of a configuration that an empty one does not have.
 func inForce(c *config.Config) string {
 	var lines []string
 	for _, e := range config.Diff(newGateway().cfg, c) {

@@ -14,11 +14,11 @@ import (
 	"time"
 )
 
-// crashDir tells the test program that it is the process to be killed.
+// crashDir selects the role of the process to be killed, in the test binary.
 const crashDir = "SLUICE_STORE_CRASH"
 
-// TestKill kills a process 200 times while it changes one document after the other. What is found
-// then is one of its changes, whole, and not older than the last one that had returned.
+// TestKill kills a process 200 times while it writes one document after the other. The file then has one
+// complete document, not older than the last one whose write had returned.
 func TestKill(t *testing.T) {
 	if dir := os.Getenv(crashDir); dir != "" {
 		changeForEver(t, dir)
@@ -30,7 +30,7 @@ func TestKill(t *testing.T) {
 	dir := t.TempDir()
 	random := rand.New(rand.NewPCG(1, 2))
 	at := 0
-	for n := 0; n < kills || at < kills/4 && n < 10*kills; n++ { // on a busy machine some come before there is a change
+	for n := 0; n < kills || at < kills/4 && n < 10*kills; n++ { // on a busy machine some kills arrive before the first write
 		cmd := exec.Command(os.Args[0], "-test.run=^TestKill$")
 		cmd.Env = append(os.Environ(), crashDir+"="+dir)
 		var stderr bytes.Buffer

@@ -63,8 +63,7 @@ func text(t *testing.T, c *config.Config) string {
 	return string(b)
 }
 
-// TestSurvives: what was changed is there for the next process, on top of a file that has changed
-// elsewhere meanwhile.
+// TestSurvives: the next process has the changes, on top of a file with other edits.
 func TestSurvives(t *testing.T) {
 	dir := t.TempDir()
 	file := decode(t, "services:\n"+service("web", 1, 1))
@@ -113,7 +112,7 @@ func TestConflict(t *testing.T) {
 	}
 }
 
-// TestHistory goes back to each revision that is kept, and no further.
+// TestHistory reverts to each stored revision, and no further.
 func TestHistory(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -157,7 +156,7 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// TestDiscard: what is prepared and not committed leaves the old document, and no file.
+// TestDiscard: a prepared but uncommitted document leaves the old one and no file.
 func TestDiscard(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)

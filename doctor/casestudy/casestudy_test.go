@@ -52,7 +52,7 @@ func TestCaseStudy(t *testing.T) {
 	if !r.FoundFirst {
 		t.Errorf("the doctor did not name the full table first:\n%v", r.Conclusion)
 	}
-	// A full table gives up connections without an answer now and then, and refuses the answer when it comes.
+	// A full table sometimes drops connections without an answer, and refuses the answer later.
 	i, answers := r.Identity, answersRefused(r.Drops)
 	if syns := i.SYNs; answers > 0 && max(syns, i.Dropped)-min(syns, i.Dropped) <= answers {
 		i.SYNs = i.Dropped
@@ -80,8 +80,8 @@ func TestCaseStudy(t *testing.T) {
 	}
 }
 
-// TestDocker plays the story of a port that a real Docker daemon publishes: the first line names
-// the full table, the tuner's limit cures it, and most of the rate before comes back.
+// TestDocker runs the case study with a port published by a real Docker daemon. The first line names the full
+// table, the tuner's limit repairs it, and most of the request rate returns.
 func TestDocker(t *testing.T) {
 	if os.Getenv("SLUICE_DOCKER") == "" {
 		t.Skip("SLUICE_DOCKER=1 starts a Docker daemon")
@@ -145,8 +145,8 @@ func everyDrop(t *testing.T, r *trace.DropReport) string {
 	return string(text)
 }
 
-// TestKilledCaseStudy kills the command at its worst moment. The host's limit
-// comes back, and the next lab to be made removes what is left of this one.
+// TestKilledCaseStudy kills the command at its worst moment. The host's limit is restored, and the next lab
+// removes the rest.
 func TestKilledCaseStudy(t *testing.T) {
 	binary := program(t)
 	limit := func() string {
@@ -156,7 +156,7 @@ func TestKilledCaseStudy(t *testing.T) {
 		}
 		return strings.TrimSpace(string(b))
 	}
-	// The same lock as the command's: what is read is nobody's loan.
+	// The command's lock: nobody has borrowed the limit while it is read.
 	restore, err := faults.Borrow(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)

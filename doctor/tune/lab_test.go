@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// TestNamespace tunes a real network namespace: its own settings change and come
-// back, the host-wide ones are left alone with the reason.
+// TestNamespace tunes a real network namespace. Its own settings change and are restored; host-wide settings
+// stay unchanged with the reason.
 func TestNamespace(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Conntrack)
 	l := labtest.New(t, lab.Topology{Name: "tune", Nodes: []lab.NodeSpec{{Name: "gw", Forward: true}}})
@@ -121,8 +121,8 @@ func TestReservesServices(t *testing.T) {
 	}
 }
 
-// TestRealDropsTakeBack tunes a real router whose SNAT ports run out while the
-// trial is watched: the kernel's own counter takes the values back.
+// TestRealDropsTakeBack tunes a real router without free SNAT ports. The kernel's drop counter rises during the
+// trial, so the values are restored.
 func TestRealDropsTakeBack(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Conntrack, labtest.Nftables, labtest.Tool("nft"))
 	cases := faults.Cases()

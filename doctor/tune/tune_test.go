@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// stock is what a small router holds before anyone tuned it.
+// stock has the default settings of a small router.
 var stock = map[string]string{
 	conntrackMax: "65536", conntrackBuckets: "16384", conntrackCount: "1200",
 	timeoutPrefix + "tcp_timeout_established": "432000",
@@ -351,8 +351,8 @@ func TestDamagedJournal(t *testing.T) {
 	}
 }
 
-// TestReadOnlyEtc: a system that keeps no files is told of before anything changes, and what
-// it kept from being written is no hindrance to a rollback.
+// TestReadOnlyEtc: a system without writable files is reported before anything changes, and does not prevent a
+// rollback.
 func TestReadOnlyEtc(t *testing.T) {
 	s := fake(t)
 	put(t, s, "etc", "a file")
@@ -373,7 +373,8 @@ func TestReadOnlyEtc(t *testing.T) {
 	}
 }
 
-// TestChangedMeanwhile: a rollback brings back what was there, not what a proposal had seen.
+// TestChangedMeanwhile: a rollback restores the values at the time of the write, not at the time of the
+// proposal.
 func TestChangedMeanwhile(t *testing.T) {
 	s := fake(t)
 	p := router(t, s, Options{})
@@ -416,8 +417,8 @@ func TestRollbackAfterReboot(t *testing.T) {
 	}
 }
 
-// TestWhoseEntry: the number of the host's first namespace is another one after a new
-// kernel, and that of any other namespace may be somebody else's after a reboot.
+// TestWhoseEntry: the number of the host's first namespace changes with a new kernel. After a reboot, any other
+// number can belong to another namespace.
 func TestWhoseEntry(t *testing.T) {
 	host := &System{Namespace: netdev.Namespace{Name: "host", Inode: 1}}
 	other := &System{Namespace: netdev.Namespace{Name: "other", Inode: 2}}

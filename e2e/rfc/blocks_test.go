@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// blockOf opens flows from ports of a host and returns the block of that size that
-// all of their outside ports lie in.
+// blockOf opens flows from ports of a host and returns the block of the given size that contains all of their
+// outside ports.
 func (g *gateway) blockOf(host, address string, out net.PacketConn, flows, size int) (block int, err error) {
 	for n := range flows {
 		from, err := g.exchange(g.udp(host, fmt.Sprintf("%s:%d", address, 4000+n)), o1+":9", out, "x")
@@ -28,8 +28,7 @@ func (g *gateway) blockOf(host, address string, out net.PacketConn, flows, size 
 	return block, nil
 }
 
-// RFC 6888 REQ-14: one line of the log for all flows of a subscriber, whose ports
-// lie in a block of its own.
+// RFC 6888 REQ-14: one log line for all flows of a subscriber; their ports are in the subscriber's block.
 func TestRFC6888REQ14Blocks(t *testing.T) {
 	prove(t, "6888-14", snat("port-block: 512"), func(g *gateway) error {
 		out := g.udp("o1", o1+":9")
@@ -63,8 +62,8 @@ func TestRFC6888REQ14Blocks(t *testing.T) {
 	})
 }
 
-// RFC 7422: the block follows from the address, and nothing is logged. i1 and i2
-// are the third and fourth address of their network.
+// RFC 7422: the block is a function of the address, and nothing is logged. i1 and i2 are the third and fourth
+// address of their network.
 func TestRFC7422Deterministic(t *testing.T) {
 	prove(t, "7422", snat("port-block: 512, deterministic: true"), func(g *gateway) error {
 		out := g.udp("o1", o1+":9")

@@ -35,18 +35,18 @@ func TestRFC6888REQ3DisjointPool(t *testing.T) {
 	})
 }
 
-// RFC 6888 REQ-4: ports of one subscriber are limited, another's are not.
+// RFC 6888 REQ-4: the ports of one subscriber are limited, independent of other subscribers.
 func TestRFC6888REQ4PortLimit(t *testing.T) {
 	prove(t, "6888-4", snat("ports-per-client: 3"), limited(3))
 }
 
-// RFC 6888 REQ-4C: a subscriber opens connections only so fast, another is not touched.
+// RFC 6888 REQ-4C: the rate of new connections of one subscriber is limited, independent of other subscribers.
 func TestRFC6888REQ4cNewMappings(t *testing.T) {
 	prove(t, "6888-4c", snat("new-connections-per-client: 1/minute"), limited(1))
 }
 
-// limited opens connections from so many ports of a host: one more is refused, but not
-// to another host.
+// limited opens connections from a number of ports of a host. One more is refused, but a connection of another
+// host is not.
 func limited(ports int) func(*gateway) error {
 	return func(g *gateway) error {
 		out := g.udp("o1", o1+":9")
@@ -112,7 +112,7 @@ func TestRFC6888REQ6NoTranslation(t *testing.T) {
 	})
 }
 
-// RFC 6888 REQ-8: a freed port rests.
+// RFC 6888 REQ-8: a freed port has a hold-down.
 func TestRFC6888REQ8PortHold(t *testing.T) {
 	prove(t, "6888-8", snat("ports: 2000-2000")+"timeouts: {udp: 4s, force: true}\n", func(g *gateway) error {
 		if _, err := g.sources(g.udp("i1", i1+":4000"), o1+":9"); err != nil {
@@ -174,7 +174,7 @@ func TestRFC6888REQ12NoDestinationsLogged(t *testing.T) {
 	})
 }
 
-// RFC 6888 REQ-13: every port of the pool is used before one is refused.
+// RFC 6888 REQ-13: every port of the pool is used before a flow is refused.
 func TestRFC6888REQ13PortUse(t *testing.T) {
 	prove(t, "6888-13", snat("ports: 2000-2099"), func(g *gateway) error {
 		out := g.udp("o1", o1+":9")
@@ -197,7 +197,7 @@ func TestRFC6888REQ13PortUse(t *testing.T) {
 	})
 }
 
-// RFC 6888 REQ-15: ports are hard to guess: they do not follow one another.
+// RFC 6888 REQ-15: ports are hard to guess: they are not consecutive.
 func TestRFC6888REQ15HardToGuess(t *testing.T) {
 	prove(t, "6888-15", plain, func(g *gateway) error {
 		out := g.udp("o1", o1+":9")

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// customer is a home of IPv4 behind an uplink of IPv6, and the provider's way to an IPv4 server.
+// customer is an IPv4 home behind an IPv6 uplink, and the provider's path to an IPv4 server.
 func customer() lab.Topology {
 	return lab.Topology{
 		Name: "clat",
@@ -37,9 +37,9 @@ func customer() lab.Topology {
 
 const provider = "nat:\n  - {name: plat, type: nat64, source: [\"2001:db8:c::/48\"], prefix: \"64:ff9b::/96\", pool: [203.0.113.9], out: net0}\n"
 
-// RFC 6877: real TCP of an IPv4 host to an IPv4 server by the customer's router of
-// examples/clat.yaml and the provider's nat64, in both directions; the router itself is reached
-// by the address that the host knows, and pings get answers.
+// RFC 6877: TCP from an IPv4 host to an IPv4 server, through the customer's router of examples/clat.yaml and the
+// provider's nat64, in both directions. The router itself is reachable by its IPv4 address, and pings get
+// answers.
 func TestRFC6877CustomerRouter(t *testing.T) {
 	t.Parallel()
 	labtest.Require(t, labtest.Root, labtest.BPF)
@@ -70,7 +70,7 @@ func TestRFC6877CustomerRouter(t *testing.T) {
 		Read([]byte) (int, error)
 		Write([]byte) (int, error)
 	}{{client, server}, {server, client}} {
-		go func() { _, _ = way[0].Write(make([]byte, 500_000)) }() // a failure shows at the reader
+		go func() { _, _ = way[0].Write(make([]byte, 500_000)) }() // the reader reports a failure
 		if err := readAll(way[1].Read, 500_000); err != nil {
 			t.Error(err)
 		}
@@ -83,7 +83,7 @@ func TestRFC6877CustomerRouter(t *testing.T) {
 	}
 }
 
-// readAll reads so many bytes of a connection that has a deadline.
+// readAll reads a number of bytes from a connection with a deadline.
 func readAll(read func([]byte) (int, error), bytes int) error {
 	b := make([]byte, 65536)
 	for n := 0; n < bytes; {
@@ -96,8 +96,7 @@ func readAll(read func([]byte) (int, error), bytes int) error {
 	return nil
 }
 
-// RFC 7915 §5.1, RFC 8201 §4: a real TCP of IPv6 gets through an IPv4 link that carries less
-// than 1280 bytes.
+// RFC 7915 §5.1, RFC 8201 §4: TCP over IPv6 works through an IPv4 link with an MTU below 1280.
 func TestRFC7915SmallIPv4Link(t *testing.T) {
 	prove(t, "7915-5.1m", ports64, func(g *gateway) error {
 		for node, iface := range map[string]string{"gateway": "wan0", "o1": "eth0"} {
@@ -109,7 +108,7 @@ func TestRFC7915SmallIPv4Link(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		go func() { _, _ = client.Write(make([]byte, 100_000)) }() // a failure shows at the reader
+		go func() { _, _ = client.Write(make([]byte, 100_000)) }() // the reader reports a failure
 		if err := server.SetReadDeadline(time.Now().Add(g.patience)); err != nil {
 			return err
 		}

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 
 func buildAndRun(m *testing.M) (int, error) {
 	if os.Geteuid() != 0 {
-		return m.Run(), nil // every test with a gateway skips and says why
+		return m.Run(), nil // every test with a gateway skips with the reason
 	}
 	dir, err := os.MkdirTemp("", "sluice-rfc-")
 	if err != nil {
@@ -93,11 +93,11 @@ type gateway struct {
 	*lab.Lab
 	t *testing.T
 	d *daemon.Daemon
-	// patience is for what must arrive, again until what may have been lost is sent again. They
-	// are short where the ledger says that it does not arrive. silence is for what must not
-	// arrive, and long where the ledger says that it does.
+	// patience is the timeout for packets that must arrive, and again the interval of retransmissions. They are
+	// short if the ledger says that the packet does not arrive. silence is the wait for packets that must not
+	// arrive, and long if the ledger says that they do.
 	patience, again, silence time.Duration
-	sent                     int // texts, which are all different
+	sent                     int // number of sent texts, which are all different
 }
 
 // Configurations of the tests.
@@ -111,8 +111,8 @@ func snat(more string) string {
 	return strings.Replace(plain, "}\n", ", "+more+"}\n", 1)
 }
 
-// prove runs the check of a requirement on every datapath and holds the result
-// against the ledger. Each has a lab of its own, so that all can run side by side.
+// prove runs the check of a requirement on every datapath and compares the result with the ledger. Each run has
+// a lab of its own, so that all can run in parallel.
 func prove(t *testing.T, id, configuration string, check func(*gateway) error) {
 	t.Helper()
 	t.Parallel()
@@ -151,14 +151,13 @@ func prove(t *testing.T, id, configuration string, check func(*gateway) error) {
 
 var errInapplicable = errors.New("does not apply")
 
-// start builds the lab and runs the daemon on the datapath. It skips what the host
-// or the datapath does not have.
+// start builds the lab and runs the daemon on the datapath. It skips if the host or the datapath lacks support.
 func start(t *testing.T, datapath, configuration, status string) *gateway {
 	t.Helper()
 	l := labtest.New(t, topology())
 	file := "datapath: " + datapath + "\ninterfaces: [wan0, lan0]\n" + configuration
 	if datapath == "ebpf" {
-		file = "attach: tc\n" + file // as auto does on links that are virtual, but the programs of XDP are not loaded
+		file = "attach: tc\n" + file // auto selects TC on virtual links too, but would load the programs of XDP
 	}
 	d, err := daemon.Start(t.Context(), l.Node("gateway"), binary, "rfc.yaml", []byte(file))
 	if err != nil {
@@ -192,11 +191,11 @@ func (g *gateway) udp(node, address string) *net.UDPConn {
 	return c.(*net.UDPConn)
 }
 
-// exchange sends one datagram and returns who it came from.
+// exchange sends one datagram and returns its source as seen by the receiver.
 func (g *gateway) exchange(from net.PacketConn, to string, at net.PacketConn, text string) (netip.AddrPort, error) {
 	dst := net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to))
 	text = g.unlike(text)
-	// The first packet through a fresh lab may wait for a neighbour; UDP may lose it.
+	// The first packet in a new lab may wait for a neighbour, and UDP may be lost.
 	for deadline := time.Now().Add(g.patience); time.Now().Before(deadline); {
 		if _, err := from.WriteTo([]byte(text), dst); err != nil {
 			return netip.AddrPort{}, err
@@ -209,8 +208,7 @@ func (g *gateway) exchange(from net.PacketConn, to string, at net.PacketConn, te
 	return netip.AddrPort{}, fmt.Errorf("a datagram to %s did not arrive within %v", to, g.patience)
 }
 
-// unlike makes a text that no datagram before had: one that was sent twice, because the first
-// took long, is no answer to the next.
+// unlike returns a unique text. A late duplicate of an earlier datagram is then no answer to the next.
 func (g *gateway) unlike(text string) string {
 	g.sent++
 	return fmt.Sprintf("%s (%d)", text, g.sent)
@@ -249,7 +247,7 @@ func (g *gateway) back(from net.PacketConn, to netip.AddrPort, at net.PacketConn
 	}
 }
 
-// drain reads what has arrived already.
+// drain discards datagrams that have already arrived.
 func drain(c net.PacketConn) {
 	for {
 		if _, _, err := receive(c, time.Millisecond); err != nil && !errors.Is(err, context.Canceled) {
@@ -272,7 +270,7 @@ func (g *gateway) flow(source netip.AddrPort) (api.Flow, error) {
 	return api.Flow{}, fmt.Errorf("no flow of %s among %d", source, all.Total)
 }
 
-// timeout checks that the flow from source has at least that long until it expires, less 5 s.
+// timeout checks that the flow from source expires after the given time, less 5 s.
 func (g *gateway) timeout(source netip.AddrPort, least time.Duration) error {
 	f, err := g.flow(source)
 	if err != nil {

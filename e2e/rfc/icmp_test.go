@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// RFC 5508 REQ-1: queries go out, answers come back.
+// RFC 5508 REQ-1: queries leave, and replies return.
 func TestRFC5508REQ1Query(t *testing.T) {
 	prove(t, "5508-1", plain, func(g *gateway) error {
 		return g.Node("i1").Ping(g.t.Context(), netip.MustParseAddr(i1), netip.MustParseAddr(o1))
@@ -34,7 +34,7 @@ func (g *gateway) echoes(node, from string, id int, targets ...string) ([]uint16
 		}
 		out := g.wire(receiver)
 		g.sent++
-		seq := g.sent // one that was sent again for an earlier target may come late
+		seq := g.sent // a retransmission for an earlier target may arrive late
 		take := func(p packet.Packet) bool {
 			m, ok := packet.Find[*packet.ICMP](p)
 			return ok && m.Type == 8 && int(m.Seq()) == seq
@@ -58,7 +58,7 @@ func (g *gateway) echoes(node, from string, id int, targets ...string) ([]uint16
 	return seen, nil
 }
 
-// RFC 5508 REQ-1a: the identifier's mapping does not depend on the destination.
+// RFC 5508 REQ-1a: the identifier's mapping is independent of the destination.
 func TestRFC5508REQ1aIdentifier(t *testing.T) {
 	prove(t, "5508-1a", plain, func(g *gateway) error {
 		other, err := g.echoes("i2", i2, 77, o1)
@@ -76,7 +76,7 @@ func TestRFC5508REQ1aIdentifier(t *testing.T) {
 	})
 }
 
-// RFC 5508 REQ-2: a query session lives for 60 s.
+// RFC 5508 REQ-2: a query session lasts 60 s.
 func TestRFC5508REQ2Timer(t *testing.T) {
 	prove(t, "5508-2", plain, func(g *gateway) error {
 		if _, err := g.echoes("i1", i1, 77, o1); err != nil {
@@ -98,7 +98,7 @@ func TestRFC5508REQ2Timer(t *testing.T) {
 	})
 }
 
-// RFC 5508 REQ-3, 3a: errors with a wrong checksum go no further.
+// RFC 5508 REQ-3, 3a: errors with a wrong checksum are dropped.
 func TestRFC5508REQ3Checksums(t *testing.T) {
 	prove(t, "5508-3", plain, func(g *gateway) error {
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
@@ -116,7 +116,7 @@ func TestRFC5508REQ3Checksums(t *testing.T) {
 				return fmt.Errorf("an error with a wrong checksum got through: %s", p)
 			}
 		}
-		// 3b: options inside are stepped over; 3c: the checksum of the quoted segment does not matter.
+		// 3b: options in the quoted packet are skipped; 3c: the checksum of the quoted segment is ignored.
 		if err := router.send("ip4(src=%s,dst=%s)/icmp(type=unreachable,code=1)/ip4(src=%s,dst=%s,ttl=9,opts=0x94040000)/udp(sport=%d,dport=9,sum=0x1111)/data(5)",
 			o2, pool1, pool1, o1, seen.Port()); err != nil {
 			return err
@@ -126,10 +126,10 @@ func TestRFC5508REQ3Checksums(t *testing.T) {
 	})
 }
 
-// RFC 5508 REQ-4: an error about no mapping is dropped.
+// RFC 5508 REQ-4: an error without a mapping is dropped.
 func TestRFC5508REQ4NoMapping(t *testing.T) {
 	prove(t, "5508-4", plain, func(g *gateway) error {
-		if _, err := g.echoes("i1", i1, 77, o1); err != nil { // so that every neighbour is known
+		if _, err := g.echoes("i1", i1, 77, o1); err != nil { // resolves every neighbour
 			return err
 		}
 		sniff, router := g.wire("i1"), g.wire("o2")
@@ -144,7 +144,7 @@ func TestRFC5508REQ4NoMapping(t *testing.T) {
 	})
 }
 
-// RFC 5508 REQ-5: an inside host's error goes out from the outside address.
+// RFC 5508 REQ-5: an inside host's error leaves from the outside address.
 func TestRFC5508REQ5ErrorFromInside(t *testing.T) {
 	prove(t, "5508-5", plain, func(g *gateway) error {
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
@@ -152,7 +152,7 @@ func TestRFC5508REQ5ErrorFromInside(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		in.Close() // from now on the inside host answers with port unreachable
+		in.Close() // from here on the inside host answers with port unreachable
 		sniff := g.wire("o1")
 		if _, err := out.WriteTo([]byte("anybody?"), udpAddr(seen)); err != nil {
 			return err
@@ -208,7 +208,7 @@ func TestRFC5508REQ6NoRefresh(t *testing.T) {
 	})
 }
 
-// RFC 5508 REQ-7: errors about hairpinned packets come back.
+// RFC 5508 REQ-7: errors about hairpinned packets return.
 func TestRFC5508REQ7HairpinError(t *testing.T) {
 	prove(t, "5508-7", plain, func(g *gateway) error {
 		a, b, out := g.udp("i1", i1+":4000"), g.udp("i2", i2+":5000"), g.udp("o1", o1+":9")
@@ -235,7 +235,7 @@ func TestRFC5508REQ7HairpinError(t *testing.T) {
 	})
 }
 
-// RFC 5508 REQ-8, RFC 6888 REQ-11: when nothing can be mapped the host is told.
+// RFC 5508 REQ-8, RFC 6888 REQ-11: the host gets an ICMP error if no mapping is available.
 func TestRFC5508REQ8Prohibited(t *testing.T) {
 	prove(t, "5508-8", snat("ports: 2000-2001, unreachable: prohibited"), func(g *gateway) error {
 		return g.exhaust(13)
@@ -246,15 +246,13 @@ func TestRFC6888REQ11Unreachable(t *testing.T) {
 	prove(t, "6888-11b", snat("ports: 2000-2001"), func(g *gateway) error { return g.exhaust(1) })
 }
 
-// RFC 6888 REQ-11A, 11D: a packet without a mapping is dropped, and none goes to make
-// room for it.
+// RFC 6888 REQ-11A, 11D: a packet without a mapping is dropped, and no mapping is evicted for it.
 func TestRFC6888REQ11Drop(t *testing.T) {
 	prove(t, "6888-11a", snat("ports: 2000-2001"), func(g *gateway) error { return g.exhaust(0) })
 }
 
-// exhaust takes the two ports of the pool and one more, and checks that the third is
-// dropped, told why with that code of ICMP 3 (0: perhaps not), and the first two live
-// on.
+// exhaust uses the two ports of the pool and one more. It checks that the third flow is dropped with that code
+// of ICMP 3 (0: possibly none), and that the first two continue.
 func (g *gateway) exhaust(code uint8) error {
 	out := g.udp("o1", o1+":9")
 	first, second := g.udp("i1", i1+":4000"), g.udp("i1", i1+":4001")
@@ -266,7 +264,7 @@ func (g *gateway) exhaust(code uint8) error {
 		return err
 	}
 	sniff := g.wire("i2")
-	drain(out) // the first and the second, where they were sent twice
+	drain(out) // retransmissions of the first and the second
 	if _, err := g.udp("i2", i2+":4002").WriteTo([]byte("3"), udpAddr(netip.MustParseAddrPort(o1+":9"))); err != nil {
 		return err
 	}
@@ -285,8 +283,7 @@ func (g *gateway) exhaust(code uint8) error {
 	return err
 }
 
-// RFC 5508 REQ-3d: the extension of an error (RFC 4884) is no part of the quoted
-// packet: it arrives as it was sent.
+// RFC 5508 REQ-3d: the extension of an error (RFC 4884) is not part of the quoted packet, and arrives unchanged.
 func TestRFC5508REQ3dExtension(t *testing.T) {
 	prove(t, "5508-3d", plain, func(g *gateway) error {
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
@@ -296,7 +293,7 @@ func TestRFC5508REQ3dExtension(t *testing.T) {
 		}
 		sniff, router := g.wire("i1"), g.wire("o2")
 		object := []byte{0, 8, 1, 1, 0, 0, 0x31, 1}
-		for _, size := range []int{8, 400} { // shorter and longer than what is quoted of it
+		for _, size := range []int{8, 400} { // shorter and longer than the quoted part
 			p, err := router.carried(sniff, icmp(11, 0), "ip4(src=%s,dst=%s)/icmp(type=time-exceeded)/ip4(src=%s,dst=%s,ttl=1,len=%d)/udp(sport=%d,dport=9,len=%d)/data(8)/ext(%#x)",
 				o2, pool1, pool1, o1, 28+size, seen.Port(), 8+size, object)
 			if err != nil {
@@ -315,10 +312,10 @@ func TestRFC5508REQ3dExtension(t *testing.T) {
 	})
 }
 
-// RFC 5508 REQ-11: what is not translated does not leave with an inside address.
+// RFC 5508 REQ-11: a packet that is not translated does not leave with an inside address.
 func TestRFC5508REQ11NoLeak(t *testing.T) {
 	prove(t, "5508-11", plain, func(g *gateway) error {
-		if _, err := g.echoes("i1", i1, 77, o1); err != nil { // so that every neighbour is known
+		if _, err := g.echoes("i1", i1, 77, o1); err != nil { // resolves every neighbour
 			return err
 		}
 		in, out := g.wire("i1"), g.wire("o1")
@@ -339,8 +336,7 @@ func TestRFC5508REQ11NoLeak(t *testing.T) {
 	})
 }
 
-// RFC 5508 REQ-10f, RFC 1812 §4.3.2.8: errors are limited in number, and then come
-// again.
+// RFC 5508 REQ-10f, RFC 1812 §4.3.2.8: the rate of errors is limited, and errors resume later.
 func TestRFC5508REQ10fErrorRate(t *testing.T) {
 	prove(t, "5508-10f", plain, func(g *gateway) error {
 		if err := g.Node("gateway").Sysctl("net.ipv4.icmp_ratelimit", "1000"); err != nil { // the kernel's default
@@ -366,7 +362,7 @@ func TestRFC5508REQ10fErrorRate(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		seconds := int(time.Since(begin)/time.Second) + 2 // begun ones, until the errors were counted
+		seconds := int(time.Since(begin)/time.Second) + 2 // started seconds, until the errors were counted
 		if got := after - before; got > min(seconds*1000, sent-1) {
 			return fmt.Errorf("%d errors about %d packets in at most %d s", got, sent, seconds)
 		}
@@ -379,7 +375,7 @@ func TestRFC5508REQ10fErrorRate(t *testing.T) {
 	})
 }
 
-// timeExceeded is how many of these errors a host has received.
+// timeExceeded returns the number of these errors that a host has received.
 func (g *gateway) timeExceeded(node string) (n int, err error) {
 	out, err := g.Node(node).Command(g.t.Context(), "cat", "/proc/net/snmp").Output()
 	if err != nil {

@@ -23,7 +23,7 @@ type row struct {
 	proof    []string
 }
 
-// statuses that a cell may begin with. What follows a colon or comma is a remark.
+// statuses are the allowed beginnings of a cell. A remark follows a colon or comma.
 var statuses = []string{"met", "not met", "not carried", "unproven", "does not apply"}
 
 func ledger(t *testing.T) map[string]row {
@@ -53,8 +53,8 @@ func ledger(t *testing.T) map[string]row {
 	return rows
 }
 
-// TestLedger holds every row of docs/reference/rfc.md to a proof that exists, and every test
-// of this package to a row.
+// TestLedger checks that every row of docs/reference/rfc.md has an existing proof, and that every test of this
+// package has a row.
 func TestLedger(t *testing.T) {
 	rows := ledger(t)
 	if len(rows) < 60 {

@@ -28,8 +28,8 @@ func TestRFC6146TCP(t *testing.T) {
 	})
 }
 
-// RFC 6146 §3.5.2.2: an established connection that is silent for its time is probed. A host
-// that still has it answers, and the connection lives on.
+// RFC 6146 §3.5.2.2: an established connection that is silent for its timeout is probed. If the host still has
+// it, the host answers and the connection continues.
 func TestRFC6146Probe(t *testing.T) {
 	prove(t, "6146-3.5.2p", ports64+"timeouts: {tcp-established: 4s, tcp-transitory: 4s, force: true}\n", func(g *gateway) error {
 		client, server, err := g.connect("i1", "["+i1six+"]:4001", "["+o1in64+"]:80", g.listen("o1", o1+":80"))
@@ -40,7 +40,7 @@ func TestRFC6146Probe(t *testing.T) {
 			return err
 		}
 		in := g.wire("i1")
-		for range 2 { // the second one shows that the first was answered
+		for range 2 { // the second probe shows that the first was answered
 			if _, err := in.await(g.patience, func(p packet.Packet) bool {
 				t, ok := packet.Find[*packet.TCP](p)
 				return ok && t.DstPort == 4001 && t.Flags == packet.ACK && t.Seq == 0 && t.Ack == 0
@@ -111,7 +111,7 @@ func TestRFC6146Fragments(t *testing.T) {
 	})
 }
 
-// RFC 6146 §3.4: fragments that come before their first one are held.
+// RFC 6146 §3.4: fragments that arrive before the first one are held.
 func TestRFC6146FragmentsOutOfOrder(t *testing.T) {
 	prove(t, "6146-3.4h", ports64, func(g *gateway) error {
 		return g.fragments("i1", "ip6(src="+i1six+",dst="+o1in64+")/udp(sport=4000,dport=9)/data(2000)", g.udp("o1", o1+":9"), true)
@@ -148,7 +148,7 @@ func TestRFC7915ErrorToRealStack(t *testing.T) {
 		}
 		for range 5 {
 			if _, err := in.WriteTo([]byte("anybody?"), udpAddr(netip.MustParseAddrPort("["+o1in64+"]:1"))); err != nil {
-				return nil // the host's stack has taken the error and refused the next datagram
+				return nil // the host's stack has processed the error and refused the next datagram
 			}
 			if _, err := sniff.await(g.again, take); err == nil {
 				return nil
@@ -158,15 +158,14 @@ func TestRFC7915ErrorToRealStack(t *testing.T) {
 	})
 }
 
-// RFC 7915 §4.2: "packet too big" for the IPv4 side's MTU reaches a real TCP, which
-// shrinks its segments.
+// RFC 7915 §4.2: "packet too big" for the IPv4 side's MTU reaches the TCP stack, which shrinks its segments.
 func TestRFC7915PathMTU(t *testing.T) {
 	prove(t, "7915-4.3", ports64, func(g *gateway) error {
 		client, server, err := g.connect("i1", "["+i1six+"]:4000", "["+o1in64+"]:80", g.listen("o1", o1+":80"))
 		if err != nil {
 			return err
 		}
-		go func() { _, _ = client.Write(make([]byte, 100_000)) }() // a failure shows at the reader
+		go func() { _, _ = client.Write(make([]byte, 100_000)) }() // the reader reports a failure
 		if err := server.SetReadDeadline(time.Now().Add(g.patience)); err != nil {
 			return err
 		}
@@ -190,8 +189,7 @@ func (g *gateway) opened() (outer netip.AddrPort, in, out *wire, err error) {
 	return
 }
 
-// RFC 7915 §4.1: traffic class of the TOS, no flow label, one hop less, and no
-// fragment header.
+// RFC 7915 §4.1: traffic class from the TOS, no flow label, one hop less, and no fragment header.
 func TestRFC7915Header6(t *testing.T) {
 	prove(t, "7915-4.1", ports64, func(g *gateway) error {
 		outer, in, out, err := g.opened()
@@ -215,15 +213,14 @@ func TestRFC7915Header6(t *testing.T) {
 	})
 }
 
-// RFC 7915 §4.1: IPv4 options are left out; a source route with hops to go is
-// refused.
+// RFC 7915 §4.1: IPv4 options are dropped; a source route with remaining hops is refused.
 func TestRFC7915Options(t *testing.T) {
 	prove(t, "7915-4.1o", ports64, func(g *gateway) error {
 		outer, in, out, err := g.opened()
 		if err != nil {
 			return err
 		}
-		// Router alert; a source route that is used up.
+		// Router alert; a source route without remaining hops.
 		for _, options := range []string{"0x94040000", "0x830708c612000500"} {
 			p, err := out.carried(in, udpTo(4000), "ip4(src=%s,dst=%s,opts=%s)/udp(sport=9,dport=%d)/data(8)", o1, pool1, options, outer.Port())
 			if err != nil {
@@ -238,8 +235,8 @@ func TestRFC7915Options(t *testing.T) {
 	})
 }
 
-// RFC 7915 §5.1: extension headers are left out; a routing header with segments left
-// is refused, and the error points at that field.
+// RFC 7915 §5.1: extension headers are dropped. A routing header with segments left is refused, and the error
+// points at that field.
 func TestRFC7915ExtensionHeaders(t *testing.T) {
 	prove(t, "7915-5.1e", ports64, func(g *gateway) error {
 		_, in, out, err := g.opened()
@@ -269,8 +266,8 @@ func TestRFC7915ExtensionHeaders(t *testing.T) {
 	})
 }
 
-// RFC 7915 §4, §4.1: what an IPv4 host sends without DF arrives in fragments of the
-// size that every IPv6 path carries: datagrams, fragments and pings.
+// RFC 7915 §4, §4.1: IPv4 packets without DF arrive in fragments of the IPv6 minimum MTU: datagrams, fragments
+// and pings.
 func TestRFC7915LowestMTU(t *testing.T) {
 	prove(t, "7915-4.1f", "lowest-ipv6-mtu: 1280\n"+ports64, func(g *gateway) error {
 		if err := g.toIPv6InPieces(1280); err != nil {
@@ -290,7 +287,7 @@ func TestRFC7915LowestMTU(t *testing.T) {
 	})
 }
 
-// The same where the next link carries no more.
+// The same if the next link has the minimum MTU.
 func TestRFC7915SmallLink(t *testing.T) {
 	prove(t, "7915-4.1f", ports64, func(g *gateway) error {
 		for node, iface := range map[string]string{"gateway": "lan0", "i1": "eth0"} {

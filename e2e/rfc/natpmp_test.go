@@ -16,14 +16,14 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// natpmpc runs the client of libnatpmp, which most programs ask by, on a host.
+// natpmpc runs the client of libnatpmp, the most common one, on a host.
 func (g *gateway) natpmpc(node, args string) (string, error) {
 	out, err := g.Node(node).Command(g.t.Context(), "natpmpc", strings.Fields("-g 10.0.2.1 "+args)...).CombinedOutput()
 	return string(out), err
 }
 
-// RFC 6886: a host that knows NAT-PMP alone learns its outside address, and maps ports by
-// which everybody reaches it until it takes them back.
+// RFC 6886: a host that only supports NAT-PMP learns its outside address and maps ports. Every outside host can
+// reach the ports until the host deletes the mappings.
 func TestRFC6886Mapping(t *testing.T) {
 	if _, err := exec.LookPath("natpmpc"); err != nil {
 		labtest.Lacks(t, "natpmpc is not installed")
@@ -59,7 +59,7 @@ func TestRFC6886Mapping(t *testing.T) {
 	})
 }
 
-// RFC 6886 §3.5: what is refused, and with which result.
+// RFC 6886 §3.5: refused requests and their result codes.
 func TestRFC6886Refusals(t *testing.T) {
 	prove(t, "6886-3.5", snat("pcp: true, ports-per-client: 1"), func(g *gateway) error {
 		c := g.udp("i1", i1+":0")
@@ -92,7 +92,7 @@ func latin1(s string) string {
 	return string(r)
 }
 
-// exchangeWith sends until there is an answer.
+// exchangeWith repeats a request until an answer arrives.
 func (g *gateway) exchangeWith(c net.PacketConn, to, request string) (string, error) {
 	for deadline := time.Now().Add(g.patience); time.Now().Before(deadline); {
 		if _, err := c.WriteTo([]byte(request), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to))); err != nil {

@@ -20,9 +20,9 @@ const (
 	pcpCannotProvideExternal = 11
 )
 
-// ask is a request for a mapping, as a host writes it.
+// ask is the content of a request for a mapping.
 type ask struct {
-	gateway   string // address that it goes to
+	gateway   string // destination address of the request
 	nonce     byte
 	protocol  byte
 	port      uint16 // inside
@@ -31,7 +31,7 @@ type ask struct {
 	exact     bool   // option PREFER_FAILURE
 }
 
-// told is the answer.
+// told is the content of the response.
 type told struct {
 	result   byte
 	lifetime uint32
@@ -39,7 +39,7 @@ type told struct {
 	outside  netip.AddrPort
 }
 
-// pcp sends a request from a host's address until it is answered.
+// pcp sends a request from a host's address until a response arrives.
 func (g *gateway) pcp(node, address string, a ask) (told, error) {
 	return g.pcpFor(g.patience, node, address, a)
 }
@@ -84,7 +84,7 @@ func (g *gateway) pcpFor(wait time.Duration, node, address string, a ask) (told,
 
 var errUnanswered = errors.New("a request for a mapping was not answered")
 
-// mapped asks for a mapping that must be made.
+// mapped requests a mapping that must be granted.
 func (g *gateway) mapped(node, address string, a ask) (told, error) {
 	r, err := g.pcp(node, address, a)
 	if err == nil && r.result != pcpSuccess {
@@ -93,8 +93,8 @@ func (g *gateway) mapped(node, address string, a ask) (told, error) {
 	return r, err
 }
 
-// RFC 6888 REQ-9: a host maps an outside port, by which everybody reaches it whatever
-// the rule filters, until it takes the mapping back or does not renew it.
+// RFC 6888 REQ-9: a host maps an outside port. Every outside host can reach it, independent of the rule's
+// filtering, until the host deletes the mapping or does not renew it.
 func TestRFC6888REQ9Mapping(t *testing.T) {
 	prove(t, "6888-9", snat("pcp: true, filtering: address-and-port-dependent"), func(g *gateway) error {
 		web, game := g.listen("i1", i1+":8080"), g.udp("i1", i1+":4500")
@@ -112,7 +112,7 @@ func TestRFC6888REQ9Mapping(t *testing.T) {
 		if want := netip.MustParseAddrPort(pool1 + ":4500"); second.outside != want || second.lifetime != 120 {
 			return fmt.Errorf("mapped to %v for %d s, want %v for 120 s", second.outside, second.lifetime, want)
 		}
-		reach := func() error { // by remote hosts that were not sent to, and by the neighbour
+		reach := func() error { // from remote hosts without an earlier packet, and from the neighbour
 			for _, from := range [][2]string{{"o1", o1}, {"o2", o2}, {"i2", i2}} {
 				client, server, err := g.connect(from[0], from[1]+":0", first.outside.String(), web)
 				if err != nil {
@@ -132,7 +132,7 @@ func TestRFC6888REQ9Mapping(t *testing.T) {
 		if err := g.unasked(); err != nil {
 			return err
 		}
-		// A crash loses nothing, and the server says that it did not.
+		// A crash loses nothing, and the server reports its unchanged epoch.
 		if err := errors.Join(g.d.Kill(), g.d.Restart(t.Context())); err != nil {
 			return err
 		}
@@ -153,7 +153,7 @@ func TestRFC6888REQ9Mapping(t *testing.T) {
 	})
 }
 
-// unasked holds that nobody gets what is not his.
+// unasked checks that no host gets the mappings of another one.
 func (g *gateway) unasked() error {
 	for _, x := range []struct {
 		what, node, address string
@@ -173,7 +173,7 @@ func (g *gateway) unasked() error {
 			return fmt.Errorf("%s: result %d, want %d", x.what, r.result, x.result)
 		}
 	}
-	for _, address := range []string{"198.51.100.1", pool1} { // outside nobody listens
+	for _, address := range []string{"198.51.100.1", pool1} { // no server listens outside
 		if _, err := g.pcpFor(g.again, "o1", o1, ask{gateway: address, nonce: 4, protocol: 6, port: 22, lifetime: 60}); err == nil {
 			return fmt.Errorf("a host outside was answered by %s", address)
 		}
@@ -181,8 +181,7 @@ func (g *gateway) unasked() error {
 	return nil
 }
 
-// mappings holds that so many are listed, which expire at the earliest after the
-// longer time and at the latest after the shorter one.
+// mappings checks the number of listed mappings. They must expire between the two times.
 func (g *gateway) mappings(n int, long, short time.Duration) error {
 	list, err := g.d.Mappings(g.t.Context())
 	if err != nil {
@@ -200,8 +199,8 @@ func (g *gateway) mappings(n int, long, short time.Duration) error {
 	return nil
 }
 
-// closes takes one mapping back, and the other with all of its protocol, and holds that
-// remote hosts that were not sent to do not get in any more.
+// closes deletes one mapping alone, and the other together with all mappings of its protocol. New remote hosts
+// must not get in afterwards.
 func (g *gateway) closes(tcp, udp netip.AddrPort, game net.PacketConn) error {
 	for _, a := range []ask{{nonce: 1, protocol: 6, port: 8080}, {nonce: 1, protocol: 17}} {
 		if r, err := g.mapped("i1", i1, a); err != nil || r.lifetime != 0 {
@@ -223,7 +222,7 @@ func (g *gateway) closes(tcp, udp netip.AddrPort, game net.PacketConn) error {
 	return nil
 }
 
-// RFC 6888 REQ-9 with REQ-4: what a host asks for counts against its quota of ports.
+// RFC 6888 REQ-9 with REQ-4: requested mappings count against the host's quota of ports.
 func TestRFC6888REQ9Quota(t *testing.T) {
 	prove(t, "6888-9", snat("pcp: true, ports-per-client: 2"), func(g *gateway) error {
 		for i, want := range []byte{pcpSuccess, pcpSuccess, pcpUserExQuota} {

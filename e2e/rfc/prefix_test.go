@@ -14,8 +14,7 @@ import (
 // .19.
 const dmz = "nat:\n  - {name: dmz, type: static, external: 203.0.113.16/28, internal: 10.0.2.0/28}\n"
 
-// bothWays opens a TCP connection from i1 to o1, and one from o1 to the address that
-// i1 was seen by, which it returns.
+// bothWays opens a TCP connection from i1 to o1, and one from o1 to the outside address of i1, which it returns.
 func (g *gateway) bothWays(inside, outside string) (netip.Addr, error) {
 	at := func(a string, port uint16) string { return netip.AddrPortFrom(netip.MustParseAddr(a), port).String() }
 	client, server, err := g.connect("i1", at(inside, 4000), at(outside, 80), g.listen("o1", at(outside, 80)))
@@ -36,8 +35,7 @@ func (g *gateway) bothWays(inside, outside string) (netip.Addr, error) {
 	return seen.Addr(), g.transfer(client, server)
 }
 
-// 1:1 translation without state: TCP opened from either side, fragments in any
-// order, another protocol.
+// 1:1 translation without state: TCP opened from either side, fragments in any order, and another protocol.
 func TestStaticOneToOne(t *testing.T) {
 	prove(t, "static-1", dmz, func(g *gateway) error {
 		seen, err := g.bothWays(i1, o1)
@@ -62,8 +60,8 @@ func TestStaticOneToOne(t *testing.T) {
 	})
 }
 
-// 1:1 translation: two hosts meet by their outside addresses, and ICMP errors go
-// both ways.
+// 1:1 translation: two hosts reach each other by their outside addresses, and ICMP errors pass in both
+// directions.
 func TestStaticHairpinAndErrors(t *testing.T) {
 	prove(t, "static-2", dmz, func(g *gateway) error {
 		client, server, err := g.connect("i1", i1+":4000", "203.0.113.19:80", g.listen("i2", i2+":80"))
@@ -80,8 +78,8 @@ func TestStaticHairpinAndErrors(t *testing.T) {
 	})
 }
 
-// errorsBothWays checks that an error of a router outside about a packet of i1 shows i1
-// its own packet, and that an error of i1 shows the outside host the outside address.
+// errorsBothWays checks two errors. An error of an outside router about a packet of i1 shows i1 its original
+// packet. An error of i1 shows the outside host the outside address.
 func (g *gateway) errorsBothWays(ip, inside, outside, router, outer string, exceeded, unreachable func(packet.Packet) bool) error {
 	in, out, far := g.wire("i1"), g.wire("o1"), g.wire("o2")
 	kind := map[string]string{"ip4": "icmp(type=time-exceeded)", "ip6": "icmp6(type=time-exceeded)"}[ip]
@@ -96,7 +94,7 @@ func (g *gateway) errorsBothWays(ip, inside, outside, router, outer string, exce
 	if from, _, ok := quotedEnds(p); !ok || from != netip.MustParseAddr(inside) {
 		return fmt.Errorf("the quoted packet is not as the host sent it: %s", p)
 	}
-	// Nobody listens there, so the inside host answers with port unreachable.
+	// Without a listener, the inside host answers with port unreachable.
 	p, err = out.carried(out, unreachable, "%s(src=%s,dst=%s)/udp(sport=4000,dport=999)/data(8)", ip, outside, outer)
 	if err != nil {
 		return fmt.Errorf("an error from inside: %w", err)
@@ -107,7 +105,7 @@ func (g *gateway) errorsBothWays(ip, inside, outside, router, outer string, exce
 	return packet.Verify(p.Build())
 }
 
-// quotedEnds are the addresses of the packet in an ICMP error.
+// quotedEnds returns the addresses of the packet in an ICMP error.
 func quotedEnds(p packet.Packet) (src, dst netip.Addr, ok bool) {
 	for i, l := range p {
 		if _, isICMP := l.(*packet.ICMP); !isICMP || i+1 >= len(p) {
@@ -125,12 +123,12 @@ func quotedEnds(p packet.Packet) (src, dst netip.Addr, ok bool) {
 
 const o1six, o2six = "2001:db8:ff::11", "2001:db8:ff::21"
 
-// renumber maps the inside prefix to one of the outside.
+// renumber maps the inside prefix to an outside prefix.
 func renumber(internal, external string) string {
 	return fmt.Sprintf("nat:\n  - {name: renumber, type: npt66, external: \"%s\", internal: \"%s\"}\n", external, internal)
 }
 
-// neutral asks for an address in the prefix whose sum is that of another one.
+// neutral checks that an address is in the prefix and has the checksum of another one.
 func neutral(seen, inside netip.Addr, prefix string) error {
 	sum := func(a netip.Addr) (n uint32) {
 		b := a.As16()

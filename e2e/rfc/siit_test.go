@@ -10,18 +10,18 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// stateless maps i1 and i2 (fd00:2::2, fd00:2::3) to 203.0.113.18 and .19; IPv4
-// hosts stand in the prefix.
+// stateless maps i1 and i2 (fd00:2::2, fd00:2::3) to 203.0.113.18 and .19. IPv4 hosts have addresses in the
+// prefix.
 const stateless = "nat:\n  - {name: bih, type: siit, prefix: \"64:ff9b::/96\", eam: [{ipv4: 203.0.113.16/28, ipv6: \"fd00:2::/124\"}]}\n"
 
 const (
 	i1four   = "203.0.113.18"
 	i2in64   = "64:ff9b::cb00:7113" // 203.0.113.19
-	i1seenBy = "64:ff9b::cb00:7112" // 203.0.113.18, as i2 sees it
+	i1seenBy = "64:ff9b::cb00:7112" // 203.0.113.18 for i2
 )
 
-// RFC 7757 §3: TCP both ways between an IPv6 host with an explicit mapping and an
-// IPv4 host, opened by either; a real path is found when the MTUs differ.
+// RFC 7757 §3: TCP between an IPv6 host with an explicit mapping and an IPv4 host, opened by either. Path MTU
+// discovery works with different MTUs.
 func TestRFC7757ExplicitMapping(t *testing.T) {
 	prove(t, "7757-3", stateless, func(g *gateway) error {
 		client, server, err := g.connect("i1", "["+i1six+"]:4000", "["+o1in64+"]:80", g.listen("o1", o1+":80"))
@@ -45,7 +45,7 @@ func TestRFC7757ExplicitMapping(t *testing.T) {
 	})
 }
 
-// RFC 7757 §4.2.2: two hosts with explicit mappings meet by their IPv4 addresses.
+// RFC 7757 §4.2.2: two hosts with explicit mappings reach each other by their IPv4 addresses.
 func TestRFC7757Hairpin(t *testing.T) {
 	prove(t, "7757-4", stateless, func(g *gateway) error {
 		client, server, err := g.connect("i1", "["+i1six+"]:4000", "["+i2in64+"]:80", g.listen("i2", "["+i2six+"]:80"))
@@ -84,8 +84,8 @@ func TestRFC7915Stateless(t *testing.T) {
 	})
 }
 
-// RFC 6791 §3: the IPv4 host gets the error of an IPv6 router that has no IPv4
-// address, from an address of the gateway.
+// RFC 6791 §3: the error of an IPv6 router without an IPv4 address reaches the IPv4 host from an address of the
+// gateway.
 func TestRFC6791UnmappedRouter(t *testing.T) {
 	prove(t, "7915-6", stateless, func(g *gateway) error {
 		in, out := g.wire("i1"), g.wire("o1")

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// reuse lets several sockets have one local port.
+// reuse allows several sockets on one local port.
 func reuse(_, _ string, c syscall.RawConn) error {
 	var err error
 	control := c.Control(func(fd uintptr) {
@@ -104,8 +104,8 @@ func TestRFC5382REQ1EndpointIndependentMapping(t *testing.T) {
 	})
 }
 
-// RFC 5382 REQ-2: a connection from the handshake to its end. REQ-6: the payload
-// is not touched, though it looks like FTP.
+// RFC 5382 REQ-2: a connection from the handshake to its end. REQ-6: the payload is unchanged, although it looks
+// like FTP.
 func TestRFC5382REQ2Connection(t *testing.T) {
 	prove(t, "5382-2", plain, func(g *gateway) error {
 		client, server, err := g.connect("i1", i1+":0", o1+":80", g.listen("o1", o1+":80"))
@@ -125,7 +125,7 @@ func TestRFC5382REQ2Connection(t *testing.T) {
 	})
 }
 
-// RFC 5382 REQ-3: whoever finds the mapping may connect to it.
+// RFC 5382 REQ-3: any outside host may connect to the mapping.
 func TestRFC5382REQ3Filtering(t *testing.T) {
 	prove(t, "5382-3", plain, func(g *gateway) error {
 		inside := g.listen("i1", i1+":4000")
@@ -178,7 +178,7 @@ func TestRFC5382REQ5Established(t *testing.T) {
 // RFC 5382 REQ-5: half-open connections live for four minutes.
 func TestRFC5382REQ5Transitory(t *testing.T) {
 	prove(t, "5382-5t", plain, func(g *gateway) error {
-		// A host that is switched off: no answer, not even a reset.
+		// A host that is powered off: no answer, not even a reset.
 		quiet := "table inet quiet { chain out { type filter hook output priority 0; tcp flags & rst == rst drop; }; }"
 		if out, err := g.Node("o1").Command(g.t.Context(), "nft", quiet).CombinedOutput(); err != nil {
 			return fmt.Errorf("nft: %w: %s", err, out)
@@ -262,7 +262,7 @@ func TestRFC5382REQ10ICMPEndsNoConnection(t *testing.T) {
 // RFC 5382 REQ-2a: both ends open the same connection at once.
 func TestRFC5382REQ2aSimultaneousOpen(t *testing.T) {
 	prove(t, "5382-2a", plain, func(g *gateway) error {
-		// The outside host does not answer the first SYN with a reset: its own is on the way.
+		// The outside host must not reset the first SYN: its own SYN is in transit.
 		quiet := "table inet quiet { chain out { type filter hook output priority 0; tcp flags & rst == rst drop; }; }"
 		if out, err := g.Node("o1").Command(g.t.Context(), "nft", quiet).CombinedOutput(); err != nil {
 			return fmt.Errorf("nft: %w: %s", err, out)

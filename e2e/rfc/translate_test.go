@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// RFC 6146 §3.5: a destination outside of the prefix is left alone; a source inside of
-// it, and an IPv4 packet without a binding, go nowhere.
+// RFC 6146 §3.5: a destination outside of the prefix is not translated. A source inside of the prefix, and an
+// IPv4 packet without a binding, are dropped.
 func TestRFC6146OnlyThePrefix(t *testing.T) {
 	prove(t, "6146-3.5", ports64, func(g *gateway) error {
 		outer, in, out, err := g.opened()
@@ -46,8 +46,7 @@ func TestRFC6146OnlyThePrefix(t *testing.T) {
 	})
 }
 
-// RFC 6146 §3.5.1.1: a host keeps one address of the pool, and ports their parity and
-// range.
+// RFC 6146 §3.5.1.1: a host keeps one address of the pool. Ports keep their parity and range.
 func TestRFC6146Allocation(t *testing.T) {
 	pool := strings.Replace(ports64, "pool: [203.0.113.1]", "ports: 512-65535, pool: [203.0.113.1-203.0.113.4]", 1)
 	prove(t, "6146-3.5.1.1", pool, func(g *gateway) error {
@@ -70,8 +69,8 @@ func TestRFC6146Allocation(t *testing.T) {
 	})
 }
 
-// RFC 6146 §3.5.2.2: a reset that nobody believes ends nothing: with the next data the
-// connection is established again.
+// RFC 6146 §3.5.2.2: a reset that the host ignores ends nothing. With the next data, the connection is
+// established again.
 func TestRFC6146ResetNotBelieved(t *testing.T) {
 	prove(t, "6146-3.5.2r", ports64, func(g *gateway) error {
 		client, server, err := g.connect("i1", "["+i1six+"]:4001", "["+o1in64+"]:80", g.listen("o1", o1+":80"))
@@ -80,7 +79,7 @@ func TestRFC6146ResetNotBelieved(t *testing.T) {
 		}
 		in, out, seen := g.wire("i1"), g.wire("o1"), remote(server)
 		reset := func(p packet.Packet) bool { t, ok := packet.Find[*packet.TCP](p); return ok && t.Flags&packet.RST != 0 }
-		// Far outside of the window: the host answers with where it stands (RFC 5961 §3.2).
+		// Far outside of the window: the host answers with its sequence numbers (RFC 5961 §3.2).
 		if _, err := out.carried(in, reset, "ip4(src=%s,dst=%s)/tcp(sport=80,dport=%d,flags=R,seq=7)", o1, seen.Addr(), seen.Port()); err != nil {
 			return fmt.Errorf("the reset: %w", err)
 		}
@@ -139,7 +138,7 @@ func embed(p netip.Prefix, a netip.Addr) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// RFC 6146 §3.6, RFC 6052 §2.2: prefixes of every length, at once.
+// RFC 6146 §3.6, RFC 6052 §2.2: prefixes of every length in one configuration.
 func TestRFC6052Prefixes(t *testing.T) {
 	prefixes := []string{"2001:dba::/32", "2001:dbb:100::/40", "2001:dbc:1::/48", "2001:dbd:1:100::/56", "2001:dbe:1:1::/64", "2001:dbf::/96"}
 	rules := "nat:\n"
@@ -168,7 +167,7 @@ func TestRFC6052Prefixes(t *testing.T) {
 	})
 }
 
-// RFC 6146 §5.3: one host cannot take all the state.
+// RFC 6146 §5.3: one host cannot use all the state.
 func TestRFC6146Bounded(t *testing.T) {
 	prove(t, "6146-5.3", strings.Replace(ports64, "}\n", ", connections-per-client: 2, ports-per-client: 2}\n", 1), func(g *gateway) error {
 		out := g.udp("o1", o1+":9")
@@ -194,8 +193,7 @@ func TestRFC6146Bounded(t *testing.T) {
 	})
 }
 
-// RFC 7915 §4.5: a datagram without a checksum gets the one without which no IPv6 host
-// takes it.
+// RFC 7915 §4.5: a datagram without a checksum gets one, because IPv6 requires it.
 func TestRFC7915ZeroChecksum(t *testing.T) {
 	prove(t, "7915-4.5", ports64, func(g *gateway) error {
 		in := g.udp("i1", "["+i1six+"]:4000")
@@ -210,7 +208,7 @@ func TestRFC7915ZeroChecksum(t *testing.T) {
 	})
 }
 
-// RFC 7915 §5.1: TOS of the traffic class, one hop less, DF above 1260 bytes alone.
+// RFC 7915 §5.1: TOS from the traffic class, one hop less, DF only above 1260 bytes.
 func TestRFC7915Header4(t *testing.T) {
 	prove(t, "7915-5.1", ports64, func(g *gateway) error {
 		_, in, out, err := g.opened()
@@ -257,8 +255,7 @@ func TestRFC7915FragmentHeader(t *testing.T) {
 	})
 }
 
-// RFC 7915 §4.2: ICMP errors in ICMPv6's terms; those without a counterpart go
-// nowhere.
+// RFC 7915 §4.2: ICMP errors are translated to ICMPv6. Errors without a counterpart are dropped.
 func TestRFC7915Errors6(t *testing.T) {
 	prove(t, "7915-4.2", ports64, func(g *gateway) error {
 		outer, in, _, err := g.opened()
@@ -295,7 +292,7 @@ func TestRFC7915Errors6(t *testing.T) {
 	})
 }
 
-// RFC 7915 §5.2: ICMPv6 errors in ICMP's terms.
+// RFC 7915 §5.2: ICMPv6 errors are translated to ICMP.
 func TestRFC7915Errors4(t *testing.T) {
 	prove(t, "7915-5.2", ports64, func(g *gateway) error {
 		outer, in, out, err := g.opened()
@@ -325,8 +322,8 @@ func TestRFC7915Errors4(t *testing.T) {
 	})
 }
 
-// RFC 7915 §4.2, RFC 4884: the extension of an error goes along, and the length before
-// it is told in the other family's unit.
+// RFC 7915 §4.2, RFC 4884: the extension of an error is kept, and the length field before it has the unit of the
+// other family.
 func TestRFC7915Extension(t *testing.T) {
 	prove(t, "7915-4884", ports64, func(g *gateway) error {
 		outer, in, out, err := g.opened()

@@ -15,8 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// sources sends from one inside socket to each target and returns who the
-// receivers saw.
+// sources sends from one inside socket to each target and returns the sources that the receivers saw.
 func (g *gateway) sources(from net.PacketConn, targets ...string) ([]netip.AddrPort, error) {
 	var seen []netip.AddrPort
 	for _, to := range targets {
@@ -45,8 +44,8 @@ func allEqual(seen []netip.AddrPort) error {
 // RFC 4787 REQ-1: one mapping for all destinations.
 func TestRFC4787REQ1EndpointIndependentMapping(t *testing.T) {
 	prove(t, "4787-1", plain, func(g *gateway) error {
-		// The kernel's NAT looks endpoint-independent until another host has the port towards one of
-		// the destinations.
+		// The kernel's NAT seems endpoint-independent until another host has the same port towards one of the
+		// destinations.
 		other := g.udp("i2", i2+":4000")
 		if _, err := g.sources(other, o1+":9"); err != nil {
 			return err
@@ -131,8 +130,7 @@ func TestRFC4787REQ4Parity(t *testing.T) {
 	})
 }
 
-// RFC 4787 REQ-5, 5c: a mapping lives for five minutes by default; the answer gets
-// through.
+// RFC 4787 REQ-5, 5c: a mapping lasts five minutes by default, and then an answer still arrives.
 func TestRFC4787REQ5Timer(t *testing.T) {
 	prove(t, "4787-5", plain, func(g *gateway) error {
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
@@ -158,7 +156,7 @@ func TestRFC4787REQ5bTimerConfigurable(t *testing.T) {
 	})
 }
 
-// RFC 4787 REQ-6: what goes out refreshes the mapping.
+// RFC 4787 REQ-6: an outbound packet refreshes the mapping.
 func TestRFC4787REQ6OutboundRefresh(t *testing.T) {
 	prove(t, "4787-6", plain, func(g *gateway) error {
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
@@ -166,7 +164,7 @@ func TestRFC4787REQ6OutboundRefresh(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		// Idle until the flow has aged, then send: it must be as young as ever.
+		// Wait until the flow has aged, then send: its timeout must be full again.
 		source := netip.MustParseAddrPort(i1 + ":4000")
 		aged := func() (float64, error) { f, err := g.flow(source); return f.Timeout, err }
 		young, err := aged()
@@ -208,7 +206,7 @@ func TestRFC4787REQ8Filtering(t *testing.T) {
 	})
 }
 
-// The other kinds of filtering that a rule can ask for.
+// The other kinds of filtering of a rule.
 func TestRFC4787REQ8AddressDependentFiltering(t *testing.T) {
 	prove(t, "4787-8a", snat("filtering: address-dependent"), func(g *gateway) error {
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
@@ -223,7 +221,7 @@ func TestRFC4787REQ8AddressDependentFiltering(t *testing.T) {
 	})
 }
 
-// RFC 4787 REQ-9, 9a: hairpinning, and the receiver sees the outside endpoint.
+// RFC 4787 REQ-9, 9a: hairpinning: the receiver sees the outside endpoint.
 func TestRFC4787REQ9Hairpin(t *testing.T) {
 	prove(t, "4787-9", plain, func(g *gateway) error {
 		a, b, out := g.udp("i1", i1+":4000"), g.udp("i2", i2+":5000"), g.udp("o1", o1+":9")
@@ -246,7 +244,7 @@ func TestRFC4787REQ9Hairpin(t *testing.T) {
 	})
 }
 
-// RFC 4787 REQ-10: no application layer gateway touches the payload.
+// RFC 4787 REQ-10: no application layer gateway changes the payload.
 func TestRFC4787REQ10NoALG(t *testing.T) {
 	prove(t, "4787-10", plain, func(g *gateway) error {
 		in := g.udp("i1", i1+":5060")
@@ -281,7 +279,7 @@ func TestRFC4787REQ11Deterministic(t *testing.T) {
 			}
 			return allEqual(seen)
 		}
-		for port := 20000; port < 20300; port++ { // every port collides in a different order
+		for port := 20000; port < 20300; port++ { // every port collides, in another order
 			at := fmt.Sprintf(":%d", port)
 			if err := talk("i2", i2+at, o1+":9"); err != nil {
 				return err
@@ -297,8 +295,7 @@ func TestRFC4787REQ11Deterministic(t *testing.T) {
 	})
 }
 
-// RFC 4787 REQ-12: ICMP errors reach the host, from whatever router, and end no
-// mapping.
+// RFC 4787 REQ-12: ICMP errors of any router reach the host, and end no mapping.
 func TestRFC4787REQ12ICMPEndsNoMapping(t *testing.T) {
 	prove(t, "4787-12", plain, func(g *gateway) error {
 		in, out := g.udp("i1", i1+":4000"), g.udp("o1", o1+":9")
@@ -306,7 +303,7 @@ func TestRFC4787REQ12ICMPEndsNoMapping(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		sniff, attacker := g.wire("i1"), g.wire("o2") // o2 plays a router on the way
+		sniff, attacker := g.wire("i1"), g.wire("o2") // o2 acts as a router on the path
 		for _, e := range []struct{ kind, code uint8 }{{3, 1}, {3, 3}, {11, 0}} {
 			if err := attacker.send("ip4(src=%s,dst=%s)/icmp(type=%d,code=%d)/ip4(src=%s,dst=%s,ttl=9)/udp(sport=%d,dport=9)/data(5)",
 				o2, seen.Addr(), e.kind, e.code, seen.Addr(), o1, seen.Port()); err != nil {
@@ -332,7 +329,7 @@ func TestRFC4787REQ12ICMPEndsNoMapping(t *testing.T) {
 	})
 }
 
-// RFC 4787 REQ-13: a packet with DF that does not fit is answered with the MTU.
+// RFC 4787 REQ-13: a packet with DF that does not fit causes an error with the MTU.
 func TestRFC4787REQ13TooBig(t *testing.T) {
 	prove(t, "4787-13", plain, func(g *gateway) error {
 		w := g.wire("i1")
@@ -366,9 +363,9 @@ func TestRFC4787REQ13aFragments(t *testing.T) {
 	})
 }
 
-// retry sends until a datagram of that size arrives.
+// retry sends until a datagram of the given size arrives.
 func (g *gateway) retry(at net.PacketConn, size int, send func() error) error {
-	came := "nothing" // or another size, as of a datagram before that was sent twice
+	came := "nothing" // or the size of an earlier datagram that was sent twice
 	for deadline := time.Now().Add(g.patience); time.Now().Before(deadline); {
 		if err := send(); err != nil {
 			return err
@@ -424,8 +421,7 @@ func (g *gateway) fragments(from, datagram string, at net.PacketConn, reversed b
 	})
 }
 
-// RFC 4787 REQ-14a: a flood of fragments without a beginning does not disturb
-// others.
+// RFC 4787 REQ-14a: a flood of fragments without a first one does not affect other fragments.
 func TestRFC4787REQ14aFragmentFlood(t *testing.T) {
 	prove(t, "4787-14a", plain, func(g *gateway) error {
 		w := g.wire("i2")
@@ -446,9 +442,8 @@ func TestRFC4787REQ14aFragmentFlood(t *testing.T) {
 	})
 }
 
-// RFC 4787 REQ-7: a host outside has the very address of one inside. A third one
-// talks to it through the gateway, which tells the two networks apart by the
-// interface, and the host inside goes on to reach the outside.
+// RFC 4787 REQ-7: an outside host has the address of an inside host. A third host talks to it through the
+// gateway, which distinguishes the two networks by the interface. The inside host can still reach the outside.
 func TestRFC4787REQ7Overlap(t *testing.T) {
 	prove(t, "4787-7", snat("in: lan0"), func(g *gateway) error {
 		for _, c := range [][2]string{

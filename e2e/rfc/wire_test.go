@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// wire sends and sees raw frames of a host.
+// wire sends and receives raw frames of a host.
 type wire struct {
 	fd      int
 	ifindex int
@@ -72,12 +72,12 @@ func (w *wire) frame(p packet.Packet) []byte {
 
 var errSilence = errors.New("nothing came")
 
-// await returns the first packet of another host that the filter takes.
+// await returns the first packet of another host that matches the filter.
 func (w *wire) await(wait time.Duration, take func(packet.Packet) bool) (packet.Packet, error) {
 	deadline := time.Now().Add(wait)
 	b := make([]byte, 65536)
 	for {
-		// What has come already is looked at, however late.
+		// Packets that have already arrived are checked, even after the deadline.
 		left := max(time.Until(deadline), 0)
 		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(w.fd), Events: unix.POLLIN}}, int((left+time.Millisecond-1)/time.Millisecond)); err != nil && !errors.Is(err, unix.EINTR) {
 			return nil, err
@@ -101,8 +101,7 @@ func (w *wire) await(wait time.Duration, take func(packet.Packet) bool) (packet.
 	}
 }
 
-// carried sends a packet until one that the filter takes comes out on another host's
-// wire: the first may wait for a neighbour.
+// carried sends a packet until a matching one leaves on another host's wire. The first may wait for a neighbour.
 func (w *wire) carried(to *wire, take func(packet.Packet) bool, format string, args ...any) (packet.Packet, error) {
 	for range 5 {
 		if err := w.send(format, args...); err != nil {
@@ -115,7 +114,7 @@ func (w *wire) carried(to *wire, take func(packet.Packet) bool, format string, a
 	return nil, errSilence
 }
 
-// udpTo takes datagrams to a port.
+// udpTo matches datagrams to a port.
 func udpTo(port uint16) func(packet.Packet) bool {
 	return func(p packet.Packet) bool {
 		u, ok := packet.Find[*packet.UDP](p)
@@ -124,7 +123,7 @@ func udpTo(port uint16) func(packet.Packet) bool {
 	}
 }
 
-// icmp takes ICMP errors of a type and code.
+// icmp matches ICMP errors of a type and code.
 func icmp(kind, code uint8) func(packet.Packet) bool {
 	return func(p packet.Packet) bool {
 		m, ok := packet.Find[*packet.ICMP](p)

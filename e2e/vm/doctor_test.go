@@ -16,9 +16,8 @@ import (
 	"time"
 )
 
-// TestDiagnosisOnOldestKernel runs the diagnosis of one faulty router and the
-// commands themselves on Debian's 6.1 kernel, which lacks much of what they use
-// on newer ones: each has to work, or to say in a sentence what it cannot see.
+// TestDiagnosisOnOldestKernel runs the diagnosis of one faulty router, and the commands, on Debian's 6.1 kernel.
+// It lacks many features of newer kernels: each command must work, or name the invisible part.
 func TestDiagnosisOnOldestKernel(t *testing.T) {
 	kernels, err := filepath.Glob("/boot/vmlinuz-6.1.*")
 	if err != nil || len(kernels) == 0 {

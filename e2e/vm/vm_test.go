@@ -18,8 +18,8 @@ import (
 
 type suite struct{ pkg, run string }
 
-// suites are the packages whose privileged tests run on the oldest kernel, with
-// the tests that make sense under software emulation.
+// suites are the packages with privileged tests for the oldest kernel, and their tests that are feasible under
+// software emulation.
 var suites = []suite{
 	{"lab", "."},
 	{"conntrack", "."},

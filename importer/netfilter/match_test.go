@@ -35,7 +35,7 @@ func (p sent) matches(m match) bool {
 		(m.proto == flow.Any || m.proto == p.proto) && ports
 }
 
-// chance makes matches and packets of few values, so that they meet.
+// chance generates matches and packets with few values, so that they often agree.
 type chance struct{ *rand.Rand }
 
 func pick[T any](c chance, list ...T) T { return list[c.IntN(len(list))] }
@@ -68,7 +68,7 @@ func (c chance) packet() sent {
 		dport: pick(c, uint16(53), 80, 81, 443)}
 }
 
-// TestMatches compares what is computed of matches with what they mean for single packets.
+// TestMatches compares the computed relations of matches with their effect on single packets.
 func TestMatches(t *testing.T) {
 	c := chance{rand.New(rand.NewPCG(1, 2))}
 	met, covered := 0, 0

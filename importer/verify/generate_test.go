@@ -60,7 +60,7 @@ func (c chance) ruleSet() *ruleSet {
 	for range c.IntN(4) {
 		s.add("nat POSTROUTING", c.source())
 	}
-	if c.one(5) { // a relay or hairpin: what is translated on its way in has its source replaced too
+	if c.one(5) { // a relay or hairpin: a packet with a translated destination gets another source too
 		for _, r := range s.chains["nat PREROUTING"] {
 			if r.action == "DNAT" && !strings.Contains(r.target, "-10.") {
 				host, port, _ := strings.Cut(r.target, ":")

@@ -167,8 +167,8 @@ func TestRandomRules(t *testing.T) {
 	t.Logf("%d rule sets, %d probes, %d differences announced, %d silent", *sets, probes, differences-silent, silent)
 }
 
-// TestFieldRules compares rules that people use with their import, on a guessed host: those of
-// testdata, and the samples of package importer. Every difference must be announced.
+// TestFieldRules compares real-world rules with their import, on a guessed host: the rules of testdata, and the
+// samples of package importer. Every difference must be announced.
 func TestFieldRules(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Nftables, labtest.Conntrack, labtest.BPF, labtest.Tool("iptables-nft-restore"), labtest.Tool("iptables-legacy-restore"), labtest.Tool("nft"))
 	var files []string

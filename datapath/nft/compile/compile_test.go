@@ -199,8 +199,8 @@ func TestStatelessReplyMustBeUnambiguous(t *testing.T) {
 	}
 }
 
-// TestServersThatNothingLeadsTo: backends of mode dsr without a route are left out and told of, also those that clients
-// are pinned to, and where there is no other; one behind a router is refused.
+// TestServersThatNothingLeadsTo: dsr backends without a route are left out with a warning, also if clients are
+// pinned to them or there is no other. A backend behind a router is refused.
 func TestServersThatNothingLeadsTo(t *testing.T) {
 	env := testEnv()
 	known := env.Route
@@ -246,8 +246,8 @@ func TestServersThatNothingLeadsTo(t *testing.T) {
 	}
 }
 
-// TestStatelessAnswersAreItsOwn: a backend's endpoint does not serve a stateless service and what the kernel tracks, also
-// when it comes to do so by a change.
+// TestStatelessAnswersAreItsOwn: one backend endpoint cannot serve a stateless service and tracked connections,
+// also after a change.
 func TestStatelessAnswersAreItsOwn(t *testing.T) {
 	at := func(port uint16) []config.Backend {
 		return []config.Backend{{Name: "a", Address: netip.MustParseAddr("10.0.2.2"), Port: port}}
@@ -402,8 +402,8 @@ func TestSharedMembersStay(t *testing.T) {
 	}
 }
 
-// TestWeightsOfBackendsThatCome: the weights of a snapshot go before those of the configuration, and leave
-// the numbers of all services as they are.
+// TestWeightsOfBackendsThatCome: weights of a snapshot override the configuration, and do not change the numbers
+// of services.
 func TestWeightsOfBackendsThatCome(t *testing.T) {
 	of := func(name, listen string) config.Service {
 		return config.Service{Name: name, Protocol: flow.TCP, Mode: config.ModeDNAT, Scheduler: config.SchedulerWRR, SlowStart: config.Duration(time.Minute),

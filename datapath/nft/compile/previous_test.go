@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// TestPreviousResultChangesNothing changes services at random. What is compiled with the help of the
-// result before is each time what is compiled without, and the difference to before leads there.
+// TestPreviousResultChangesNothing changes services at random. A compilation with the previous result equals one
+// without it, and the reported difference leads from the previous result to the new one.
 func TestPreviousResultChangesNothing(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	address := func(net byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, net, byte(1 + r.IntN(30))}) }
