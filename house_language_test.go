@@ -35,30 +35,33 @@ const (
 	toleratedHits = 2 // in a package or document with few words
 )
 
-// totalCeiling is the limit of hard constructions per 1,000 words of all comments. It may only be lowered.
-const totalCeiling = 2.0
+// Limits of hard constructions per 1,000 words of all comments of the code and of the tests. They may only be lowered.
+const (
+	totalCeiling = 2.0
+	testsCeiling = 5.0
+)
 
 // pendingPackages are packages above packageLimit, with their ceilings per 1,000 words. A pattern with /... is one
 // measure of all packages below it. A ceiling may only be lowered, and a package below the limit is removed. If a
 // package moves, its entry moves too.
 var pendingPackages = map[string]float64{
-	"doctor":         32,
-	"doctor/observe": 28,
+	"doctor":         26,
+	"doctor/observe": 22,
 }
 
 // pendingDocuments are documents above documentLimit, with their ceilings. The same rule holds. In rfc.md most hits
 // are the result "met".
 var pendingDocuments = map[string]float64{
-	"docs/guide/import.md":            23,
+	"docs/guide/import.md":            5,
 	"docs/internals/debugging.md":     23,
-	"docs/internals/packet-walk.md":   15,
-	"docs/measurements/benchmarks.md": 10,
+	"docs/internals/packet-walk.md":   13,
+	"docs/measurements/benchmarks.md": 9,
 	"docs/reference/rfc.md":           97,
 }
 
-// pendingGroup returns the pattern in pendingPackages that matches a package, or its own name.
-func pendingGroup(name string) string {
-	for pattern := range pendingPackages {
+// pendingGroup returns the pending pattern that matches a package, or its own name.
+func pendingGroup(name string, pending map[string]float64) string {
+	for pattern := range pending {
 		if root, group := strings.CutSuffix(pattern, "/..."); group && under(name, root) {
 			return pattern
 		}
@@ -93,16 +96,33 @@ func (m measure) check(t *testing.T, name string, limit float64, pending map[str
 	}
 }
 
-// TestLanguageOfComments bounds the hard constructions in comments, in total and per package. Tests are excluded.
+// pendingTests are packages with comments of tests above packageLimit, with their ceilings. The same rules hold.
+var pendingTests = map[string]float64{
+	".":              9,
+	"announce":       9,
+	"datapath/ebpf":  5,
+	"doctor":         22,
+	"doctor/observe": 21,
+	"e2e/oracle":     18,
+	"e2e/sick":       6,
+}
+
+// TestLanguageOfComments bounds the hard constructions in comments, in total and per package.
 func TestLanguageOfComments(t *testing.T) {
+	t.Run("code", func(t *testing.T) { checkComments(t, false, totalCeiling, pendingPackages) })
+	t.Run("tests", func(t *testing.T) { checkComments(t, true, testsCeiling, pendingTests) })
+}
+
+// checkComments checks the comments of the tests, or of the other files.
+func checkComments(t *testing.T, tests bool, limit float64, pending map[string]float64) {
 	packages := map[string]*measure{}
 	for _, ext := range []string{".go", ".c", ".h"} {
 		walk(t, ext, func(path string, text []byte) {
-			if generated(text) || strings.HasSuffix(path, "_test.go") || strings.Contains(path, ".gen.") ||
+			if generated(text) || strings.HasSuffix(path, "_test.go") != tests || strings.Contains(path, ".gen.") ||
 				strings.Contains(path, "_bpfel") || strings.Contains(path, "vmlinux") || strings.Contains(path, "testdata/") {
 				return
 			}
-			name := pendingGroup(filepath.Dir(path))
+			name := pendingGroup(filepath.Dir(path), pending)
 			if packages[name] == nil {
 				packages[name] = &measure{}
 			}
@@ -115,16 +135,16 @@ func TestLanguageOfComments(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(packages)) {
 		m := *packages[name]
 		total.words, total.hits = total.words+m.words, total.hits+m.hits
-		m.check(t, name, packageLimit, pendingPackages)
+		m.check(t, name, packageLimit, pending)
 		t.Logf("%-28s %6d words %5.1f", name, m.words, m.rate())
 	}
 	t.Logf("%-28s %6d words %5.2f", "all", total.words, total.rate())
-	if total.rate() > totalCeiling {
-		t.Errorf("%.2f hard constructions per 1,000 words of comments, more than %.2f", total.rate(), totalCeiling)
+	if total.rate() > limit {
+		t.Errorf("%.2f hard constructions per 1,000 words of comments, more than %.2f", total.rate(), limit)
 	}
-	for name := range pendingPackages {
+	for name := range pending {
 		if packages[name] == nil {
-			t.Logf("pendingPackages: there is no package %s", name)
+			t.Logf("%s is pending, and there is no such package", name)
 		}
 	}
 }
