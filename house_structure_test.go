@@ -85,3 +85,20 @@ func TestImportGroups(t *testing.T) {
 		}
 	})
 }
+
+// TestReasonsAreTyped: a function of the datapath that returns a reason has the type enum reason, so that the compiler
+// reports a verdict or another enumeration in its place.
+func TestReasonsAreTyped(t *testing.T) {
+	function := regexp.MustCompile(`(?ms)^(?:static )?(?:__noinline |__always_inline )int (\w+)\([^{;]*?\)\n\{\n(.*?)\n\}`)
+	reason := regexp.MustCompile(`return (?:REASON_\w+|[^;]*[?:] REASON_\w+);`)
+	walk(t, ".h", func(path string, text []byte) {
+		for _, f := range function.FindAllSubmatch(text, -1) {
+			if reason.Match(f[2]) {
+				t.Errorf("%s: %s returns a reason as int", path, f[1])
+			}
+		}
+		if regexp.MustCompile(`(?m)^#define \w+ REASON_COUNT`).Match(text) {
+			t.Errorf("%s: a result that is no reason has the value of REASON_COUNT", path)
+		}
+	})
+}

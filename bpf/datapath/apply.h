@@ -170,7 +170,7 @@ static __always_inline enum reason prepare(void *ctx, const struct packet *p, st
 		return REASON_NOT_ROUTED;
 	}
 	if (!current) {
-		reason = after_route(plan, xdp ? xdp_route(ctx, p, plan) : tc_route(ctx, p, plan));
+		reason = after_route(plan, BY_HOOK(route, ctx, p, plan));
 		if (have_nat && (reason == REASON_NONE || reason == REASON_NO_NEIGHBOUR) &&
 		    end_rerouted(p, plan) != REASON_NONE)
 			return REASON_REROUTED;
@@ -180,37 +180,21 @@ static __always_inline enum reason prepare(void *ctx, const struct packet *p, st
 		return REASON_TTL_EXCEEDED;
 	// Linux drops packets with a source route unless accept_source_route is set.
 	if (p->family == FAMILY_4 && plan->family == FAMILY_4 && header_now(p) > sizeof(struct iphdr) &&
-	    (xdp ? xdp_source_routed(ctx, header_now(p)) : tc_source_routed(ctx, header_now(p))))
+	    BY_HOOK(source_routed, ctx, header_now(p)))
 		return REASON_UNTRANSLATABLE;
 	return ready(p, plan, reason);
 }
 
-__noinline int xdp_rewrite4(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
-{
-	return p && plan ? xdp_rewrite(ctx, p, plan, false) : REASON_INTERNAL;
-}
+BOTH_HOOKS(enum reason, rewrite4, !p || !plan ? REASON_INTERNAL : BY_HOOK(rewrite, ctx, p, plan, false),
+	   const struct packet *p, const struct plan *plan)
 
-__noinline int xdp_rewrite6(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
-{
-	return p && plan ? xdp_rewrite(ctx, p, plan, true) : REASON_INTERNAL;
-}
+BOTH_HOOKS(enum reason, rewrite6, !p || !plan ? REASON_INTERNAL : BY_HOOK(rewrite, ctx, p, plan, true),
+	   const struct packet *p, const struct plan *plan)
 
-__noinline int tc_rewrite4(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
+static __always_inline enum reason rewrite(void *ctx, const struct packet *p, const struct plan *plan, const bool v6,
+					   const bool xdp)
 {
-	return p && plan ? tc_rewrite(ctx, p, plan, false) : REASON_INTERNAL;
-}
-
-__noinline int tc_rewrite6(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
-{
-	return p && plan ? tc_rewrite(ctx, p, plan, true) : REASON_INTERNAL;
-}
-
-static __always_inline int rewrite(void *ctx, const struct packet *p, const struct plan *plan, const bool v6,
-				   const bool xdp)
-{
-	if (xdp)
-		return v6 ? xdp_rewrite6(ctx, p, plan) : xdp_rewrite4(ctx, p, plan);
-	return v6 ? tc_rewrite6(ctx, p, plan) : tc_rewrite4(ctx, p, plan);
+	return v6 ? BY_HOOK(rewrite6, ctx, p, plan) : BY_HOOK(rewrite4, ctx, p, plan);
 }
 
 // Applies a plan to a packet. Returns REASON_NONE if the packet was sent as planned, otherwise the
@@ -222,27 +206,26 @@ static __always_inline enum reason apply(void *ctx, struct packet *p, struct pla
 	struct hop *h;
 
 	if (reason == REASON_TO_FRAGMENT6 && !dry_run)
-		return xdp ? xdp_fragment6(ctx, p) : tc_fragment6(ctx, p);
+		return BY_HOOK(fragment6, ctx, p);
 	if (reason == REASON_TO_FRAGMENT)
-		reason = xdp ? xdp_fragment4(ctx, p, plan) : tc_fragment4(ctx, p, plan);
+		reason = BY_HOOK(fragment4, ctx, p, plan);
 	else if (reason == REASON_NO_NEIGHBOUR)
-		reason = xdp ? xdp_unresolved(ctx, p, plan) : tc_unresolved(ctx, p, plan);
+		reason = BY_HOOK(unresolved, ctx, p, plan);
 	if (dry_run || (plan->flags & PLAN_HERE) == PLAN_HERE ||
 	    (reason != REASON_NONE && action_of(reason) == ACTION_DROP))
 		return reason;
 	if (plan->choices & CHOICE_CLASS && plan->family != p->family)
 		p->tos = plan->tos;
 	if (plan->flags & PLAN_ERROR)
-		done = xdp ? xdp_apply_error(ctx, p, plan) : tc_apply_error(ctx, p, plan);
+		done = apply_error(ctx, p, plan, xdp);
 	else if (have_family_change && plan->family != p->family)
-		done = xdp ? xdp_translate(ctx, p, plan) : tc_translate(ctx, p, plan);
+		done = BY_HOOK(translate, ctx, p, plan);
 	else
 		done = rewrite(ctx, p, plan, v6, xdp);
 	if (have_edits && done == REASON_NONE && plan->edits && !(plan->flags & PLAN_ERROR))
-		done = xdp ? xdp_edit(ctx, p, plan) : tc_edit(ctx, p, plan);
+		done = BY_HOOK(edit, ctx, p, plan);
 	if (done == REASON_NONE && plan->encap)
-		done = xdp ? xdp_encapsulate(ctx, p, plan, leaves_by(p, plan)) :
-			     tc_encapsulate(ctx, p, plan, leaves_by(p, plan));
+		done = BY_HOOK(encapsulate, ctx, p, plan, leaves_by(p, plan));
 	if (done != REASON_NONE) {
 		p->tos = tos; // an ICMP error repeats the class of the packet, not of the rule
 		return done;
@@ -252,7 +235,7 @@ static __always_inline enum reason apply(void *ctx, struct packet *p, struct pla
 	h = hop_of(plan);
 	if (!h)
 		return REASON_INTERNAL;
-	plan->verdict = xdp ? xdp_send(ctx, h) : tc_send(ctx, h);
+	plan->verdict = BY_HOOK(send, ctx, h);
 	return REASON_NONE;
 }
 

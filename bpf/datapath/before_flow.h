@@ -23,7 +23,7 @@ static __always_inline __u8 action_of(__u32 reason)
 
 // Evaluates the deny and allow rules of the first hook, in order. REASON_NONE: no rule denies the
 // packet.
-__noinline int firewall(const struct packet *p)
+__noinline enum reason firewall(const struct packet *p)
 {
 	__u64 sources, dests;
 	bool v6;
@@ -122,7 +122,7 @@ __noinline int fragment_first(const struct packet *p, __u32 reason)
 
 // Copies the ports of the first fragment to a later one. REASON_NONE: the fragment is handled like
 // the first one. Other reasons are the outcome of the first fragment.
-__noinline int fragment_later(struct packet *p)
+__noinline enum reason fragment_later(struct packet *p)
 {
 	struct fragment_key key = {};
 	struct fragment *f;
@@ -140,12 +140,12 @@ __noinline int fragment_later(struct packet *p)
 
 // Handles a later fragment without a stored first fragment. If no ports are needed, it is
 // translated. Unrelated packets pass.
-__noinline int fragment_orphan(const struct packet *p, struct plan *plan)
+__noinline enum reason fragment_orphan(const struct packet *p, struct plan *plan)
 {
 	struct pool_addr *address;
 	bool v6;
 	__u32 number;
-	int reason;
+	enum reason reason;
 
 	if (!p || !plan)
 		return REASON_INTERNAL;

@@ -38,10 +38,10 @@ static __always_inline void init(struct packet *p, struct plan *plan, __u32 ifin
 	plan->owner_nat = OWNER_NONE;
 }
 
-BOTH_HOOKS(next_extension, !p || !x || next_extension((void *)(long)ctx->data, (void *)(long)ctx->data_end, p, x),
+BOTH_HOOKS(int, next_extension, !p || !x || next_extension((void *)(long)ctx->data, (void *)(long)ctx->data_end, p, x),
 	   struct packet *p, struct extensions *x)
 
-__noinline int xdp_extensions(struct xdp_md *ctx, struct packet *p)
+__noinline enum reason xdp_extensions(struct xdp_md *ctx, struct packet *p)
 {
 	struct extensions x;
 
@@ -54,7 +54,7 @@ __noinline int xdp_extensions(struct xdp_md *ctx, struct packet *p)
 	return parse_behind((void *)(long)ctx->data, (void *)(long)ctx->data_end, p, &x);
 }
 
-__noinline int tc_extensions(struct __sk_buff *ctx, struct packet *p)
+__noinline enum reason tc_extensions(struct __sk_buff *ctx, struct packet *p)
 {
 	struct extensions x;
 
@@ -67,29 +67,18 @@ __noinline int tc_extensions(struct __sk_buff *ctx, struct packet *p)
 	return parse_behind((void *)(long)ctx->data, (void *)(long)ctx->data_end, p, &x);
 }
 
-__noinline int xdp_orphan(struct xdp_md *ctx, struct packet *p, struct plan *plan)
+static __always_inline enum reason orphan(void *ctx, struct packet *p, struct plan *plan, const bool xdp)
 {
-	int reason;
+	enum reason reason;
 
-	if (!p || !plan)
-		return REASON_INTERNAL;
 	if (cross_by_egress)
-		xdp_cross_egress(ctx, p);
+		BY_HOOK(cross_egress, ctx, p);
 	reason = egress(ctx, p, plan, false) ? fragment_orphan(p, plan) : REASON_INTERNAL;
-	return reason == REASON_ORPHAN_FRAGMENT ? hold(ctx, p, true) : reason;
+	return reason == REASON_ORPHAN_FRAGMENT ? hold(ctx, p, xdp) : reason;
 }
 
-__noinline int tc_orphan(struct __sk_buff *ctx, struct packet *p, struct plan *plan)
-{
-	int reason;
-
-	if (!p || !plan)
-		return REASON_INTERNAL;
-	if (cross_by_egress)
-		tc_cross_egress(ctx, p);
-	reason = egress(ctx, p, plan, false) ? fragment_orphan(p, plan) : REASON_INTERNAL;
-	return reason == REASON_ORPHAN_FRAGMENT ? hold(ctx, p, false) : reason;
-}
+BOTH_HOOKS(enum reason, orphan, !p || !plan ? REASON_INTERNAL : orphan(ctx, p, plan, xdp), struct packet *p,
+	   struct plan *plan)
 
 // Applies the firewall and handles fragments before the flow lookup.
 static __always_inline enum reason before_flow(struct packet *p, struct plan *plan)
@@ -157,15 +146,7 @@ static __always_inline bool sent_again(void *ctx, const struct packet *p, const 
 	return false;
 }
 
-static __noinline int xdp_sent_again(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
-{
-	return sent_again(ctx, p, plan, true);
-}
-
-static __noinline int tc_sent_again(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
-{
-	return sent_again(ctx, p, plan, false);
-}
+BOTH_HOOKS(static int, sent_again, sent_again(ctx, p, plan, xdp), const struct packet *p, const struct plan *plan)
 
 // Counts a refused packet for its service. Reports whether the sender gets an answer.
 static __always_inline bool refused(void *ctx, const struct packet *p, const struct plan *plan, __u32 reason,
@@ -177,7 +158,7 @@ static __always_inline bool refused(void *ctx, const struct packet *p, const str
 	if (dry_run)
 		return false;
 	if (plan->owner_nat == OWNER_SERVICE && by_policy(reason) &&
-	    !(xdp ? xdp_sent_again(ctx, p, plan) : tc_sent_again(ctx, p, plan))) {
+	    !BY_HOOK(sent_again, ctx, p, plan)) {
 		l = bpf_map_lookup_elem(&service_loads, &owner);
 		if (l)
 			__sync_fetch_and_add(&l->refused, 1);
@@ -226,11 +207,12 @@ static __always_inline enum reason tc_parse(struct __sk_buff *ctx, struct packet
 // uses that flow.
 static __always_inline enum reason decide_again(const struct packet *p, struct plan *plan, const bool v6)
 {
-	int reason;
+	enum reason reason;
 
 	plan->flags = 0;
 	plan->edits = 0;
 	plan->asked = 0;
+	plan->entry = NO_ENTRY;
 	plan->backend_hop = NO_ENTRY;
 	reason = decide_flow(p, plan, v6);
 	return reason == REASON_NONE ? REASON_CLASH : reason; // that flow has ended again; a retransmission will pass
@@ -255,7 +237,7 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 	plan = &w->plan;
 	init(p, plan, ifindex, drop, v6);
 	w->closed.index = NO_ENTRY;
-	reason = xdp ? xdp_parse(ctx, p, v6) : tc_parse(ctx, p, v6);
+	reason = BY_HOOK(parse, ctx, p, v6);
 	if (reason != REASON_NONE)
 		p->flags &= ~PACKET_FIRST_FRAGMENT; // it must not determine the outcome of later fragments
 	else if (station == STATION_GROUP)
@@ -263,16 +245,16 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 	else if (before_flow_needed(p))
 		reason = before_flow(p, plan);
 	if (reason == REASON_ORPHAN_FRAGMENT)
-		reason = xdp ? xdp_orphan(ctx, p, plan) : tc_orphan(ctx, p, plan);
+		reason = BY_HOOK(orphan, ctx, p, plan);
 	if (reason == REASON_NONE) {
 		if (p->flags & PACKET_ERROR)
-			reason = xdp ? xdp_error(ctx, p, plan) : tc_error(ctx, p, plan);
+			reason = BY_HOOK(error, ctx, p, plan);
 		else
 			reason = decide_flow(p, plan, v6);
 	}
 	if (reason == REASON_NONE) {
 		service = have_services ? service_of(p) : NO_ENTRY;
-		reason = xdp ? xdp_miss(ctx, p, plan, service) : tc_miss(ctx, p, plan, service);
+		reason = BY_HOOK(miss, ctx, p, plan, service);
 		if (reason == REASON_NONE)
 			reason = decide_miss(p, plan, service);
 		if (have_services && has_closed(w))
@@ -286,7 +268,7 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 			reason = REASON_NOT_OURS;
 	}
 	if (have_owned && reason == REASON_NOT_OURS)
-		reason = xdp ? xdp_unserved(ctx, p, plan) : tc_unserved(ctx, p, plan);
+		reason = BY_HOOK(unserved, ctx, p, plan);
 	if (p->flags & PACKET_FIRST_FRAGMENT)
 		fragment_first(p, reason);
 	action = action_of(reason);
@@ -309,8 +291,7 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 	if (action == ACTION_PASS)
 		verdict = pass;
 	else if (action == ACTION_DROP && refused(ctx, p, plan, reason, xdp) &&
-		 (xdp ? xdp_answer(ctx, p, plan, answer_of(plan, reason)) :
-			tc_answer(ctx, p, plan, answer_of(plan, reason))))
+		 BY_HOOK(answer, ctx, p, plan, answer_of(plan, reason)))
 		verdict = bpf_redirect(ifindex, 0);
 	plan->action = action;
 	plan->reason = reason;

@@ -76,7 +76,7 @@ static __always_inline void touch(const struct packet *p, void *e, const bool v6
 
 // Plans a packet of a flow without a reply entry (dsr or tunnel with a sequence scheduler). The
 // flow stores only the backend.
-__noinline int plan_without_reply(const struct packet *p, struct plan *plan, __u32 service, __u32 backend)
+__noinline enum reason plan_without_reply(const struct packet *p, struct plan *plan, __u32 service, __u32 backend)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &service);
 	struct backend *b = bpf_map_lookup_elem(&backends, &backend);
@@ -172,10 +172,9 @@ static __always_inline bool opens_again(const struct entry_meta *m, const struct
 	return used_again(m->backend, m->heard, m->seen, twin->heard, twin->seen, twin != m);
 }
 
-#define FLOW_ENDED REASON_COUNT // plan->entry has ended; the caller sweeps it and continues without a flow
-
-// Looks up the flow of a packet. REASON_NONE: there is none.
-static __always_inline int search_flow(const struct packet *p, struct plan *plan, const bool v6)
+// Looks up the flow of a packet. REASON_NONE: there is none, or plan->entry has ended and the caller
+// sweeps it.
+static __always_inline enum reason search_flow(const struct packet *p, struct plan *plan, const bool v6)
 {
 	struct work *w = the_work();
 	struct entry_meta *m, *twin;
@@ -193,7 +192,7 @@ static __always_inline int search_flow(const struct packet *p, struct plan *plan
 		(m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY && !(p->flags & PACKET_LATER_FRAGMENT);
 	if ((opens && unserved(m->owner, m->backend)) || lost_reply_half(m->twin, m->owner)) {
 		plan->entry = index; // without waiting for the sweeper
-		return FLOW_ENDED;
+		return REASON_NONE;
 	}
 	if (opens) {
 		twin = m->twin == NO_ENTRY ? m : twin_meta(m, v6);
@@ -203,7 +202,7 @@ static __always_inline int search_flow(const struct packet *p, struct plan *plan
 				return REASON_NONE;
 			}
 			plan->entry = index;
-			return FLOW_ENDED;
+			return REASON_NONE;
 		}
 	}
 	plan_flow(plan, e, index, v6);
@@ -231,18 +230,18 @@ static __always_inline int search_flow(const struct packet *p, struct plan *plan
 	return REASON_FLOW;
 }
 
-__noinline int search_flow4(const struct packet *p, struct plan *plan)
+__noinline enum reason search_flow4(const struct packet *p, struct plan *plan)
 {
 	return p && plan ? search_flow(p, plan, false) : REASON_INTERNAL;
 }
 
-__noinline int search_flow6(const struct packet *p, struct plan *plan)
+__noinline enum reason search_flow6(const struct packet *p, struct plan *plan)
 {
 	return p && plan ? search_flow(p, plan, true) : REASON_INTERNAL;
 }
 
 // Ends a flow whose tuple a SYN reuses. Returns REASON_NONE.
-__noinline int end_by_syn(__u32 index, __u32 now, __u32 v6)
+__noinline enum reason end_by_syn(__u32 index, __u32 now, __u32 v6)
 {
 	if (!dry_run && index != NO_ENTRY)
 		v6 ? sweep_one6(index, now, SWEEP_OPENS) : sweep_one4(index, now, SWEEP_OPENS);
@@ -261,23 +260,24 @@ static __always_inline void end_closed(struct work *w, bool v6)
 
 // Looks up the flow of a packet, and sweeps it if it has ended. Each step has a separate stack
 // frame. The spills of the lookup then do not add to the stack of the sweep or of the miss path.
-static __always_inline int decide_flow(const struct packet *p, struct plan *plan, bool v6)
+static __always_inline enum reason decide_flow(const struct packet *p, struct plan *plan, bool v6)
 {
-	int reason = v6 ? search_flow6(p, plan) : search_flow4(p, plan);
+	enum reason reason = v6 ? search_flow6(p, plan) : search_flow4(p, plan);
 	__u32 index = plan->entry;
 
-	if (reason != FLOW_ENDED)
+	if (reason != REASON_NONE || index == NO_ENTRY)
 		return reason;
 	plan->entry = NO_ENTRY;
 	return end_by_syn(index, p->now, v6);
 }
 
 // Plans a packet of nat64, to the IPv4 address embedded in its IPv6 destination.
-static __always_inline int nat64_out(const struct packet *p, struct plan *plan, const struct nat_rule *rule, __u32 id)
+static __always_inline enum reason nat64_out(const struct packet *p, struct plan *plan, const struct nat_rule *rule,
+					     __u32 id)
 {
 	struct prefix *by = prefix_of(&p->tuple.saddr, ROLE_CROSSING, true);
 	__u32 number = NO_ENTRY;
-	int reason;
+	enum reason reason;
 
 	if (by && by->kind == PREFIX_NAT64)
 		return REASON_LOOP; // RFC 6146 §3.5
@@ -300,7 +300,7 @@ static __always_inline int nat64_out(const struct packet *p, struct plan *plan, 
 	return nat_out(p, plan, id);
 }
 
-static __always_inline int decide_nat(const struct packet *p, struct plan *plan)
+static __always_inline enum reason decide_nat(const struct packet *p, struct plan *plan)
 {
 	__u32 id = nat_rule_of(p);
 	struct nat_rule *rule;
@@ -328,10 +328,10 @@ static __always_inline int decide_nat(const struct packet *p, struct plan *plan)
 	return portless(p) ? nat_portless(p, plan, id) : nat_out(p, plan, id);
 }
 
-static __always_inline int decide_pool(const struct packet *p, struct plan *plan)
+static __always_inline enum reason decide_pool(const struct packet *p, struct plan *plan)
 {
 	struct pool_addr *address;
-	int reason;
+	enum reason reason;
 	__u32 n;
 
 	address = pool_of(&p->tuple.daddr, &n);
@@ -343,10 +343,11 @@ static __always_inline int decide_pool(const struct packet *p, struct plan *plan
 
 // Plans a packet without a flow to a service. REASON_NONE: the packet is not for a service. The
 // steps are not nested, because each calls deep functions (stack limit of Linux 6.1).
-static __always_inline int decide_service(struct packet *p, struct plan *plan, __u32 service)
+static __always_inline enum reason decide_service(struct packet *p, struct plan *plan, __u32 service)
 {
 	struct work *w = the_work();
-	int reason;
+	enum reason reason;
+	bool keep; // service_keep makes a flow for the plan
 
 	if (!w)
 		return REASON_INTERNAL;
@@ -361,12 +362,14 @@ static __always_inline int decide_service(struct packet *p, struct plan *plan, _
 			return reason;
 	}
 	reason = service_new(p, plan, service);
-	if (reason == KEEPS_FLOW && has_closed(w)) {
+	keep = reason == REASON_NEW_FLOW;
+	if (keep && has_closed(w)) {
 		reason = reopen(p, plan);
-		if (reason == KEEPS_FLOW)
+		keep = reason == REASON_NONE;
+		if (keep)
 			end_closed(w, p->family == FAMILY_6);
 	}
-	if (reason == KEEPS_FLOW) {
+	if (keep) {
 		reason = service_keep(p, plan);
 		if (reason == REASON_SYN) // without state, the hash selects the backend, as for the following packets
 			reason = service_syn(p, plan);
@@ -375,9 +378,9 @@ static __always_inline int decide_service(struct packet *p, struct plan *plan, _
 }
 
 // Plans a packet without a flow that is not for a service.
-__noinline int decide_rest(const struct packet *p, struct plan *plan)
+__noinline enum reason decide_rest(const struct packet *p, struct plan *plan)
 {
-	int reason = REASON_NONE;
+	enum reason reason = REASON_NONE;
 
 	if (!p || !plan)
 		return REASON_INTERNAL;
@@ -402,9 +405,9 @@ __noinline int decide_rest(const struct packet *p, struct plan *plan)
 }
 
 // Plans a packet without a flow. service: the service that listens on its destination, or NO_ENTRY.
-static __always_inline int decide_miss(struct packet *p, struct plan *plan, __u32 service)
+static __always_inline enum reason decide_miss(struct packet *p, struct plan *plan, __u32 service)
 {
-	int reason = REASON_NONE;
+	enum reason reason = REASON_NONE;
 
 	plan->owner_nat = OWNER_NONE;
 	if (have_services && was_ended(p)) {

@@ -220,7 +220,7 @@ static __noinline int xdp_direct(struct xdp_md *ctx)
 }
 
 // Rewrites a packet on TC (mode stateless). On TC, the kernel's checksum state must be updated too.
-static __always_inline int tc_direct_rewrite(struct __sk_buff *ctx, const struct direct_packet *s)
+static __always_inline enum reason tc_direct_rewrite(struct __sk_buff *ctx, const struct direct_packet *s)
 {
 	struct plan plan = {};
 	struct packet p = {};

@@ -247,24 +247,8 @@ static __always_inline int tc_fast(struct __sk_buff *ctx, const bool v6)
 }
 
 // Separate stack frames, so that spills of the fast path do not add to the stack of the full path.
-static __noinline int xdp_fast4(struct xdp_md *ctx)
-{
-	return xdp_fast(ctx, false);
-}
+BOTH_HOOKS(static int, fast4, BY_HOOK(fast, ctx, false))
 
-static __noinline int xdp_fast6(struct xdp_md *ctx)
-{
-	return xdp_fast(ctx, true);
-}
-
-static __noinline int tc_fast4(struct __sk_buff *ctx)
-{
-	return tc_fast(ctx, false);
-}
-
-static __noinline int tc_fast6(struct __sk_buff *ctx)
-{
-	return tc_fast(ctx, true);
-}
+BOTH_HOOKS(static int, fast6, BY_HOOK(fast, ctx, true))
 
 #endif

@@ -65,24 +65,6 @@ static __always_inline bool checked_before(const struct packet *p, __u32 service
 	return h && hop_fresh(h, p->now);
 }
 
-// Looks up sockets and routes of the untranslated packet, once per flow. service: the service that
-// listens on its destination, or NO_ENTRY. Returns REASON_NONE if the decision may proceed.
-static __always_inline int miss(void *ctx, struct packet *p, struct plan *plan, __u32 service, const bool xdp)
-{
-	if (checked_before(p, service))
-		return have_pools && to_local_pool(p) && socket_here(ctx, p) ? REASON_LOCAL_SOCKET : REASON_NONE;
-	if (never_routed(p) || (p->family == FAMILY_4 && refuses_source(ctx, p->ifindex, p->tuple.saddr.w[0],
-									p->tuple.daddr.w[0], false)))
-		return REASON_NOT_ROUTED;
-	if (have_pools && to_local_pool(p) && socket_here(ctx, p))
-		return REASON_LOCAL_SOCKET;
-	if (cross_by_egress)
-		xdp ? xdp_cross_egress(ctx, p) : tc_cross_egress(ctx, p);
-	if (!egress(ctx, p, plan, have_forwards && to_server(p, plan, service)))
-		return REASON_INTERNAL;
-	return REASON_NONE;
-}
-
 // Reads the TCP header of a packet that may carry a cookie or need one. An unreadable header gets
 // the length 0, so that no cookie applies.
 static __always_inline int cookie_read(void *ctx, const struct packet *p, const bool xdp)
@@ -105,24 +87,31 @@ static __always_inline int cookie_read(void *ctx, const struct packet *p, const 
 	return 1;
 }
 
-BOTH_HOOKS(read_tcp, p ? cookie_read(ctx, p, xdp) : 0, const struct packet *p)
+BOTH_HOOKS(int, read_tcp, p ? cookie_read(ctx, p, xdp) : 0, const struct packet *p)
 
-__noinline int xdp_miss(struct xdp_md *ctx, struct packet *p, struct plan *plan, __u32 service)
+// Looks up sockets and routes of the untranslated packet, once per flow. service: the service that
+// listens on its destination, or NO_ENTRY. Returns REASON_NONE if the decision may proceed.
+static __always_inline enum reason miss(void *ctx, struct packet *p, struct plan *plan, __u32 service, const bool xdp)
 {
-	if (!p || !plan || (have_mac_keys && !get(ctx, 0, p->dmac, 2 * ETH_ALEN, true)))
+	if (have_mac_keys && !get(ctx, 0, p->dmac, 2 * ETH_ALEN, xdp))
 		return REASON_INTERNAL;
 	if (have_cookies && may_prove(p))
-		xdp_read_tcp(ctx, p);
-	return miss(ctx, p, plan, service, true);
+		BY_HOOK(read_tcp, ctx, p);
+	if (checked_before(p, service))
+		return have_pools && to_local_pool(p) && socket_here(ctx, p) ? REASON_LOCAL_SOCKET : REASON_NONE;
+	if (never_routed(p) || (p->family == FAMILY_4 && refuses_source(ctx, p->ifindex, p->tuple.saddr.w[0],
+									p->tuple.daddr.w[0], false)))
+		return REASON_NOT_ROUTED;
+	if (have_pools && to_local_pool(p) && socket_here(ctx, p))
+		return REASON_LOCAL_SOCKET;
+	if (cross_by_egress)
+		BY_HOOK(cross_egress, ctx, p);
+	if (!egress(ctx, p, plan, have_forwards && to_server(p, plan, service)))
+		return REASON_INTERNAL;
+	return REASON_NONE;
 }
 
-__noinline int tc_miss(struct __sk_buff *ctx, struct packet *p, struct plan *plan, __u32 service)
-{
-	if (!p || !plan || (have_mac_keys && !get(ctx, 0, p->dmac, 2 * ETH_ALEN, false)))
-		return REASON_INTERNAL;
-	if (have_cookies && may_prove(p))
-		tc_read_tcp(ctx, p);
-	return miss(ctx, p, plan, service, false);
-}
+BOTH_HOOKS(enum reason, miss, !p || !plan ? REASON_INTERNAL : miss(ctx, p, plan, service, xdp), struct packet *p,
+	   struct plan *plan, __u32 service)
 
 #endif

@@ -40,17 +40,22 @@ enum map_size {
 // Defines xdp_NAME and tc_NAME, one function per hook with the context type of that hook. "call" is
 // the returned expression, in which "xdp" identifies the hook. The other arguments are parameters.
 // clang-format off
-#define BOTH_HOOKS(name, call, ...)                                 \
-	__noinline int xdp_##name(struct xdp_md *ctx, __VA_ARGS__)  \
-	{                                                           \
-		const bool xdp __attribute__((unused)) = true;      \
-		return call;                                        \
-	}                                                           \
-	__noinline int tc_##name(struct __sk_buff *ctx, __VA_ARGS__) \
-	{                                                           \
-		const bool xdp __attribute__((unused)) = false;     \
-		return call;                                        \
+#define BOTH_HOOKS(type, name, call, ...)                               \
+	__noinline type xdp_##name(struct xdp_md *ctx, ##__VA_ARGS__)   \
+	{                                                               \
+		const bool xdp __attribute__((unused)) = true;          \
+		return call;                                            \
+	}                                                               \
+	__noinline type tc_##name(struct __sk_buff *ctx, ##__VA_ARGS__) \
+	{                                                               \
+		const bool xdp __attribute__((unused)) = false;         \
+		return call;                                            \
 	}
+
+// Calls the function of the hook that "xdp" identifies.
+#define BY_HOOK(name, ctx, ...)                                 \
+	(xdp ? xdp_##name((void *)(ctx), ##__VA_ARGS__) :       \
+	       tc_##name((void *)(ctx), ##__VA_ARGS__))
 // clang-format on
 
 // The action on a packet.

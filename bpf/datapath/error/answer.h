@@ -278,7 +278,7 @@ static __always_inline int answer(void *ctx, const struct packet *p, const struc
 }
 
 // Returns 1 if the frame is now an answer to the packet's sender.
-BOTH_HOOKS(answer, !p || !plan ? 0 : answer(ctx, p, plan, kind, xdp), const struct packet *p, const struct plan *plan,
-	   __u32 kind)
+BOTH_HOOKS(int, answer, !p || !plan ? 0 : answer(ctx, p, plan, kind, xdp), const struct packet *p,
+	   const struct plan *plan, __u32 kind)
 
 #endif

@@ -8,7 +8,7 @@
 #include "error/quote.h"
 
 // Finds the backend of a quoted packet again, for services that keep no flow.
-static __always_inline int error_of_service(const struct packet *about, struct plan *plan)
+static __always_inline enum reason error_of_service(const struct packet *about, struct plan *plan)
 {
 	__u32 id = service_of(about), backend;
 	struct backend *b;
@@ -31,10 +31,10 @@ static __always_inline int error_of_service(const struct packet *about, struct p
 }
 
 // Makes the plan of a packet that answers the quoted packet.
-__noinline int error_plan(const struct packet *about, struct plan *plan)
+__noinline enum reason error_plan(const struct packet *about, struct plan *plan)
 {
 	__u32 index;
-	int reason;
+	enum reason reason;
 
 	if (!about || !plan)
 		return REASON_INTERNAL;
@@ -73,7 +73,7 @@ __noinline int error_plan(const struct packet *about, struct plan *plan)
 // Handles an error that belongs to no flow. An error to a pool is dropped. An error with a source
 // that a rule would translate is dropped too, because it could expose an inside address (RFC 5508
 // REQ-4, REQ-5). Other errors pass.
-__noinline int unrelated_error(const struct packet *p)
+__noinline enum reason unrelated_error(const struct packet *p)
 {
 	struct pool_addr *address;
 	__u32 number;
@@ -167,8 +167,9 @@ static __always_inline __u64 rewrite_quote(void *ctx, const struct plan *plan, c
 }
 
 // Rewrites an error and its quoted packet, within one family.
-static __always_inline int rewrite_error(void *ctx, const struct packet *p, const struct plan *plan,
-					 const struct quote *q, const union addr *from, const bool v6, const bool xdp)
+static __always_inline enum reason rewrite_error(void *ctx, const struct packet *p, const struct plan *plan,
+						 const struct quote *q, const union addr *from, const bool v6,
+						 const bool xdp)
 {
 	__u64 outer = minus(sum_ends(&p->tuple.saddr, &p->tuple.daddr, v6)) + sum_addr(from, v6) +
 		      sum_addr(&plan->to.daddr, v6),
@@ -355,16 +356,19 @@ static __always_inline bool dest_routable4(const struct packet *p)
 }
 
 // Makes the plan for an ICMP error from the plan of a reply to the quoted packet.
-static __always_inline int error_decide(void *ctx, struct packet *p, struct plan *plan, struct work *w, const bool xdp)
+static __always_inline enum reason error_decide(void *ctx, struct packet *p, struct plan *plan, const bool xdp)
 {
+	enum reason reason = REASON_NONE;
 	bool unroutable = never_routed(p);
-	int reason = REASON_NONE;
+	struct work *w = the_work();
 
+	if (!w)
+		return REASON_INTERNAL;
 	if (unroutable && !dest_routable4(p))
 		return REASON_NOT_ROUTED;
 	if (read_quote(ctx, p, w, xdp)) {
 		if (cross_by_egress)
-			xdp ? xdp_cross_egress(ctx, &w->about) : tc_cross_egress(ctx, &w->about);
+			BY_HOOK(cross_egress, ctx, &w->about);
 		if (have_prefixes && !egress(ctx, &w->about, plan, false))
 			return REASON_INTERNAL;
 		plan->asked = 0;
@@ -374,7 +378,7 @@ static __always_inline int error_decide(void *ctx, struct packet *p, struct plan
 	    (plan->family == p->family || (action_of(reason) != ACTION_FORWARD && reason != REASON_UNTRANSLATABLE)))
 		return REASON_NOT_ROUTED;
 	if (cross_by_egress)
-		xdp ? xdp_cross_egress(ctx, p) : tc_cross_egress(ctx, p);
+		BY_HOOK(cross_egress, ctx, p);
 	if (action_of(reason) != ACTION_FORWARD && reason != REASON_UNTRANSLATABLE)
 		return egress(ctx, p, plan, false) ? unrelated_error(p) : REASON_INTERNAL;
 	if (!error_valid(ctx, p, &w->quote, xdp))
@@ -394,18 +398,7 @@ static __always_inline int error_decide(void *ctx, struct packet *p, struct plan
 	return REASON_ICMP_ERROR;
 }
 
-__noinline int xdp_error(struct xdp_md *ctx, struct packet *p, struct plan *plan)
-{
-	struct work *w = the_work();
-
-	return p && plan && w ? error_decide(ctx, p, plan, w, true) : REASON_INTERNAL;
-}
-
-__noinline int tc_error(struct __sk_buff *ctx, struct packet *p, struct plan *plan)
-{
-	struct work *w = the_work();
-
-	return p && plan && w ? error_decide(ctx, p, plan, w, false) : REASON_INTERNAL;
-}
+BOTH_HOOKS(enum reason, error, !p || !plan ? REASON_INTERNAL : error_decide(ctx, p, plan, xdp), struct packet *p,
+	   struct plan *plan)
 
 #endif

@@ -136,7 +136,7 @@ static __always_inline bool move_extension(void *ctx, __u32 from, __u32 to, __u3
 		       bpf_skb_store_bytes(ctx, to, w->extension, len, BPF_F_RECOMPUTE_CSUM));
 }
 
-BOTH_HOOKS(move_extension, move_extension(ctx, from, to, len, xdp), __u32 from, __u32 to, __u32 len)
+BOTH_HOOKS(int, move_extension, move_extension(ctx, from, to, len, xdp), __u32 from, __u32 to, __u32 len)
 
 // The ICMP extension of a translated error. All lengths are in bytes.
 struct error_extension {
@@ -178,8 +178,9 @@ static __always_inline __u32 mtu_limit(const struct packet *p, __u32 next, int m
 }
 
 // Translates an error into the other family. from: the new source of the error.
-static __always_inline int translate_error(void *ctx, struct packet *p, struct plan *plan, const struct quote *q,
-					   const union addr *from, __u32 mtu, const bool to_v6, const bool xdp)
+static __always_inline enum reason translate_error(void *ctx, struct packet *p, struct plan *plan,
+						   const struct quote *q, const union addr *from, __u32 mtu,
+						   const bool to_v6, const bool xdp)
 {
 	__u32 outer = to_v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr), inner = to_v6 ? quote6_size(q) : outer;
 	__u32 rest = q->end - q->l4_at, len, at, have;
@@ -238,8 +239,7 @@ static __always_inline int translate_error(void *ctx, struct packet *p, struct p
 	have = p->frame_len + outer + inner + ICMP_SIZE - (q->l4_at - ETH_HLEN);
 	at += ICMP_SIZE;
 	if (e.len && e.want != e.field) {
-		if (!(xdp ? xdp_move_extension(ctx, at + e.field, at + e.want, e.len) :
-			    tc_move_extension(ctx, at + e.field, at + e.want, e.len)))
+		if (!BY_HOOK(move_extension, ctx, at + e.field, at + e.want, e.len))
 			return REASON_INTERNAL;
 		if (e.want > e.field)
 			have += e.want - e.field;
@@ -329,14 +329,21 @@ static __always_inline void error_source(union addr *from, const struct packet *
 // Restores the backend's sequence number in a quoted segment of a spliced connection. The segment
 // was sent with the numbers of the cookie. The backend accepts errors only with its own numbers
 // (RFC 5927 §4.1).
-static __always_inline int unsplice(void *ctx, const struct packet *p, const struct plan *plan, const struct quote *q,
-				    const bool xdp)
+static __always_inline int unsplice(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
 {
-	__u32 key = plan->record, at = quoted_check(q);
-	struct adjust *a = bpf_map_lookup_elem(&adjusts, &key);
+	struct work *w = the_work();
 	__u16 check, was = 0, is = 0;
+	const struct quote *q;
+	__u32 key, at;
+	struct adjust *a;
 	__be32 from, to;
 
+	if (!w)
+		return 0;
+	q = &w->quote;
+	key = plan->record;
+	at = quoted_check(q);
+	a = bpf_map_lookup_elem(&adjusts, &key);
 	if (!a || (a->flags & (ADJUST_COOKIE | ADJUST_HEARD)) != (ADJUST_COOKIE | ADJUST_HEARD) ||
 	    q->l4_at + 8 > q->end)
 		return 1;
@@ -358,23 +365,11 @@ static __always_inline int unsplice(void *ctx, const struct packet *p, const str
 	return put(ctx, p->l4_off + ICMP_CHECK, &check, 2, xdp);
 }
 
-__noinline int xdp_unsplice(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
-{
-	struct work *w = the_work();
-
-	return p && plan && w ? unsplice(ctx, p, plan, &w->quote, true) : 0;
-}
-
-__noinline int tc_unsplice(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
-{
-	struct work *w = the_work();
-
-	return p && plan && w ? unsplice(ctx, p, plan, &w->quote, false) : 0;
-}
+BOTH_HOOKS(int, unsplice, p && plan ? unsplice(ctx, p, plan, xdp) : 0, const struct packet *p, const struct plan *plan)
 
 // One function for each direction, because their stack frames are large.
 #define ERROR_FUNCTION(name, context, call)                                    \
-	__noinline int name(context *ctx, struct packet *p, struct plan *plan) \
+	__noinline enum reason name(context *ctx, struct packet *p, struct plan *plan) \
 	{                                                                      \
 		struct work *w = the_work();                                   \
                                                                                \
@@ -395,22 +390,13 @@ ERROR_FUNCTION(tc_error_to6, struct __sk_buff,
 ERROR_FUNCTION(tc_error_to4, struct __sk_buff,
 	       translate_error(ctx, p, plan, &w->quote, &w->from, plan->mtu, false, false))
 
-static __always_inline int xdp_apply_error(struct xdp_md *ctx, struct packet *p, struct plan *plan)
+static __always_inline enum reason apply_error(void *ctx, struct packet *p, struct plan *plan, const bool xdp)
 {
-	if (have_cookies && plan->edits & EDIT_SPLICE && !xdp_unsplice(ctx, p, plan))
+	if (have_cookies && plan->edits & EDIT_SPLICE && !BY_HOOK(unsplice, ctx, p, plan))
 		return REASON_INTERNAL;
 	if (!have_family_change || plan->family == p->family)
-		return p->family == FAMILY_6 ? xdp_error_in6(ctx, p, plan) : xdp_error_in4(ctx, p, plan);
-	return p->family == FAMILY_6 ? xdp_error_to4(ctx, p, plan) : xdp_error_to6(ctx, p, plan);
-}
-
-static __always_inline int tc_apply_error(struct __sk_buff *ctx, struct packet *p, struct plan *plan)
-{
-	if (have_cookies && plan->edits & EDIT_SPLICE && !tc_unsplice(ctx, p, plan))
-		return REASON_INTERNAL;
-	if (!have_family_change || plan->family == p->family)
-		return p->family == FAMILY_6 ? tc_error_in6(ctx, p, plan) : tc_error_in4(ctx, p, plan);
-	return p->family == FAMILY_6 ? tc_error_to4(ctx, p, plan) : tc_error_to6(ctx, p, plan);
+		return p->family == FAMILY_6 ? BY_HOOK(error_in6, ctx, p, plan) : BY_HOOK(error_in4, ctx, p, plan);
+	return p->family == FAMILY_6 ? BY_HOOK(error_to4, ctx, p, plan) : BY_HOOK(error_to6, ctx, p, plan);
 }
 
 #endif

@@ -93,7 +93,7 @@ static __always_inline bool hold_frame(void *ctx, const struct packet *p, enum h
 }
 
 // Passes a later fragment without a stored first fragment to user space.
-static __always_inline int hold(void *ctx, const struct packet *p, const bool xdp)
+static __always_inline enum reason hold(void *ctx, const struct packet *p, const bool xdp)
 {
 	return dry_run || hold_frame(ctx, p, HOLD_FRAGMENT, p->frame_len, false, xdp) ? REASON_HELD_FRAGMENT :
 											REASON_ORPHAN_FRAGMENT;
@@ -107,7 +107,8 @@ static __always_inline bool large(void *ctx, const struct packet *p, const bool 
 
 // An IPv4 packet without DF may be too large for the path in IPv6 (RFC 7915 §4). A program cannot
 // split a packet.
-BOTH_HOOKS(fragment6, !p || !large(ctx, p, xdp) ? REASON_TOO_BIG : REASON_TO_FRAGMENT6, const struct packet *p)
+BOTH_HOOKS(enum reason, fragment6, !p || !large(ctx, p, xdp) ? REASON_TOO_BIG : REASON_TO_FRAGMENT6,
+	   const struct packet *p)
 
 // Reports whether the kernel accepts a packet with its new source. It drops packets translated by
 // masquerade and replies of a service on an address of this host as martians. Tunnel packets are
@@ -126,21 +127,21 @@ static __always_inline bool kernel_accepts(void *ctx, const struct packet *p, co
 
 // Fragments an IPv4 packet without DF that is larger than the MTU of the next hop. Either the
 // kernel or user space does it.
-static __always_inline int fragment4(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
+static __always_inline enum reason fragment4(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
 {
 	if (kernel_accepts(ctx, p, plan))
 		return REASON_TO_FRAGMENT;
 	return dry_run || large(ctx, p, xdp) ? REASON_TO_FRAGMENT6 : REASON_TOO_BIG;
 }
 
-BOTH_HOOKS(fragment4, !p || !plan ? REASON_INTERNAL : fragment4(ctx, p, plan, xdp), const struct packet *p,
+BOTH_HOOKS(enum reason, fragment4, !p || !plan ? REASON_INTERNAL : fragment4(ctx, p, plan, xdp), const struct packet *p,
 	   const struct plan *plan)
 
 // Handles a packet that no rewrite has changed yet, to a next hop with an unknown hardware address.
 // User space waits for the address, then runs the packet through its own program. That program
 // sends the packet, or answers for the next hop if it is still unknown. Without user space the
 // kernel gets the translated packet.
-static __always_inline int unresolved(void *ctx, const struct packet *p, struct plan *plan, const bool xdp)
+static __always_inline enum reason unresolved(void *ctx, const struct packet *p, struct plan *plan, const bool xdp)
 {
 	struct control *c = the_control();
 	struct work *w = the_work();
@@ -162,7 +163,7 @@ static __always_inline int unresolved(void *ctx, const struct packet *p, struct 
 		       REASON_NO_NEIGHBOUR;
 }
 
-BOTH_HOOKS(unresolved, !p || !plan ? REASON_INTERNAL : unresolved(ctx, p, plan, xdp), const struct packet *p,
-	   struct plan *plan)
+BOTH_HOOKS(enum reason, unresolved, !p || !plan ? REASON_INTERNAL : unresolved(ctx, p, plan, xdp),
+	   const struct packet *p, struct plan *plan)
 
 #endif

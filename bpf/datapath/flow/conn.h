@@ -170,7 +170,7 @@ __noinline __u32 first_flow(const struct tuple *key, __u32 mine, __u32 twin, boo
 
 // Creates both entries of a flow, or none. Returns REASON_NEW_FLOW, or REASON_FLOW if another CPU
 // has created it (index is then the entry of that flow), REASON_CLASH or REASON_TABLE_FULL.
-__noinline int make_flow(struct new_flow *b)
+__noinline enum reason make_flow(struct new_flow *b)
 {
 	bool v6, to_v6;
 	__u32 mine, twin, found;

@@ -35,7 +35,7 @@ int flow_take(struct xdp_md *ctx)
 	struct plan *plan;
 	__u8 heard, open;
 	__u32 index;
-	int reason;
+	enum reason reason;
 	void *e;
 	bool v6;
 

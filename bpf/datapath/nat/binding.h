@@ -360,7 +360,7 @@ static __always_inline void bind_key(struct tuple *key, const struct bind *b, co
 // entry of the flow. Returns REASON_NEW_FLOW on success. Otherwise the flow is dead and its port is
 // in the hold time: REASON_FLOW if another CPU has just mapped the same endpoint, else
 // REASON_TABLE_FULL.
-__noinline int binding_hold(const struct bind *b, __u32 index)
+__noinline enum reason binding_hold(const struct bind *b, __u32 index)
 {
 	struct work *w = the_work();
 	struct nat_rule *rule;

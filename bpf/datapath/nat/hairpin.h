@@ -47,10 +47,11 @@ __noinline __u32 hairpin_rule(const struct packet *p, __u32 own)
 // Translates the source of a hairpin packet, so that the reply passes through this host (RFC 4787
 // REQ-9). own: the rule of the destination endpoint, or NO_ENTRY. REASON_NONE: the packet is not
 // from an inside host.
-static __always_inline int hairpin_source(const struct packet *p, struct plan *plan, struct bind *source, __u32 own)
+static __always_inline enum reason hairpin_source(const struct packet *p, struct plan *plan, struct bind *source,
+						  __u32 own)
 {
 	__u32 rule = NO_ENTRY;
-	int reason;
+	enum reason reason;
 
 	if (have_nat)
 		rule = hairpin_rule(p, own);

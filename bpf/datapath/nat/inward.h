@@ -23,7 +23,7 @@ static __always_inline bool admitted(const union addr *from, const struct tuple 
 
 // Fills b with the inside endpoint of the binding of an outside endpoint. b->index becomes the
 // index of the entry that leads to the binding. The function takes no reference.
-__noinline int bound_to(__u32 owner, const union addr *outside, __be16 port, struct bind *b)
+__noinline enum reason bound_to(__u32 owner, const union addr *outside, __be16 port, struct bind *b)
 {
 	bool v6 = owner & OWNER_6, ours;
 	__u32 index = (owner & ~OWNER_6) - 1;
@@ -96,13 +96,10 @@ __noinline int forward64(const struct packet *p, struct plan *plan)
 	return 1;
 }
 
-#define FORWARDED REASON_COUNT
-
-// Directs a nat64 packet to the IPv6 host that owns its IPv4 destination, plan->to.daddr. Returns
-// FORWARDED for a port-forward, or REASON_NONE for a binding, which work.bound then describes.
-// Returns REASON_NOT_OURS if no inside host owns the destination. "number" is the number of the
-// pool address, or NO_ENTRY.
-__noinline int nat64_target(const struct packet *p, struct plan *plan, __u32 number)
+// Directs a nat64 packet to the IPv6 host whose binding has its IPv4 destination, plan->to.daddr.
+// work.bound then describes the binding. Returns REASON_NOT_OURS if no inside host owns the
+// destination. "number" is the number of the pool address, or NO_ENTRY.
+__noinline enum reason nat64_target(const struct packet *p, struct plan *plan, __u32 number)
 {
 	struct work *w = the_work();
 	struct pool_addr *address;
@@ -110,8 +107,6 @@ __noinline int nat64_target(const struct packet *p, struct plan *plan, __u32 num
 
 	if (!p || !plan || !w)
 		return REASON_INTERNAL;
-	if (have_forwards && forward64(p, plan))
-		return FORWARDED;
 	address = bpf_map_lookup_elem(&pools, &number);
 	if (!address || (address->local && !bound64(p, number))) // for this host itself
 		return REASON_NOT_OURS;
@@ -130,11 +125,12 @@ __noinline int nat64_target(const struct packet *p, struct plan *plan, __u32 num
 // other behind the prefix (RFC 6146 §3.8). plan->to.daddr is the IPv4 address. "number" is the
 // number of the pool address, or NO_ENTRY. Returns REASON_NOT_OURS if no inside host owns the
 // destination.
-__noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id, __u32 number)
+__noinline enum reason nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id, __u32 number)
 {
 	struct nat_rule *rule, *target;
 	struct work *w = the_work();
-	int reason, found;
+	bool forwarded;
+	enum reason reason;
 	struct tuple *seen; // tuple of the packet as seen outside
 	__u32 zone;
 
@@ -144,9 +140,10 @@ __noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id
 		return REASON_NO_FLOW;
 	seen = &w->source.inside;
 	*seen = plan->to;
-	found = nat64_target(p, plan, number);
-	if (found != FORWARDED && found != REASON_NONE)
-		return found;
+	forwarded = have_forwards && forward64(p, plan);
+	reason = forwarded ? REASON_NONE : nat64_target(p, plan, number);
+	if (reason != REASON_NONE)
+		return reason;
 	zone = w->bound.rule;
 	plan->to.l4_proto = p->tuple.l4_proto;
 	plan->owner = id;
@@ -166,7 +163,7 @@ __noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id
 	if (reason != REASON_FLOW && reason != REASON_NEW_FLOW)
 		return reason;
 	reason = permit(seen, &w->bound);
-	if (reason == REASON_NONE && found != FORWARDED) {
+	if (reason == REASON_NONE && !forwarded) {
 		target = bpf_map_lookup_elem(&nat_rules, &zone);
 		if (!target ||
 		    (!admitted(&w->bound.outside, seen, target, &w->key, false) && !mapped(&plan->to, zone, FAMILY_6)))
@@ -180,7 +177,7 @@ __noinline int nat64_hairpin(const struct packet *p, struct plan *plan, __u32 id
 	if (rule)
 		embed(&plan->to.saddr, &rule->prefix, rule->prefix_len, w->bound.outside.w[0]);
 	plan->to.sport = w->bound.port;
-	if (found == FORWARDED && plan->to.l4_proto == IPPROTO_ICMPV6)
+	if (forwarded && plan->to.l4_proto == IPPROTO_ICMPV6)
 		plan->to.dport = w->bound.port; // the identifier serves as both ports
 	reason = nat_flow(p, plan, &w->bound);
 	if (reason != REASON_NEW_FLOW)
@@ -208,13 +205,13 @@ __noinline int show_sender(struct plan *plan)
 
 // Translates a packet without a flow to a pool address, through the binding of its outside
 // endpoint. "number" is the number of the pool address.
-__noinline int nat_in(const struct packet *p, struct plan *plan, __u32 number)
+__noinline enum reason nat_in(const struct packet *p, struct plan *plan, __u32 number)
 {
 	struct bind *bound, *source;
 	struct work *w = the_work();
 	__u32 slot, *owner, id;
 	struct nat_rule *rule;
-	int reason;
+	enum reason reason;
 
 	if (!p || !plan || !w)
 		return REASON_INTERNAL;

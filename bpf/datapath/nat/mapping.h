@@ -23,10 +23,10 @@ __noinline int mapped(const struct tuple *to, __u32 rule, __u32 family)
 }
 
 // Creates or finds the binding of a mapping and takes a reference for the mapping.
-static __always_inline int map_bind(const struct mapping_key *key, const struct mapping *m, __u32 exact, __u32 place,
-				    struct bind *b)
+static __always_inline enum reason map_bind(const struct mapping_key *key, const struct mapping *m, __u32 exact,
+					    __u32 place, struct bind *b)
 {
-	int reason;
+	enum reason reason;
 
 	__builtin_memset(b, 0, sizeof(*b));
 	b->inside.saddr = key->addr;
@@ -71,7 +71,7 @@ int map_open(struct xdp_md *ctx)
 	struct mapping_key key;
 	struct mapping m;
 	struct bind *b;
-	int reason;
+	enum reason reason;
 
 	if (!r || !w)
 		return XDP_ABORTED;

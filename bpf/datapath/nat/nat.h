@@ -13,13 +13,13 @@ static __always_inline bool has_client(const struct nat_rule *rule)
 }
 
 // Allocates an outside endpoint for b without publishing it.
-static __always_inline int bind_allocate(struct bind *b, const struct nat_rule *rule, struct port_request *r,
-					 struct client_key *who)
+static __always_inline enum reason bind_allocate(struct bind *b, const struct nat_rule *rule, struct port_request *r,
+						 struct client_key *who)
 {
 	struct pool_addr *address;
 	struct client *client = 0;
 	__u32 number, was;
-	int reason;
+	enum reason reason;
 
 	port_range(rule, b, r);
 	if (has_client(rule)) {
@@ -130,7 +130,7 @@ __noinline __u32 first_binding(const struct tuple *key, __u32 index, __u32 v6)
 
 // Makes the entry of a new binding. Returns REASON_NEW_FLOW, REASON_FLOW if another CPU was faster,
 // or REASON_TABLE_FULL.
-static __always_inline int bind_entry(struct bind *b, const struct tuple *key)
+static __always_inline enum reason bind_entry(struct bind *b, const struct tuple *key)
 {
 	__u32 index, other, flags;
 	bool v6;
@@ -174,13 +174,13 @@ static __always_inline int bind_entry(struct bind *b, const struct tuple *key)
 // Finds or makes the binding of an inside endpoint. Returns REASON_FLOW or REASON_NEW_FLOW with one
 // reference taken, otherwise the cause of the failure. With b->alone, a new binding is only a port
 // without an entry, and the flow that the caller makes holds it.
-__noinline int bind(struct bind *b)
+__noinline enum reason bind(struct bind *b)
 {
 	struct work *w = the_work();
 	struct port_request *r;
 	struct nat_rule *rule;
 	__u32 index, id;
-	int reason;
+	enum reason reason;
 
 	if (!b || !w)
 		return REASON_INTERNAL;

@@ -51,7 +51,7 @@ static __always_inline bool bind_outside(struct bind *b, __u32 index)
 	return true;
 }
 
-static __always_inline int bind_existing(struct bind *b, __u32 index)
+static __always_inline enum reason bind_existing(struct bind *b, __u32 index)
 {
 	if (!bind_outside(b, index))
 		return REASON_INTERNAL;
@@ -157,11 +157,9 @@ __noinline int part(struct client *c, __u32 rule)
 	return 1;
 }
 
-#define NEXT_ADDRESS REASON_COUNT
-
 // Takes a port of the client's pool address. A client without one tries the address at "at".
-// Returns NEXT_ADDRESS if another address may have a port.
-__noinline int take_at(const struct bind *b, struct port_request *r, __u32 at)
+// REASON_NO_PORT: another address may have a port, if the client had none before.
+__noinline enum reason take_at(const struct bind *b, struct port_request *r, __u32 at)
 {
 	struct client *client;
 
@@ -169,15 +167,15 @@ __noinline int take_at(const struct bind *b, struct port_request *r, __u32 at)
 		return REASON_INTERNAL;
 	r->map = (r->owned ? r->owned - 1 : pool_number(r->pool + at)) * PORT_CLASSES + port_class(b->inside.l4_proto);
 	if (choose_wanted(r) != REASON_NONE)
-		return r->owned ? REASON_NO_PORT : NEXT_ADDRESS;
+		return REASON_NO_PORT;
 	if (r->owned || !b->client_seen)
 		return REASON_NONE;
 	client = client_again();
-	return client && pair(client, r) ? REASON_NONE : NEXT_ADDRESS;
+	return client && pair(client, r) ? REASON_NONE : REASON_NO_PORT;
 }
 
 // Takes a port and tries the pool addresses in turn.
-__noinline int take_paired(const struct bind *b, struct port_request *r)
+__noinline enum reason take_paired(const struct bind *b, struct port_request *r)
 {
 	__u32 at;
 
@@ -185,9 +183,10 @@ __noinline int take_paired(const struct bind *b, struct port_request *r)
 		return REASON_INTERNAL;
 	at = first_tried(b, r);
 	for (__u32 i = 0; i < POOL_TRIES && i < r->pool_len; i++) {
-		int reason = take_at(b, r, at);
+		bool owned = r->owned;
+		enum reason reason = take_at(b, r, at);
 
-		if (reason != NEXT_ADDRESS)
+		if (reason != REASON_NO_PORT || owned)
 			return reason;
 		at = at + 1 < r->pool_len ? at + 1 : 0;
 	}
@@ -196,7 +195,7 @@ __noinline int take_paired(const struct bind *b, struct port_request *r)
 
 // Sets the port range of r to the i-th block of a client. It allocates the block if the client has
 // none there.
-__noinline int block_of(const struct bind *b, struct port_request *r, __u32 i)
+__noinline enum reason block_of(const struct bind *b, struct port_request *r, __u32 i)
 {
 	__u32 at, number, owned, block, id;
 	struct nat_rule *rule;
@@ -240,10 +239,10 @@ found:
 }
 
 // Takes a port from the blocks of the client.
-static __always_inline int take_blocked(const struct bind *b, struct port_request *r)
+static __always_inline enum reason take_blocked(const struct bind *b, struct port_request *r)
 {
 	for (__u32 i = 0; i < CLIENT_BLOCKS; i++) {
-		int reason = block_of(b, r, i);
+		enum reason reason = block_of(b, r, i);
 
 		if (reason != REASON_NONE)
 			return reason;
@@ -280,7 +279,7 @@ static __always_inline bool compute_block(const struct bind *b, struct port_requ
 	return true;
 }
 
-__noinline int take_computed(const struct bind *b, struct port_request *r)
+__noinline enum reason take_computed(const struct bind *b, struct port_request *r)
 {
 	struct nat_rule *rule;
 	__u32 id;

@@ -158,7 +158,7 @@ static __always_inline int take_upper(struct port_request *r, __u32 first, __u32
 
 // Takes a port and returns REASON_NONE with r->port, or REASON_NO_PORT. Ports below 1024 map to
 // ports below 1024, and higher ports to higher ports, as long as one is free (RFC 4787 REQ-3a).
-static __always_inline int choose_port(struct port_request *r)
+static __always_inline enum reason choose_port(struct port_request *r)
 {
 	int bit;
 
@@ -178,7 +178,7 @@ static __always_inline int choose_port(struct port_request *r)
 }
 
 // Takes the exact port if the request requires it and it is free, otherwise any other.
-static __always_inline int choose_wanted(struct port_request *r)
+static __always_inline enum reason choose_wanted(struct port_request *r)
 {
 	if (have_mappings && r->exact && take_exact(r))
 		return REASON_NONE;
@@ -186,7 +186,7 @@ static __always_inline int choose_wanted(struct port_request *r)
 }
 
 // Takes a port; a global function that the verifier checks once.
-__noinline int take_port(struct port_request *r)
+__noinline enum reason take_port(struct port_request *r)
 {
 	return r ? choose_wanted(r) : REASON_INTERNAL;
 }

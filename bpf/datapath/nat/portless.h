@@ -59,7 +59,7 @@ __noinline __u32 nth_address(struct bind *b, __u32 i)
 }
 
 // Gives a packet the pool address with this number, unless its replies would match another flow.
-__noinline int take_number(struct plan *plan, __u32 number)
+__noinline enum reason take_number(struct plan *plan, __u32 number)
 {
 	struct pool_addr *address = bpf_map_lookup_elem(&pools, &number);
 	struct work *w = the_work();
@@ -73,9 +73,9 @@ __noinline int take_number(struct plan *plan, __u32 number)
 }
 
 // Chooses a pool address for a packet with a planned destination. b->slot records the address.
-__noinline int take_address(struct plan *plan, struct bind *b)
+__noinline enum reason take_address(struct plan *plan, struct bind *b)
 {
-	int reason = REASON_NO_PORT;
+	enum reason reason = REASON_NO_PORT;
 
 	if (!plan || !b)
 		return REASON_INTERNAL;

@@ -9,13 +9,13 @@
 // Fills work.new_flow for a NAT rule and charges its quotas. Returns REASON_NONE if the flow may be
 // made. The flow of a protocol without ports has no binding. The quota belongs to the client of
 // bound->inside.
-__noinline int new_nat_flow(const struct packet *p, struct plan *plan, const struct bind *bound)
+__noinline enum reason new_nat_flow(const struct packet *p, struct plan *plan, const struct bind *bound)
 {
 	struct control *c = the_control();
 	struct work *w = the_work();
 	struct nat_rule *rule;
 	struct new_flow *b;
-	int reason;
+	enum reason reason;
 	__u32 id;
 
 	if (!p || !plan || !bound || !c || !w)
@@ -53,12 +53,12 @@ __noinline int new_nat_flow(const struct packet *p, struct plan *plan, const str
 
 // Makes the flow of a NAT rule. The flow itself holds a binding that has no entry. The function
 // calls the steps one by one, because every step has a deep call chain (Linux 6.1).
-__noinline int nat_flow(const struct packet *p, struct plan *plan, struct bind *bound)
+__noinline enum reason nat_flow(const struct packet *p, struct plan *plan, struct bind *bound)
 {
 	struct control *c = the_control();
 	struct work *w = the_work();
 	struct nat_rule *rule;
-	int reason;
+	enum reason reason;
 	__u32 id;
 
 	if (!p || !plan || !bound || !c || !w)
@@ -122,7 +122,7 @@ static __always_inline bool permit_fill(__u32 index, const struct tuple *key, co
 	return true;
 }
 
-__noinline int permit(const struct tuple *to, const struct bind *bound)
+__noinline enum reason permit(const struct tuple *to, const struct bind *bound)
 {
 	struct work *w = the_work();
 	struct nat_rule *rule;
@@ -305,7 +305,7 @@ __noinline int touch_outside(const struct plan *plan, __u32 slot)
 // bound->alone is still set then, another CPU has just made the binding.
 static __always_inline int nat_open(const struct packet *p, struct plan *plan, struct bind *bound)
 {
-	int reason;
+	enum reason reason;
 	bool fresh;
 
 	bound->client_seen = 0;
@@ -334,12 +334,12 @@ static __always_inline int nat_open(const struct packet *p, struct plan *plan, s
 
 // Translates a packet from inside to outside by a rule. plan->to.daddr, dport, l4_proto and
 // plan->family are set.
-__noinline int nat_out(const struct packet *p, struct plan *plan, __u32 id)
+__noinline enum reason nat_out(const struct packet *p, struct plan *plan, __u32 id)
 {
 	struct work *w = the_work();
 	struct nat_rule *rule;
 	struct bind *bound;
-	int reason;
+	enum reason reason;
 
 	if (!p || !plan || !w)
 		return REASON_INTERNAL;
@@ -378,12 +378,12 @@ __noinline int nat_out(const struct packet *p, struct plan *plan, __u32 id)
 }
 
 // Translates a packet of a protocol without ports by a rule; see portless.h.
-__noinline int nat_portless(const struct packet *p, struct plan *plan, __u32 id)
+__noinline enum reason nat_portless(const struct packet *p, struct plan *plan, __u32 id)
 {
 	struct nat_rule *rule = bpf_map_lookup_elem(&nat_rules, &id);
 	struct work *w = the_work();
 	struct bind *bound;
-	int reason;
+	enum reason reason;
 
 	if (!p || !plan || !w || !rule)
 		return REASON_INTERNAL;

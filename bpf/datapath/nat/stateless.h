@@ -149,7 +149,7 @@ static __always_inline bool siit_excepts(const struct prefix *by, const struct p
 }
 
 // Copies the options of a siit rule to the plan of a packet.
-static __always_inline int siit_take(struct prefix *by, const struct packet *p, struct plan *plan)
+static __always_inline enum reason siit_take(struct prefix *by, const struct packet *p, struct plan *plan)
 {
 	if (siit_excepts(by, p, plan))
 		return REASON_EXCEPTED;
@@ -179,7 +179,7 @@ static __always_inline bool siit_hairpin(struct plan *plan, const struct prefix 
 
 // siit from IPv6: translates both addresses by an explicit mapping, or else by the RFC 6052 prefix
 // of the same rule. Returns REASON_NONE if no rule applies.
-static __always_inline int siit_from6(const struct packet *p, struct plan *plan)
+static __always_inline enum reason siit_from6(const struct packet *p, struct plan *plan)
 {
 	// volatile: the compiler must not combine the tests of both pointers with "or", because the
 	// verifier rejects arithmetic on pointers.
@@ -188,7 +188,7 @@ static __always_inline int siit_from6(const struct packet *p, struct plan *plan)
 	struct prefix *source = by_source, *dest, *by;
 	enum reason reason;
 	bool turned;
-	int taken;
+	enum reason taken;
 
 	if (!source || source->kind == PREFIX_NAT64)
 		return REASON_NONE;
@@ -242,12 +242,12 @@ static __always_inline struct prefix *siit_dest4(const struct packet *p, const s
 
 // siit from IPv4. A rule with explicit mappings needs one for either address. A rule without them
 // names its interfaces, because its prefix covers every address.
-static __always_inline int siit_from4(const struct packet *p, struct plan *plan)
+static __always_inline enum reason siit_from4(const struct packet *p, struct plan *plan)
 {
 	struct prefix *source = prefix_of(&p->tuple.saddr, ROLE_CROSSING, false), *by;
 	enum reason reason;
 	__u32 len;
-	int taken;
+	enum reason taken;
 
 	by = siit_dest4(p, source, &plan->to.daddr, &len);
 	if (!by)
@@ -272,10 +272,10 @@ static __always_inline int siit_from4(const struct packet *p, struct plan *plan)
 
 // Translates between the families. ICMP messages without a counterpart are dropped silently (RFC
 // 7915 §1.2).
-__noinline int siit(const struct packet *p, struct plan *plan)
+__noinline enum reason siit(const struct packet *p, struct plan *plan)
 {
 	bool v6;
-	int reason;
+	enum reason reason;
 
 	if (!p || !plan)
 		return REASON_INTERNAL;
@@ -316,7 +316,7 @@ __noinline int crossed_dest(const struct packet *p, union addr *to)
 // static and npt66. An outbound packet leaves through the "out" interface of the rule, unless its
 // destination is another outside address of the rules (hairpin). For a later fragment, no route
 // lookup has set p->out, and the rule applies on any interface.
-__noinline int prefix_pair(const struct packet *p, struct plan *plan)
+__noinline enum reason prefix_pair(const struct packet *p, struct plan *plan)
 {
 	struct prefix *volatile by_source, *volatile by_dest; // volatile: see siit_from6
 	struct prefix *source, *dest;
@@ -358,9 +358,9 @@ __noinline int prefix_pair(const struct packet *p, struct plan *plan)
 }
 
 // Translates both addresses of a packet. Returns REASON_NONE if no rule applies.
-static __always_inline int stateless(const struct packet *p, struct plan *plan)
+static __always_inline enum reason stateless(const struct packet *p, struct plan *plan)
 {
-	int reason = REASON_NONE;
+	enum reason reason = REASON_NONE;
 
 	plan->family = p->family;
 	if (have_crossing)

@@ -70,7 +70,7 @@ static __always_inline __u64 proxy_fill(struct proxy_header *h, const struct tup
 	return sum_words((__u32 *)h, PROXY4_SIZE / 4);
 }
 
-static __always_inline int add_toa(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
+static __always_inline enum reason add_toa(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
 {
 	__u32 off = l4_then(p, plan), end = end_then(p, plan), len = toa_size(p->family);
 	struct toa toa = { .kind = TCP_OPTION_TOA, .size = len, .port = p->tuple.sport };
@@ -96,8 +96,8 @@ static __always_inline int add_toa(void *ctx, const struct packet *p, const stru
 	return fix_check(ctx, off, IPPROTO_TCP, bpf_htons(len), sum, xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
-static __always_inline int add_proxy(void *ctx, const struct packet *p, const struct plan *plan, __u32 off, __u32 doff,
-				     const bool xdp)
+static __always_inline enum reason add_proxy(void *ctx, const struct packet *p, const struct plan *plan, __u32 off,
+					     __u32 doff, const bool xdp)
 {
 	__u32 len = proxy_size(p->family), at = off + doff;
 	struct proxy_header h = {};
@@ -117,7 +117,7 @@ static __always_inline int add_proxy(void *ctx, const struct packet *p, const st
 
 // Removes the data of a SYN (TCP Fast Open, RFC 7413), which the backend would read before the PROXY header. The
 // client sends it again, because the SYN-ACK does not acknowledge it.
-static __always_inline int cut_data(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
+static __always_inline enum reason cut_data(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
 {
 	__u32 off = l4_then(p, plan), at, end = end_then(p, plan), len;
 	__u8 doff;
@@ -139,17 +139,18 @@ static __always_inline int cut_data(void *ctx, const struct packet *p, const str
 	return bpf_skb_change_tail(ctx, at, 0) ? REASON_INTERNAL : REASON_NONE;
 }
 
-BOTH_HOOKS(cut_data, !p || !plan ? REASON_INTERNAL : cut_data(ctx, p, plan, xdp), const struct packet *p,
+BOTH_HOOKS(enum reason, cut_data, !p || !plan ? REASON_INTERNAL : cut_data(ctx, p, plan, xdp), const struct packet *p,
 	   const struct plan *plan)
 
 // Edits a packet from the client to the backend.
-static __always_inline int proxy_forward(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
+static __always_inline enum reason proxy_forward(void *ctx, const struct packet *p, const struct plan *plan,
+						 const bool xdp)
 {
 	__u32 off = l4_then(p, plan), key = plan->record, seq;
 	struct adjust *a, fresh = {};
 	struct tcphdr tcp;
 	__be32 is;
-	int done;
+	enum reason done;
 
 	if (!get(ctx, off, &tcp, sizeof(tcp), xdp))
 		return REASON_INTERNAL;
@@ -230,10 +231,11 @@ static __always_inline int next_sack(void *ctx, struct sacks *s, const bool xdp)
 	return 0;
 }
 
-BOTH_HOOKS(next_sack, !s || next_sack(ctx, s, xdp), struct sacks *s)
+BOTH_HOOKS(int, next_sack, !s || next_sack(ctx, s, xdp), struct sacks *s)
 
 // Edits a packet from the backend to the client. plan->family is the family of the client.
-static __always_inline int proxy_answer(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
+static __always_inline enum reason proxy_answer(void *ctx, const struct packet *p, const struct plan *plan,
+						const bool xdp)
 {
 	__u32 off = l4_then(p, plan), key = plan->record, len = proxy_size(plan->family), stop = end_then(p, plan), ack;
 	struct sacks s = {};
@@ -264,20 +266,20 @@ static __always_inline int proxy_answer(void *ctx, const struct packet *p, const
 		s.base = a->base;
 		s.len = len;
 		for (int i = 0; i < TCP_OPTIONS_MAX; i++)
-			if (xdp ? xdp_next_sack(ctx, &s) : tc_next_sack(ctx, &s))
+			if (BY_HOOK(next_sack, ctx, &s))
 				break;
 	}
 	return !s.failed && fix_check(ctx, off, IPPROTO_TCP, 0, s.delta, xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
-BOTH_HOOKS(add_toa, !p || !plan ? REASON_INTERNAL : add_toa(ctx, p, plan, xdp), const struct packet *p,
+BOTH_HOOKS(enum reason, add_toa, !p || !plan ? REASON_INTERNAL : add_toa(ctx, p, plan, xdp), const struct packet *p,
 	   const struct plan *plan)
 
-BOTH_HOOKS(proxy_forward, !p || !plan ? REASON_INTERNAL : proxy_forward(ctx, p, plan, xdp), const struct packet *p,
-	   const struct plan *plan)
+BOTH_HOOKS(enum reason, proxy_forward, !p || !plan ? REASON_INTERNAL : proxy_forward(ctx, p, plan, xdp),
+	   const struct packet *p, const struct plan *plan)
 
-BOTH_HOOKS(proxy_answer, !p || !plan ? REASON_INTERNAL : proxy_answer(ctx, p, plan, xdp), const struct packet *p,
-	   const struct plan *plan)
+BOTH_HOOKS(enum reason, proxy_answer, !p || !plan ? REASON_INTERNAL : proxy_answer(ctx, p, plan, xdp),
+	   const struct packet *p, const struct plan *plan)
 
 // Returns the MSS for a client: its segments will grow by the PROXY header or the option, and leave
 // by the interface on which the backend's packets arrive.
@@ -291,52 +293,31 @@ static __always_inline __u32 mss_room(const struct packet *p, const struct plan 
 	return in && in->mtu > less ? in->mtu - less : 0xffff;
 }
 
-// Applies all edits of a packet. A separate stack frame, so that its spills do not add to the stack
-// of the miss path.
-static __noinline int xdp_edit(struct xdp_md *ctx, const struct packet *p, const struct plan *plan)
+// Applies all edits of a packet.
+static __always_inline enum reason edit(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
 {
-	int done = REASON_NONE;
+	enum reason done = REASON_NONE;
 
 	if (plan->edits & EDIT_MSS)
-		done = xdp_clamp_mss(ctx, l4_then(p, plan), end_then(p, plan), mss_of(plan));
+		done = BY_HOOK(clamp_mss, ctx, l4_then(p, plan), end_then(p, plan), mss_of(plan));
 	if (done == REASON_NONE && plan->edits & EDIT_ROOM)
-		done = xdp_clamp_mss(ctx, l4_then(p, plan), end_then(p, plan), mss_room(p, plan));
+		done = BY_HOOK(clamp_mss, ctx, l4_then(p, plan), end_then(p, plan), mss_room(p, plan));
 	if (done == REASON_NONE && plan->edits & EDIT_TOA)
-		done = xdp_add_toa(ctx, p, plan);
+		done = BY_HOOK(add_toa, ctx, p, plan);
 	if (done == REASON_NONE && plan->edits & EDIT_PROXY)
-		done = xdp_proxy_forward(ctx, p, plan);
+		done = BY_HOOK(proxy_forward, ctx, p, plan);
 	if (done == REASON_NONE && plan->edits & EDIT_PROXY && p->tcp_flags & TCP_SYN)
-		done = xdp_cut_data(ctx, p, plan);
+		done = BY_HOOK(cut_data, ctx, p, plan);
 	if (done == REASON_NONE && plan->edits & EDIT_ANSWER)
-		done = xdp_proxy_answer(ctx, p, plan);
+		done = BY_HOOK(proxy_answer, ctx, p, plan);
 	if (done == REASON_NONE && have_cookies && plan->edits & EDIT_SPLICE)
-		done = xdp_splice_forward(ctx, p, plan);
+		done = BY_HOOK(splice_forward, ctx, p, plan);
 	if (done == REASON_NONE && have_cookies && plan->edits & EDIT_SPLICED)
-		done = xdp_splice_answer(ctx, p, plan);
+		done = BY_HOOK(splice_answer, ctx, p, plan);
 	return done;
 }
 
-static __noinline int tc_edit(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan)
-{
-	int done = REASON_NONE;
-
-	if (plan->edits & EDIT_MSS)
-		done = tc_clamp_mss(ctx, l4_then(p, plan), end_then(p, plan), mss_of(plan));
-	if (done == REASON_NONE && plan->edits & EDIT_ROOM)
-		done = tc_clamp_mss(ctx, l4_then(p, plan), end_then(p, plan), mss_room(p, plan));
-	if (done == REASON_NONE && plan->edits & EDIT_TOA)
-		done = tc_add_toa(ctx, p, plan);
-	if (done == REASON_NONE && plan->edits & EDIT_PROXY)
-		done = tc_proxy_forward(ctx, p, plan);
-	if (done == REASON_NONE && plan->edits & EDIT_PROXY && p->tcp_flags & TCP_SYN)
-		done = tc_cut_data(ctx, p, plan);
-	if (done == REASON_NONE && plan->edits & EDIT_ANSWER)
-		done = tc_proxy_answer(ctx, p, plan);
-	if (done == REASON_NONE && have_cookies && plan->edits & EDIT_SPLICE)
-		done = tc_splice_forward(ctx, p, plan);
-	if (done == REASON_NONE && have_cookies && plan->edits & EDIT_SPLICED)
-		done = tc_splice_answer(ctx, p, plan);
-	return done;
-}
+// Separate stack frames, so that spills of the edits do not add to the stack of the miss path.
+BOTH_HOOKS(static enum reason, edit, edit(ctx, p, plan, xdp), const struct packet *p, const struct plan *plan)
 
 #endif

@@ -75,11 +75,11 @@ static __always_inline int next_tcp_option(void *ctx, struct tcp_options *o, con
 	return 0;
 }
 
-BOTH_HOOKS(next_tcp_option, !o || next_tcp_option(ctx, o, xdp), struct tcp_options *o)
+BOTH_HOOKS(int, next_tcp_option, !o || next_tcp_option(ctx, o, xdp), struct tcp_options *o)
 
 // Lowers the MSS option of the TCP header at off to at most "most". stop: end of the packet in the
 // frame. Bytes after it are not read, even if the header length includes them.
-static __always_inline int clamp_mss(void *ctx, __u32 off, __u32 stop, __u32 most, const bool xdp)
+static __always_inline enum reason clamp_mss(void *ctx, __u32 off, __u32 stop, __u32 most, const bool xdp)
 {
 	struct tcp_options o = { .off = off, .at = sizeof(struct tcphdr) };
 	__be16 mss, lower;
@@ -92,7 +92,7 @@ static __always_inline int clamp_mss(void *ctx, __u32 off, __u32 stop, __u32 mos
 	if (off + o.end > stop)
 		o.end = stop - off;
 	for (int i = 0; i < TCP_OPTIONS_MAX; i++)
-		if (xdp ? xdp_next_tcp_option(ctx, &o) : tc_next_tcp_option(ctx, &o))
+		if (BY_HOOK(next_tcp_option, ctx, &o))
 			break;
 	if (!o.found)
 		return REASON_NONE;
@@ -105,7 +105,7 @@ static __always_inline int clamp_mss(void *ctx, __u32 off, __u32 stop, __u32 mos
 	return fix_check(ctx, off, IPPROTO_TCP, 0, change_at(at, mss, lower), xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
-BOTH_HOOKS(clamp_mss, clamp_mss(ctx, off, stop, most, xdp), __u32 off, __u32 stop, __u32 most)
+BOTH_HOOKS(enum reason, clamp_mss, clamp_mss(ctx, off, stop, most, xdp), __u32 off, __u32 stop, __u32 most)
 
 // ---- lengths ----
 
@@ -211,7 +211,7 @@ static __always_inline bool open_gap(void *ctx, __u32 at, __u32 end, __u32 len, 
 	return !bpf_skb_change_tail(ctx, frame + len, 0) && move_up(ctx, at, frame - at, len);
 }
 
-BOTH_HOOKS(open_gap, open_gap(ctx, at, end, len, xdp), __u32 at, __u32 end, __u32 len)
+BOTH_HOOKS(int, open_gap, open_gap(ctx, at, end, len, xdp), __u32 at, __u32 end, __u32 len)
 
 static __always_inline __u64 sum_words(const __u32 *word, __u32 n)
 {
@@ -230,7 +230,7 @@ static __always_inline __u32 end_then(const struct packet *p, const struct plan 
 
 static __always_inline bool widen(void *ctx, __u32 at, __u32 end, __u32 len, const bool v6, const bool xdp)
 {
-	return (xdp ? xdp_open_gap(ctx, at, end, len) : tc_open_gap(ctx, at, end, len)) &&
+	return BY_HOOK(open_gap, ctx, at, end, len) &&
 	       grow_header(ctx, len, v6, xdp);
 }
 

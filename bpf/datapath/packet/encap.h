@@ -30,8 +30,8 @@ static __always_inline bool push(void *ctx, __u32 size, const struct plan *plan,
 // Encapsulates a rewritten packet. The outer header has DF set, so that the sender of the inner
 // packet finds the path MTU (RFC 4459 §3.1). Its ECN field is copied from the inner header (RFC
 // 6040 §4.1).
-static __always_inline int encapsulate(void *ctx, const struct packet *p, const struct plan *plan, __u32 ifindex,
-				       const bool xdp)
+static __always_inline enum reason encapsulate(void *ctx, const struct packet *p, const struct plan *plan,
+					       __u32 ifindex, const bool xdp)
 {
 	__u32 size = encap_size(plan), payload = p->l3_len;
 	struct interface_addr *own = bpf_map_lookup_elem(&interfaces, &ifindex);
@@ -87,7 +87,7 @@ static __always_inline int encapsulate(void *ctx, const struct packet *p, const 
 	return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
-BOTH_HOOKS(encapsulate, !p || !plan ? REASON_INTERNAL : encapsulate(ctx, p, plan, ifindex, xdp), const struct packet *p,
-	   const struct plan *plan, __u32 ifindex)
+BOTH_HOOKS(enum reason, encapsulate, !p || !plan ? REASON_INTERNAL : encapsulate(ctx, p, plan, ifindex, xdp),
+	   const struct packet *p, const struct plan *plan, __u32 ifindex)
 
 #endif

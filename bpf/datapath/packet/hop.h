@@ -300,13 +300,13 @@ static __always_inline bool egress(void *ctx, struct packet *p, struct plan *pla
 
 // Determines the egress interface of a packet in the other family, if rules between the families
 // depend on it. This must precede egress, which leaves its result in the working memory.
-static __always_inline void cross_egress(void *ctx, struct packet *p)
+static __always_inline int cross_egress(void *ctx, struct packet *p)
 {
 	struct work *w = the_work();
 	struct bpf_fib_lookup *fib;
 
 	if (!cross_by_egress || !w || !crossed_dest(p, &w->from))
-		return;
+		return 0;
 	fib = (void *)w->fib;
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->ifindex = p->ifindex;
@@ -322,24 +322,13 @@ static __always_inline void cross_egress(void *ctx, struct packet *p)
 	case BPF_FIB_LKUP_RET_SUCCESS:
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
 		p->cross_out = fib->ifindex;
-		return;
+		return 0;
 	}
 	p->cross_out = NO_ENTRY;
-}
-
-__noinline int xdp_cross_egress(struct xdp_md *ctx, struct packet *p)
-{
-	if (p)
-		cross_egress(ctx, p);
 	return 0;
 }
 
-__noinline int tc_cross_egress(struct __sk_buff *ctx, struct packet *p)
-{
-	if (p)
-		cross_egress(ctx, p);
-	return 0;
-}
+BOTH_HOOKS(int, cross_egress, p ? cross_egress(ctx, p) : 0, struct packet *p)
 
 static __always_inline enum reason fib_reason(int ret)
 {
@@ -462,7 +451,7 @@ static __always_inline bool kernel_probes(void *ctx, const struct control *c, co
 
 // Looks up the next hop of a plan and caches it in its flow or backend. If the next hop has
 // changed, a new generation invalidates all cached next hops.
-static __always_inline int route(void *ctx, const struct packet *p, struct plan *plan)
+static __always_inline enum reason route(void *ctx, const struct packet *p, struct plan *plan)
 {
 	struct control *c = the_control();
 	struct work *w = the_work();
@@ -531,7 +520,8 @@ static __always_inline int route(void *ctx, const struct packet *p, struct plan 
 	return again && kernel_probes(ctx, c, p, plan) ? REASON_NO_NEIGHBOUR : REASON_NONE;
 }
 
-BOTH_HOOKS(route, !p || !plan ? REASON_INTERNAL : route(ctx, p, plan), const struct packet *p, struct plan *plan)
+BOTH_HOOKS(enum reason, route, !p || !plan ? REASON_INTERNAL : route(ctx, p, plan), const struct packet *p,
+	   struct plan *plan)
 
 // Reports whether the cached next hop of a plan may still be used. If not, the caller looks up the
 // route.

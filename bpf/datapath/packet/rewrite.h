@@ -103,8 +103,8 @@ static __always_inline void write_ip(void *l3, const struct plan *plan, __u64 ad
 }
 
 // Rewrites a packet that has all its checksums in its headers.
-static __always_inline int rewrite_headers(void *data, void *end, const struct packet *p, const struct plan *plan,
-					   const bool v6)
+static __always_inline enum reason rewrite_headers(void *data, void *end, const struct packet *p,
+						   const struct plan *plan, const bool v6)
 {
 	void *l3 = data + ETH_HLEN, *l4 = data + (p->l4_off & 0x7ff);
 	struct deltas d;
@@ -151,8 +151,8 @@ static __always_inline int rewrite_headers(void *data, void *end, const struct p
 	return REASON_NONE;
 }
 
-static __always_inline int xdp_rewrite(struct xdp_md *ctx, const struct packet *p, const struct plan *plan,
-				       const bool v6)
+static __always_inline enum reason xdp_rewrite(struct xdp_md *ctx, const struct packet *p, const struct plan *plan,
+					       const bool v6)
 {
 	return rewrite_headers((void *)(long)ctx->data, (void *)(long)ctx->data_end, p, plan, v6);
 }
@@ -173,8 +173,8 @@ static __always_inline bool summed_in_header(struct __sk_buff *ctx)
 	return (summed[summed_at / 8] >> summed_at % 8 & 3) < SUMMED_ELSEWHERE;
 }
 
-static __always_inline int tc_rewrite(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan,
-				      const bool v6)
+static __always_inline enum reason tc_rewrite(struct __sk_buff *ctx, const struct packet *p, const struct plan *plan,
+					      const bool v6)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	void *l3 = data + ETH_HLEN, *l4 = data + (p->l4_off & 0x7ff);

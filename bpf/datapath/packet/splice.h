@@ -33,8 +33,8 @@ static __always_inline bool single(const struct packet *p)
 
 // Replaces the packet's segment with another one of "size" bytes. Bytes after is->tcp are 0, except
 // for the option of a SYN.
-static __always_inline int replace_segment(void *ctx, const struct packet *p, const struct plan *plan,
-					   const struct syn_segment *is, const __u32 size, const bool xdp)
+static __always_inline enum reason replace_segment(void *ctx, const struct packet *p, const struct plan *plan,
+						   const struct syn_segment *is, const __u32 size, const bool xdp)
 {
 	const bool v6 = plan->family == FAMILY_6;
 	__u32 off = l4_then(p, plan), end = end_then(p, plan), have = end - off;
@@ -66,7 +66,8 @@ static __always_inline int replace_segment(void *ctx, const struct packet *p, co
 }
 
 // Replaces a 32-bit field of the TCP header.
-static __always_inline int put_number(void *ctx, __u32 off, const __u32 place, __be32 was, __u32 is, const bool xdp)
+static __always_inline enum reason put_number(void *ctx, __u32 off, const __u32 place, __be32 was, __u32 is,
+					      const bool xdp)
 {
 	__be32 now = bpf_htonl(is);
 
@@ -83,7 +84,8 @@ static __always_inline struct adjust *splice_of(const struct plan *plan)
 }
 
 // Edits a segment from the client.
-static __always_inline int splice_forward(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
+static __always_inline enum reason splice_forward(void *ctx, const struct packet *p, const struct plan *plan,
+						  const bool xdp)
 {
 	struct adjust *a = splice_of(plan);
 	__u32 off = l4_then(p, plan), most = mss_of(plan);
@@ -113,7 +115,8 @@ static __always_inline int splice_forward(void *ctx, const struct packet *p, con
 }
 
 // Edits a segment to the client.
-static __always_inline int splice_answer(void *ctx, const struct packet *p, const struct plan *plan, const bool xdp)
+static __always_inline enum reason splice_answer(void *ctx, const struct packet *p, const struct plan *plan,
+						 const bool xdp)
 {
 	struct adjust *a = splice_of(plan);
 	struct syn_segment alive = {};
@@ -146,10 +149,10 @@ static __always_inline int splice_answer(void *ctx, const struct packet *p, cons
 	return replace_segment(ctx, p, plan, &alive, KEEPALIVE_SIZE, xdp);
 }
 
-BOTH_HOOKS(splice_forward, !p || !plan ? REASON_INTERNAL : splice_forward(ctx, p, plan, xdp), const struct packet *p,
-	   const struct plan *plan)
+BOTH_HOOKS(enum reason, splice_forward, !p || !plan ? REASON_INTERNAL : splice_forward(ctx, p, plan, xdp),
+	   const struct packet *p, const struct plan *plan)
 
-BOTH_HOOKS(splice_answer, !p || !plan ? REASON_INTERNAL : splice_answer(ctx, p, plan, xdp), const struct packet *p,
-	   const struct plan *plan)
+BOTH_HOOKS(enum reason, splice_answer, !p || !plan ? REASON_INTERNAL : splice_answer(ctx, p, plan, xdp),
+	   const struct packet *p, const struct plan *plan)
 
 #endif

@@ -45,7 +45,7 @@ static __always_inline int next_sum(void *ctx, struct summing *s, const bool xdp
 	return 0;
 }
 
-BOTH_HOOKS(next_sum, !s || next_sum(ctx, s, xdp), struct summing *s)
+BOTH_HOOKS(int, next_sum, !s || next_sum(ctx, s, xdp), struct summing *s)
 
 // Returns the sum of len bytes of the frame from off onwards, at most SUM_MOST.
 static __always_inline __u64 sum_frame(void *ctx, __u32 off, __u32 len, const bool xdp)
@@ -54,7 +54,7 @@ static __always_inline __u64 sum_frame(void *ctx, __u32 off, __u32 len, const bo
 	__u32 block[SUM_BLOCK / sizeof(__u32)] = {};
 
 	for (__u32 i = 0; i < SUM_MOST / SUM_BLOCK; i++)
-		if (xdp ? xdp_next_sum(ctx, &s) : tc_next_sum(ctx, &s))
+		if (BY_HOOK(next_sum, ctx, &s))
 			break;
 	len = s.len;
 	if (len > 0 && len < SUM_BLOCK) {
@@ -79,7 +79,7 @@ __noinline __u64 tc_sum(struct __sk_buff *ctx, __u32 off, __u32 len)
 
 static __always_inline __u64 sum_of(void *ctx, __u32 off, __u32 len, const bool xdp)
 {
-	return xdp ? xdp_sum(ctx, off, len) : tc_sum(ctx, off, len);
+	return BY_HOOK(sum, ctx, off, len);
 }
 
 static __always_inline __u64 sum_ends(const union addr *s, const union addr *d, const bool v6)
@@ -178,8 +178,8 @@ static __always_inline bool resize_header(void *ctx, __u32 now, __u32 then, cons
 }
 
 // Translates an ICMP query or reply: its type, and the pseudo-header in its checksum.
-static __always_inline int translate_query(void *ctx, const struct packet *p, const struct plan *plan, __u32 payload,
-					   const bool to_v6, const bool xdp)
+static __always_inline enum reason translate_query(void *ctx, const struct packet *p, const struct plan *plan,
+						   __u32 payload, const bool to_v6, const bool xdp)
 {
 	struct icmp_header icmp;
 	__u64 delta;
@@ -206,8 +206,8 @@ static __always_inline int translate_query(void *ctx, const struct packet *p, co
 // Computes the UDP checksum that IPv6 requires (RFC 7915 §4.5). It covers the datagram, but not the
 // bytes after it in the packet (RFC 9868 §5). It cannot be computed for a fragment, and is not
 // computed for more than the largest usual frame.
-static __always_inline int udp_checksum(void *ctx, const struct packet *p, const struct plan *plan,
-					const struct ports *ports, __u32 payload, const bool xdp)
+static __always_inline enum reason udp_checksum(void *ctx, const struct packet *p, const struct plan *plan,
+						const struct ports *ports, __u32 payload, const bool xdp)
 {
 	__u16 check;
 	__be16 len;
@@ -229,8 +229,8 @@ static __always_inline int udp_checksum(void *ctx, const struct packet *p, const
 }
 
 // Translates ports and checksum of a segment for a change of family.
-static __always_inline int translate_l4(void *ctx, const struct packet *p, const struct plan *plan, __u32 payload,
-					const bool to_v6, const bool xdp)
+static __always_inline enum reason translate_l4(void *ctx, const struct packet *p, const struct plan *plan,
+						__u32 payload, const bool to_v6, const bool xdp)
 {
 	struct ports ports = { plan->to.sport, plan->to.dport };
 	__u64 pseudo, changed;
@@ -282,19 +282,19 @@ static __always_inline int next_ip_option(void *ctx, struct ip_options *o, const
 	return o->routed;
 }
 
-BOTH_HOOKS(next_ip_option, !o || next_ip_option(ctx, o, xdp), struct ip_options *o)
+BOTH_HOOKS(int, next_ip_option, !o || next_ip_option(ctx, o, xdp), struct ip_options *o)
 
 static __always_inline bool source_routed(void *ctx, __u32 header, const bool xdp)
 {
 	struct ip_options o = { .header = header, .at = sizeof(struct iphdr) };
 
 	for (int i = 0; i < 40; i++)
-		if (xdp ? xdp_next_ip_option(ctx, &o) : tc_next_ip_option(ctx, &o))
+		if (BY_HOOK(next_ip_option, ctx, &o))
 			break;
 	return o.routed;
 }
 
-BOTH_HOOKS(source_routed, source_routed(ctx, header, xdp), __u32 header)
+BOTH_HOOKS(int, source_routed, source_routed(ctx, header, xdp), __u32 header)
 
 // Reports whether a packet has a source route that is not used up. It has no counterpart in the
 // other family (RFC 7915 §4.1, §5.1).
@@ -304,7 +304,7 @@ static __always_inline bool untranslatable_route(void *ctx, const struct packet 
 
 	if (!to_v6)
 		return p->source_route;
-	return header > sizeof(struct iphdr) && (xdp ? xdp_source_routed(ctx, header) : tc_source_routed(ctx, header));
+	return header > sizeof(struct iphdr) && (BY_HOOK(source_routed, ctx, header));
 }
 
 // Reports whether extension headers follow the fragment header. The fragment offsets include them,
@@ -315,18 +315,18 @@ static __always_inline bool extended_fragment(const struct packet *p)
 }
 
 // Requests an error to the sender of an untranslatable packet (RFC 7915 §4.4, §5.4).
-static __always_inline int not_translated(struct plan *plan)
+static __always_inline enum reason not_translated(struct plan *plan)
 {
 	plan->answer = ANSWER_PROHIBITED;
 	return REASON_UNTRANSLATABLE;
 }
 
 // Translates a whole packet into the other family.
-static __always_inline int translate(void *ctx, const struct packet *p, struct plan *plan, const bool to_v6,
-				     const bool xdp)
+static __always_inline enum reason translate(void *ctx, const struct packet *p, struct plan *plan, const bool to_v6,
+					     const bool xdp)
 {
 	__u32 now = header_now(p), then = header_then(p, plan), payload = p->l3_len - now;
-	int reason;
+	enum reason reason;
 
 	if (p->l3_len < now)
 		return REASON_TRUNCATED;
@@ -378,18 +378,9 @@ static __always_inline int translate(void *ctx, const struct packet *p, struct p
 	return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp) ? REASON_NONE : REASON_INTERNAL;
 }
 
-__noinline int xdp_translate(struct xdp_md *ctx, const struct packet *p, struct plan *plan)
-{
-	if (!p || !plan)
-		return REASON_INTERNAL;
-	return plan->family == FAMILY_6 ? translate(ctx, p, plan, true, true) : translate(ctx, p, plan, false, true);
-}
-
-__noinline int tc_translate(struct __sk_buff *ctx, const struct packet *p, struct plan *plan)
-{
-	if (!p || !plan)
-		return REASON_INTERNAL;
-	return plan->family == FAMILY_6 ? translate(ctx, p, plan, true, false) : translate(ctx, p, plan, false, false);
-}
+BOTH_HOOKS(enum reason, translate,
+	   !p || !plan ? REASON_INTERNAL :
+	   plan->family == FAMILY_6 ? translate(ctx, p, plan, true, xdp) : translate(ctx, p, plan, false, xdp),
+	   const struct packet *p, struct plan *plan)
 
 #endif

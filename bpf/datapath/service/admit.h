@@ -24,7 +24,7 @@ static __always_inline enum reason service_lists(const struct packet *p, const s
 // Checks the connection limits of a service and of the client. Returns the reason for a refusal, or
 // REASON_NONE. It changes no counter: a SYN that creates no flow passes the same check as a SYN
 // that creates one.
-__noinline int service_full(const struct packet *p, __u32 id)
+__noinline enum reason service_full(const struct packet *p, __u32 id)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
 	struct load *l = bpf_map_lookup_elem(&service_loads, &id);
@@ -42,7 +42,7 @@ __noinline int service_full(const struct packet *p, __u32 id)
 
 // Charges one connection to the rates of a service. If the connection has been admitted before, it
 // is charged while the rate has room, and never refused.
-__noinline int service_rates(const struct packet *p, __u32 id, __u32 admitted)
+__noinline enum reason service_rates(const struct packet *p, __u32 id, __u32 admitted)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
 	struct load *l = bpf_map_lookup_elem(&service_loads, &id);
@@ -64,11 +64,11 @@ __noinline int service_rates(const struct packet *p, __u32 id, __u32 admitted)
 // all, because an answered client considers the connection open. If the SYN created no flow
 // (PLAN_ADMITTED), it passed the check of the rates. The proof of a cookie then only charges the
 // rates.
-static __always_inline int service_admit(const struct packet *p, const struct plan *plan, const struct service *s,
-					 __u32 id)
+static __always_inline enum reason service_admit(const struct packet *p, const struct plan *plan,
+						 const struct service *s, __u32 id)
 {
 	bool admitted = plan->flags & PLAN_ADMITTED, cookie = plan->edits & EDIT_SPLICE;
-	int reason;
+	enum reason reason;
 
 	if (dry_run || p->flags & PACKET_LATER_FRAGMENT || (admitted && !cookie))
 		return REASON_NONE;

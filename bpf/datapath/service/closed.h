@@ -213,7 +213,7 @@ static __always_inline bool is_live(void *e, const bool v6)
 // connection is rewritten correctly. It may be counted for the new one. Returns REASON_NEW_FLOW;
 // REASON_FLOW if another CPU has changed the flow, with the charges still to release; REASON_CLASH
 // if the sweeper has ended it, without charges.
-static __always_inline int restart(const struct packet *p, struct work *w, const struct service *s, __u32 flags)
+static __always_inline enum reason restart(const struct packet *p, struct work *w, const struct service *s, __u32 flags)
 {
 	__u32 index = w->closed.index, twin = w->closed.twin, heard = HEARD_SYN | edited(s), was;
 	bool v6 = p->family == FAMILY_6;

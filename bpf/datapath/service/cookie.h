@@ -76,8 +76,8 @@ static __always_inline __u32 cookie_salt(__u32 isn)
 	return isn * hash_multiplier >> 32;
 }
 
-static __always_inline int cookie_issue(const struct packet *p, struct plan *plan, const struct service *s,
-					struct load *l, struct cookie *k)
+static __always_inline enum reason cookie_issue(const struct packet *p, struct plan *plan, const struct service *s,
+						struct load *l, struct cookie *k)
 {
 	__u32 len = (k->tcp[12] >> 4) * 4;
 	struct tcphdr *tcp = (void *)k->tcp;
@@ -135,8 +135,8 @@ static __always_inline __u32 class_mss(__u32 class, const bool v6)
 	return v6 ? mss6[class & 3] : mss4[class & 3];
 }
 
-static __always_inline int cookie_check(struct packet *p, struct plan *plan, const struct service *s,
-					const struct load *l, struct cookie *k)
+static __always_inline enum reason cookie_check(struct packet *p, struct plan *plan, const struct service *s,
+						const struct load *l, struct cookie *k)
 {
 	const bool v6 = p->family == FAMILY_6;
 	struct tcphdr *tcp = (void *)k->tcp;
@@ -183,7 +183,7 @@ static __always_inline bool cookie_room(const struct packet *p, const struct ser
 
 // Handles a SYN or the proof of a cookie, for a service with cookies. REASON_NONE: service_new
 // creates the flow or refuses the packet.
-__noinline int cookie_new(struct packet *p, struct plan *plan, __u32 id)
+__noinline enum reason cookie_new(struct packet *p, struct plan *plan, __u32 id)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
 	struct load *l = bpf_map_lookup_elem(&service_loads, &id);
@@ -202,7 +202,7 @@ __noinline int cookie_new(struct packet *p, struct plan *plan, __u32 id)
 }
 
 // Stores the sequence numbers, window and MSS of a proof for splice.h.
-__noinline int cookie_flow(const struct packet *p, struct plan *plan, __u32 reason)
+__noinline enum reason cookie_flow(const struct packet *p, struct plan *plan, __u32 reason)
 {
 	struct control *c = the_control();
 	struct work *w = the_work();

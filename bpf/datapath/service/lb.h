@@ -157,7 +157,7 @@ __noinline int beside_flow(struct packet *p, struct plan *plan)
 
 // Makes the flow of a plan, with its port and its half-open quota. Returns REASON_SYN if the packet
 // can have no flow; service_syn then handles it.
-__noinline int service_keep(const struct packet *p, struct plan *plan)
+__noinline enum reason service_keep(const struct packet *p, struct plan *plan)
 {
 	struct control *c = the_control();
 	struct work *w = the_work();
@@ -165,7 +165,7 @@ __noinline int service_keep(const struct packet *p, struct plan *plan)
 	struct service *s;
 	struct backend *b;
 	bool sourced; // the flow gets a source address and port of the backend's pool
-	int reason;
+	enum reason reason;
 
 	if (!p || !plan || !c || !w)
 		return REASON_INTERNAL;
@@ -297,7 +297,7 @@ static __always_inline bool moves(const struct packet *p, const struct service *
 
 // Forwards a SYN without a flow. The function records the backend, provided that the table has room
 // for the flow that the rest of the handshake makes.
-static __always_inline int syn_passes(const struct packet *p, __u32 backend)
+static __always_inline enum reason syn_passes(const struct packet *p, __u32 backend)
 {
 	if (!table_has_room(p->family == FAMILY_6))
 		return REASON_TABLE_FULL;
@@ -306,8 +306,8 @@ static __always_inline int syn_passes(const struct packet *p, __u32 backend)
 }
 
 // Handles the first packet of a flow, or every packet of a service without flows. Returns
-// KEEPS_FLOW if service_keep has to make a flow.
-__noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
+// REASON_NEW_FLOW if service_keep has to make a flow.
+__noinline enum reason service_new(const struct packet *p, struct plan *plan, __u32 id)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &id);
 	struct work *w = the_work();
@@ -361,11 +361,11 @@ __noinline int service_new(const struct packet *p, struct plan *plan, __u32 id)
 	if (syn && s->flags & SERVICE_SYN_STATELESS && !answers_directly(p, b) &&
 	    !(w && goes_there(plan, &w->closed, false)))
 		return syn_passes(p, backend);
-	return KEEPS_FLOW;
+	return REASON_NEW_FLOW;
 }
 
 // Forwards a SYN that can have no flow. The hash decides its backend, as for the packets after it.
-__noinline int service_syn(const struct packet *p, struct plan *plan)
+__noinline enum reason service_syn(const struct packet *p, struct plan *plan)
 {
 	struct service *s;
 	struct backend *b;
@@ -388,7 +388,7 @@ __noinline int service_syn(const struct packet *p, struct plan *plan)
 }
 
 // Handles the reply of a backend without a flow: the virtual endpoint becomes its source.
-__noinline int service_reply(const struct packet *p, struct plan *plan)
+__noinline enum reason service_reply(const struct packet *p, struct plan *plan)
 {
 	struct listener_key key = {};
 	struct service *s;

@@ -10,7 +10,7 @@
 // refusal needs no route to the address: many gateways have no such route, or announce a blackhole
 // route. LIST_SERVED does not mark addresses of the host itself, because bpf_fib_lookup cannot
 // distinguish them from missing routes.
-static __always_inline int unserved_here(void *ctx, struct packet *p, struct plan *plan)
+static __always_inline enum reason unserved_here(void *ctx, struct packet *p, struct plan *plan)
 {
 	__u64 address = member_of(&p->tuple.daddr, LIST_SERVED, p->family == FAMILY_6);
 	bool tcp = p->tuple.l4_proto == IPPROTO_TCP && !(p->flags & PACKET_LATER_FRAGMENT);
@@ -35,6 +35,7 @@ static __always_inline int unserved_here(void *ctx, struct packet *p, struct pla
 	return REASON_UNSERVED;
 }
 
-BOTH_HOOKS(unserved, !p || !plan ? REASON_INTERNAL : unserved_here(ctx, p, plan), struct packet *p, struct plan *plan)
+BOTH_HOOKS(enum reason, unserved, !p || !plan ? REASON_INTERNAL : unserved_here(ctx, p, plan), struct packet *p,
+	   struct plan *plan)
 
 #endif

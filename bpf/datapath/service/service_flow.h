@@ -8,8 +8,6 @@
 #include "service/listener.h"
 #include "service/syn.h"
 
-#define KEEPS_FLOW REASON_COUNT // service_keep makes a flow for the plan
-
 // Reports whether the service of a packet is a port-forward that inside hosts may use. If so,
 // plan->gateway becomes the server.
 __noinline int to_server(const struct packet *p, struct plan *plan, __u32 service)
@@ -64,12 +62,12 @@ static __always_inline void refuse(struct plan *plan, enum reason reason, enum a
 
 // Fills work.new_flow for a service and charges the quota of the client. Returns REASON_NONE if the
 // flow may be made.
-__noinline int new_service_flow(const struct packet *p, const struct plan *plan, __u32 flags, __u32 ref)
+__noinline enum reason new_service_flow(const struct packet *p, const struct plan *plan, __u32 flags, __u32 ref)
 {
 	struct work *w = the_work();
 	struct service *s;
 	struct new_flow *b;
-	int reason;
+	enum reason reason;
 	__u32 id;
 
 	if (!p || !plan || !w)
@@ -96,7 +94,7 @@ __noinline int new_service_flow(const struct packet *p, const struct plan *plan,
 
 // Counts a connection of a service and records the edits that its packets need. index: its primary
 // entry.
-__noinline int service_made(const struct packet *p, struct plan *plan, __u32 index)
+__noinline enum reason service_made(const struct packet *p, struct plan *plan, __u32 index)
 {
 	struct load *l, *bl;
 	struct service *s;
@@ -131,7 +129,7 @@ __noinline int service_made(const struct packet *p, struct plan *plan, __u32 ind
 static __always_inline int service_flow(const struct packet *p, struct plan *plan, struct work *w, __u32 flags,
 					__u32 ref)
 {
-	int reason = new_service_flow(p, plan, flags, ref);
+	enum reason reason = new_service_flow(p, plan, flags, ref);
 
 	if (reason != REASON_NONE)
 		return reason;
@@ -167,26 +165,26 @@ static __always_inline bool continues(const struct packet *p, struct plan *plan,
 }
 
 // Continues the flow of a closed connection with the connection that a SYN opens. Returns
-// REASON_NEW_FLOW; KEEPS_FLOW if the connection needs another flow; REASON_FLOW if another CPU has
+// REASON_NEW_FLOW; REASON_NONE if the connection needs another flow; REASON_FLOW if another CPU has
 // changed the flow; REASON_CLASH if the sweeper has ended it meanwhile; or the reason for a refusal.
-__noinline int reopen(const struct packet *p, struct plan *plan)
+__noinline enum reason reopen(const struct packet *p, struct plan *plan)
 {
 	struct control *c = the_control();
 	struct work *w = the_work();
 	__u32 id, flags, index;
 	struct service *s;
-	int reason;
+	enum reason reason;
 
 	if (!p || !plan || !c || !w)
 		return REASON_INTERNAL;
 	id = plan->owner;
 	s = bpf_map_lookup_elem(&services, &id);
 	if (!s || !continues(p, plan, s, &w->closed))
-		return KEEPS_FLOW;
+		return REASON_NONE;
 	if (dry_run)
 		return REASON_NEW_FLOW;
 	if (!half_open_take(c))
-		return KEEPS_FLOW;
+		return REASON_NONE;
 	flags = ENTRY_HALF_OPEN | (w->closed.port ? ENTRY_PORT : 0);
 	if (s->max_client_flows) {
 		client_of(&w->who, &p->tuple.saddr, id, p->family == FAMILY_6);
@@ -214,11 +212,11 @@ refused:
 
 // Chooses the source of a fullnat flow from the backend's pool. On an address of this host, the
 // port is below ip_local_port_range, so that it cannot conflict with local sockets.
-__noinline int service_source(const struct packet *p, struct plan *plan, struct port_request *r)
+__noinline enum reason service_source(const struct packet *p, struct plan *plan, struct port_request *r)
 {
 	__u32 class, id, at, first, len;
 	struct pool_addr *address;
-	int reason = REASON_NO_PORT;
+	enum reason reason = REASON_NO_PORT;
 	struct backend *b;
 
 	if (!p || !plan || !r)
