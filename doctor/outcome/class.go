@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluice-lb/sluice/flow"
@@ -41,13 +42,14 @@ const (
 	ByIn
 	ByServer
 	ByServerAddress
+	ByPort
 	BySource
 	BySourceNetwork
 	ByProtocol
 	ByNothing
 )
 
-var attributeNames = [...]string{"service", "next hop", "output interface", "input interface", "server", "server address", "source", "source network", "protocol", "all"}
+var attributeNames = [...]string{"service", "next hop", "output interface", "input interface", "server", "server address", "server port", "source", "source network", "protocol", "all"}
 
 // String names the attribute.
 func (a Attribute) String() string { return attributeNames[min(int(a), len(attributeNames)-1)] }
@@ -55,11 +57,14 @@ func (a Attribute) String() string { return attributeNames[min(int(a), len(attri
 // MarshalText writes the name.
 func (a Attribute) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
 
-// rank orders attributes that separate equally well: where a request leaves untranslated or by the
-// wrong way, or is too large, the interface is nearer to the cause than the server.
+// rank orders attributes that separate equally well. The interface is nearer to the cause than the server if a
+// request leaves untranslated or by the wrong way, or is too large. It is no cause if the server refuses.
 func (a Attribute) rank(s Stage) int {
-	if a == ByOut && (s == Untranslated || s == WrongWay || s == TooBig) {
+	switch {
+	case a == ByOut && (s == Untranslated || s == WrongWay || s == TooBig):
 		return -1
+	case s == Refused && (a == ByNextHop || a == ByOut || a == ByIn):
+		return int(ByNothing) + int(a)
 	}
 	return int(a)
 }
@@ -188,6 +193,7 @@ func (e *Exchange) traits() []trait {
 	server := e.Server().Addr().String()
 	if e.Request.Protocol.HasPorts() {
 		server = e.Server().String()
+		add(ByPort, fmt.Sprintf("%s port %d", strings.ToUpper(e.Request.Protocol.String()), e.Server().Port()))
 	}
 	if e.DestTranslated() {
 		add(ByService, server)
@@ -279,7 +285,7 @@ func (c *Class) sizable(attempts int) bool {
 			return true
 		}
 		switch c.Attribute {
-		case ByServer, ByServerAddress, BySource, BySourceNetwork, ByProtocol, ByNothing:
+		case ByServer, ByServerAddress, ByPort, BySource, BySourceNetwork, ByProtocol, ByNothing:
 			return float64(c.Failing) >= shareRemote*float64(c.All)
 		}
 	}

@@ -66,6 +66,8 @@ type Reason struct {
 	Loop         bool   // The same packet arrives again and again.
 	Bypass       bool   // The client acknowledges an answer that did not pass here.
 	Large        int    // Size of the packets that are repeated and never acknowledged.
+	// ForeignSource is set if the source was translated to an address that this host does not have.
+	ForeignSource bool
 }
 
 // Drop is why and where packets of an exchange were dropped.

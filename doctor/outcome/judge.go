@@ -72,8 +72,30 @@ func (c *Collector) judge(lost trace.PacketLoss) map[*Exchange]Verdict {
 		}
 		verdicts[e] = v
 	}
+	shareRejections(verdicts)
 	c.findScans(verdicts)
 	return verdicts
+}
+
+// shareRejections gives unanswered exchanges the ICMP error that their server sent about others of the same
+// protocol and port: hosts limit the rate of their errors (RFC 1812 §4.3.2.8, RFC 4443 §2.4).
+func shareRejections(verdicts map[*Exchange]Verdict) {
+	type server struct {
+		protocol flow.Protocol
+		endpoint netip.AddrPort
+	}
+	of := func(e *Exchange) server { return server{e.Request.Protocol, e.Server()} }
+	rejected := map[server]*Rejection{}
+	for e, v := range verdicts {
+		if r := e.Reason.Rejection; v == Failed && e.Stage == Refused && r != nil && !r.Reset {
+			rejected[of(e)] = r
+		}
+	}
+	for e, v := range verdicts {
+		if r := rejected[of(e)]; v == Failed && e.Stage == NoAnswer && r != nil {
+			e.Stage, e.Reason.Rejection = Refused, r
+		}
+	}
 }
 
 // proven reports whether a packet shows the failure, and not the absence of one.
@@ -154,6 +176,7 @@ func (c *Collector) verdict(e *Exchange) Verdict {
 		return fail(Untranslated)
 	}
 	e.Reason.Bypass = tcp && e.acknowledged
+	e.Reason.ForeignSource = e.SourceTranslated() && !c.host.Addresses[e.Reply.Dest.Addr()]
 	if d := e.request.drop; d != nil {
 		e.Reason.Drop = d
 	}

@@ -5,6 +5,7 @@ package outcome
 import (
 	"fmt"
 	"net"
+	"net/netip"
 
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
@@ -34,7 +35,7 @@ func (c *Class) subject() string {
 		return s + fmt.Sprintf(" that left by %s to %s", c.Example.Out(), c.hopText())
 	case ByService:
 		return s + " forwarded to " + c.Value
-	case ByServer, ByServerAddress:
+	case ByServer, ByServerAddress, ByPort:
 		return s + " to " + c.Value
 	case ByOut:
 		return s + " that left by " + c.Value
@@ -129,6 +130,9 @@ func (c *Class) ending() string {
 		if d != nil {
 			return text + "; some were dropped: " + lost
 		}
+		if a := c.foreignSource(); a.IsValid() {
+			text += fmt.Sprintf("; their source was translated to %s, which this host does not have", a)
+		}
 		return text + "; nothing came back on any interface"
 	case AnswerLost:
 		if d != nil {
@@ -150,6 +154,17 @@ func (c *Class) ending() string {
 		return text
 	}
 	return "failed"
+}
+
+// foreignSource is the translated source of all members, if it is one address that this host does not have.
+func (c *Class) foreignSource() netip.Addr {
+	source := c.Example.Reply.Dest.Addr()
+	for _, e := range c.Members {
+		if !e.Reason.ForeignSource || e.Reply.Dest.Addr() != source {
+			return netip.Addr{}
+		}
+	}
+	return source
 }
 
 // String names the sender of the rejection and its kind.
