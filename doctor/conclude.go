@@ -104,6 +104,7 @@ func (r *Report) conclude(s *observe.Sample) {
 	}
 	// A class without an explanation may follow from a cause in another namespace.
 	r.Conclusion = append(r.Conclusion, unexplained...)
+	r.first = r.firstClass(classes)
 	if last := r.nothingFound(s); len(r.Conclusion) == 0 || r.CannotTell {
 		r.Conclusion = append(r.Conclusion, last)
 	}

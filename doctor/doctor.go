@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sluice-lb/sluice/doctor/observe"
+	"github.com/sluice-lb/sluice/doctor/outcome"
 	"github.com/sluice-lb/sluice/doctor/severity"
 )
 
@@ -106,6 +107,9 @@ type Report struct {
 	// capabilities for want of which some could not.
 	CannotTell bool     `json:"cannot_tell"`
 	Missing    []string `json:"missing_capabilities,omitempty"`
+
+	traffic map[string]*outcome.Report // by namespace
+	first   *outcome.Class             // of the first conclusion
 }
 
 // exitCannotTell is of reports that found nothing where too much could not be seen; 3 is
@@ -138,8 +142,10 @@ func Examine(ctx context.Context, reader observe.Reader, o observe.Options) (*Re
 // Judge runs all checks on a sample and concludes.
 func Judge(ctx context.Context, s *observe.Sample) *Report {
 	r := &Report{At: time.Now(), Host: s.After.Release, Window: s.Window, Limits: s.Limits}
+	r.traffic = map[string]*outcome.Report{}
 	for _, n := range s.Namespaces {
 		r.Namespaces = append(r.Namespaces, n.Name)
+		r.traffic[n.Name] = n.Traffic
 	}
 	for _, check := range Checks() {
 		if check.Host {

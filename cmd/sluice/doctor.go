@@ -26,6 +26,7 @@ type doctorFlags struct {
 	markdown bool
 	all      bool
 	list     bool
+	try      bool
 }
 
 func newDoctor(a *app) *cobra.Command {
@@ -38,13 +39,20 @@ func newDoctor(a *app) *cobra.Command {
 		Long: "Doctor reads the host twice, a few seconds apart: connection tracking, ports, rules, forwarding,\n" +
 			"interfaces, sockets and dropped packets, in every network namespace. It prints what is wrong with\n" +
 			"its evidence and remedy, and concludes with the causes in the order in which to act on them.\n" +
-			"It changes nothing; sluice tune does.\n\n" +
+			"It changes nothing, except with --try.\n\n" +
+			"With --try it applies the first remedy, watches the same connections again, keeps the remedy if they\n" +
+			"are answered now and other connections are still answered, and takes it back otherwise. It does not\n" +
+			"try commands that it cannot take back. The journal of sluice tune records each change before it is\n" +
+			"made: sluice tune status shows it, sluice tune rollback takes it back. A remedy that is kept lasts\n" +
+			"until the next boot.\n\n" +
 			"Exit code: 2 when something is critical, 1 with warnings, else 0; 4 when nothing was found but too\n" +
 			"many checks could not read what they need, 3 when the examination itself failed or was interrupted, and 64 for\n" +
-			"mistakes in the command line.",
+			"mistakes in the command line. With --try: 0 when the remedy healed or nothing is wrong, 1 when it did\n" +
+			"not heal and was taken back, 2 when no remedy could be tried, 3 and 64 as above.",
 		Example: "  sluice doctor\n" +
 			"  sluice doctor --netns office --seconds 10\n" +
 			"  sluice doctor --markdown > report.md\n" +
+			"  sluice doctor --try\n" +
 			"  sluice doctor --watch --json | jq -r '.conclusion[0].summary'",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkSeconds(f.seconds); err != nil {
@@ -59,6 +67,9 @@ func newDoctor(a *app) *cobra.Command {
 			if f.list {
 				return listChecks(a)
 			}
+			if f.try {
+				return examined(f.tryRemedy(cmd.Context(), a))
+			}
 			return examined(f.run(cmd.Context(), a))
 		},
 	}
@@ -70,9 +81,12 @@ func newDoctor(a *app) *cobra.Command {
 	flags.BoolVar(&f.markdown, "markdown", false, "print Markdown, for a ticket")
 	flags.BoolVar(&f.all, "all", false, "show also the checks that found nothing")
 	flags.BoolVar(&f.list, "list", false, "list the checks and do nothing")
+	flags.BoolVar(&f.try, "try", false, "apply the first remedy, and take it back unless it heals")
 	for _, ignored := range []string{"markdown", "all", "list"} {
 		cmd.MarkFlagsMutuallyExclusive("watch", ignored)
+		cmd.MarkFlagsMutuallyExclusive("try", ignored)
 	}
+	cmd.MarkFlagsMutuallyExclusive("try", "watch")
 	offerFrom(cmd, "netns", namespaces)
 	return cmd
 }
@@ -92,14 +106,19 @@ func examined(err error) error {
 	return exitError{exitUnexamined, err}
 }
 
+// namespaces returns the namespace of --netns; none: all.
+func (f *doctorFlags) namespaces() ([]netdev.Namespace, error) {
+	if f.netns == "all" {
+		return nil, nil
+	}
+	ns, err := netdev.NamespaceAt(f.netns)
+	return []netdev.Namespace{ns}, err
+}
+
 func (f *doctorFlags) run(ctx context.Context, a *app) error {
-	var only []netdev.Namespace
-	if f.netns != "all" {
-		ns, err := netdev.NamespaceAt(f.netns)
-		if err != nil {
-			return err
-		}
-		only = []netdev.Namespace{ns}
+	only, err := f.namespaces()
+	if err != nil {
+		return err
 	}
 	options := observe.Options{Window: time.Duration(f.seconds * float64(time.Second)), Progress: a.progress}
 	if f.watch {

@@ -254,7 +254,7 @@ func writeResult(w io.Writer, r *tune.Result) error {
 func newTuneStatus(a *app, f *tuneFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
-		Short: "Show what was tuned, and whether it still holds",
+		Short: "Show what was tuned or tried, and whether it still holds",
 		Example: "  sluice tune status\n" +
 			"  sluice tune status --netns office --json",
 		Args: noArgs,
@@ -317,17 +317,36 @@ func writeTuneStatus(w io.Writer, list []tunedEntry) error {
 		t := table.New("  SETTING", ">BEFORE", ">TUNED", ">NOW", "")
 		t.Width = reportWidth
 		for _, step := range e.Steps {
+			if step.Wanted == "" { // it changed with another one
+				continue
+			}
 			remark := ""
 			if e.Now[step.Key] != step.After {
 				remark = "changed since"
 			}
 			t.Row("  "+shortKey(step.Key), oneSpace(step.Before), oneSpace(step.After), oneSpace(e.Now[step.Key]), remark)
 		}
-		if err := t.Write(w); err != nil {
-			return err
+		if t.Len() > 0 {
+			if err := t.Write(w); err != nil {
+				return err
+			}
+		}
+		for _, c := range e.Commands {
+			fmt.Fprintf(w, "  %s\n", c.Run)
 		}
 	}
 	return nil
+}
+
+// changes counts the changes of an entry, without values that changed with others.
+func changes(e tune.Entry) int {
+	n := len(e.Commands)
+	for _, step := range e.Steps {
+		if step.Wanted != "" {
+			n++
+		}
+	}
+	return n
 }
 
 func newTuneRollback(a *app, f *tuneFlags) *cobra.Command {
@@ -336,7 +355,8 @@ func newTuneRollback(a *app, f *tuneFlags) *cobra.Command {
 		Short: "Undo the latest run, or all of them",
 		Long: `Writes back every value that was there before, last one first, and restores or
 removes the file in /etc/sysctl.d. A value that someone else changed in the
-meantime is left alone and named.`,
+meantime is left alone and named. It also takes back remedies that
+sluice doctor --try has kept.`,
 		Example: "  sluice tune rollback\n" +
 			"  sluice tune rollback --all",
 		Args: noArgs,
@@ -357,7 +377,7 @@ meantime is left alone and named.`,
 					fmt.Fprintf(w, "note: %s\n", n)
 				}
 				for _, e := range done {
-					fmt.Fprintf(w, "%s of %s taken back: %s\n", e.Profile, e.Time.Local().Format("2006-01-02 15:04:05"), plural(len(e.Steps), "value"))
+					fmt.Fprintf(w, "%s of %s taken back: %s\n", e.Profile, e.Time.Local().Format("2006-01-02 15:04:05"), plural(changes(e), "change"))
 				}
 				if len(done) == 0 {
 					fmt.Fprintln(w, "nothing is in force that could be taken back")

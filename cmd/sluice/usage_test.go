@@ -39,6 +39,7 @@ func TestUsageErrors(t *testing.T) {
 		"plan -x":                      "unknown flag -x; see 'sluice plan --help'",
 		"conns --list --by source":     "conns: --by and --list exclude each other: give one of them; see 'sluice conns --help'",
 		"doctor --watch --all":         "doctor: --all and --watch exclude each other: give one of them\nUsage: sluice doctor [flags]",
+		"doctor --try --watch":         "doctor: --try and --watch exclude each other: give one of them\nUsage: sluice doctor [flags]",
 		"doctor --seconds":             "--seconds: a value is missing; see 'sluice doctor --help'",
 		"doctor --seconds x":           "--seconds: \"x\" is not a number; see 'sluice doctor --help'",
 		"conns --window 3":             "--window: \"3\" is not a time with its unit, as 30s or 5m; see 'sluice conns --help'",

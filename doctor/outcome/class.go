@@ -29,6 +29,8 @@ type Report struct {
 	Cut     bool             `json:"cut,omitempty"` // there were more exchanges than could be kept
 	// Refused are the exchanges that firewall rules refused, by class.
 	Refused []Class `json:"refused_by_rules,omitempty"`
+
+	tallies map[Target]Tally
 }
 
 // Attribute is what the exchanges of a class have in common.
@@ -106,10 +108,11 @@ func (c *Collector) Report(end time.Duration, lost trace.PacketLoss, refine func
 			}
 		}
 	}
-	r := &Report{Lost: lost, Cut: c.cut}
+	r := &Report{Lost: lost, Cut: c.cut, tallies: map[Target]Tally{}}
 	failed, refused := map[string][]*Exchange{}, map[string][]*Exchange{}
 	var decided []*Exchange
 	for e, v := range c.judge(lost) {
+		r.count(e, v)
 		switch v {
 		case Good:
 			r.Answered++

@@ -471,3 +471,32 @@ func TestBounds(t *testing.T) {
 		t.Errorf("%d exchanges, cut %v", len(c.exchanges), r.Cut)
 	}
 }
+
+// TestTally expects the exchanges of a class to be found in another observation, by their clients if they use other servers.
+func TestTally(t *testing.T) {
+	var sick, healed, moved scene
+	sick.healthy(0, 5)
+	healed.healthy(0, 5)
+	for i := range 5 {
+		sick.opens(outbound(100+i, "198.51.100.8:443"), 8, 1)
+		c := outbound(200+i, "198.51.100.8:443")
+		healed.opens(c, 8, 1)
+		healed.answers(c, synAck)
+		c = outbound(300+i, "198.51.100.9:443")
+		moved.opens(c, 8, 1)
+	}
+	r := sick.report(trace.PacketLoss{})
+	targets := r.Classes[0].Targets()
+	for name, tc := range map[string]struct {
+		report         *Report
+		chosen, others Tally
+	}{
+		"before":       {r, Tally{0, 5}, Tally{5, 0}},
+		"after":        {healed.report(trace.PacketLoss{}), Tally{5, 0}, Tally{5, 0}},
+		"other server": {moved.report(trace.PacketLoss{}), Tally{0, 5}, Tally{}},
+	} {
+		if chosen, others := tc.report.Tally(targets); chosen != tc.chosen || others != tc.others {
+			t.Errorf("%s: %+v and others %+v, want %+v and %+v", name, chosen, others, tc.chosen, tc.others)
+		}
+	}
+}

@@ -243,7 +243,8 @@ func Rollback(s *System, all bool) (done []Entry, notes []string, err error) {
 // takeBack restores every value that e wrote, last one first, and the file. A
 // value that is no longer what e wrote belongs to someone else and is left.
 func (s *System) takeBack(e *Entry, why string) (notes []string, err error) {
-	var errs []error
+	notes, err = s.undoCommands(e)
+	errs := []error{err}
 	for _, step := range slices.Backward(e.Steps) {
 		now, err := s.Get(step.Key)
 		switch {
@@ -253,6 +254,8 @@ func (s *System) takeBack(e *Entry, why string) (notes []string, err error) {
 			errs = append(errs, err)
 		case same(now, step.Before):
 			// never written, or back already
+		case step.Wanted == "":
+			errs = append(errs, s.restore(step)) // it changed with the step that was restored before
 		case step.After != "" && !same(now, step.After) || step.After == "" && !same(now, step.Wanted) && !roundedUp(step, now):
 			notes = append(notes, fmt.Sprintf("%s: someone set %s since: left alone (it was %s before)", step.Key, oneLine(now), oneLine(step.Before)))
 		default:

@@ -33,8 +33,8 @@ const (
 type Step struct {
 	Key    string `json:"key"`
 	Before string `json:"before"`
-	Wanted string `json:"wanted"`
-	After  string `json:"after"` // as the kernel read back; empty before it was written
+	Wanted string `json:"wanted"` // empty: it changed with the next step that has one
+	After  string `json:"after"`  // as the kernel read back; empty before it was written
 }
 
 // File is the file for the next boot, as it was.
@@ -62,7 +62,9 @@ type Entry struct {
 	State State  `json:"state"`
 	Why   string `json:"why,omitempty"` // it was rolled back
 	Steps []Step `json:"steps"`
-	File  *File  `json:"file,omitempty"` // nil before anything was kept for the next boot
+	// Commands of a remedy; Rollback undoes them before the steps.
+	Commands []Command `json:"commands,omitempty"`
+	File     *File     `json:"file,omitempty"` // nil before anything was kept for the next boot
 }
 
 // lock takes the journal for one program at a time.

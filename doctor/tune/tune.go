@@ -38,6 +38,8 @@ type System struct {
 	Dir string
 	// Namespace in which settings are read and written.
 	Namespace netdev.Namespace
+	// Program runs the commands of this program; default the running one.
+	Program string
 	// Memory and Cores of the host; 0 reads them from the system.
 	Memory capacity.Bytes
 	Cores  int
@@ -77,9 +79,12 @@ func (s *System) persistent() bool {
 
 func (s *System) host() bool { return s.Namespace.Name == "host" }
 
+// keySeparators exchanges dots and slashes, as sysctl does: the key of eth0.7 has eth0/7.
+var keySeparators = strings.NewReplacer(".", "/", "/", ".")
+
 // path returns the file of a key such as net.ipv4.ip_forward.
 func (s *System) path(key string) string {
-	return filepath.Join(s.proc(), strings.ReplaceAll(key, ".", "/"))
+	return filepath.Join(s.proc(), keySeparators.Replace(key))
 }
 
 // errHostWide says that a key rules the whole host and cannot be written from
