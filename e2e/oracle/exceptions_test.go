@@ -421,15 +421,17 @@ func ownAddress(a netip.Addr) bool {
 	return slices.Contains(moreAddresses, a)
 }
 
-// errorsToNowhere: eBPF sends no ICMP error to an address that no host has (RFC 1812 §4.3.2.7).
+// errorsToNowhere: eBPF sends no ICMP error to an address that no host has (RFC 1812 §4.3.2.7), nor about a packet to
+// 240.0.0.0/4.
 func errorsToNowhere(s *situation) (missing, extra []string) {
 	return filter(s.missing, func(_ string, f parsed) bool {
 		_, dst := f.ends(0)
+		_, asked := f.ends(1)
 		if f.error == nil || !dst.Is4() {
 			return false
 		}
 		first := dst.As4()[0]
-		return first == 0 || first == 127 || first >= 224
+		return first == 0 || first == 127 || first >= 224 || asked.Is4() && asked.As4()[0] >= 240
 	}), nil
 }
 

@@ -22,7 +22,7 @@ func statelessErrors(s *situation) (missing, extra []string) {
 		_, dst := f.ends(0)
 		return f.error != nil && (netip.MustParsePrefix("192.0.2.0/24").Contains(dst) || netip.MustParsePrefix("2001:db8:a::/64").Contains(dst))
 	})
-	if len(toService) == 0 {
+	if len(toService) == 0 || len(rest.extra) == 0 && !s.run.late() {
 		return missing, extra
 	}
 	toServer := filter(rest.extra, func(_ string, f parsed) bool { src, _ := f.ends(0); return f.error != nil && ownAddress(src) })
