@@ -34,6 +34,9 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		}
 		return Outcome{Action: gone.action, Reason: gone.reason}
 	}
+	if !crosses && !v.v6 && v.sourceRoute { // Linux drops it (accept_source_route) before it sends an error
+		return Outcome{Action: Drop, Reason: ReasonUntranslatable}
+	}
 	if v.ttl <= 1 {
 		return m.withAnswer(in, v, ttlExceeded, Outcome{Action: Drop, Reason: ReasonTTLExceeded})
 	}
@@ -49,9 +52,6 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	}
 	next, routed := m.host.route(via)
 	crossing := p.to.Source.Addr().Is6() != v.v6
-	if !crossing && !v.v6 && v.sourceRoute { // Linux drops it (accept_source_route)
-		return Outcome{Action: Drop, Reason: ReasonUntranslatable}
-	}
 	mac, known := next.mac, next.known
 	if p.mac != (packet.MAC{}) {
 		mac, known = p.mac, true

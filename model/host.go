@@ -129,7 +129,8 @@ func (h *Host) Routed(dst netip.Addr) bool {
 }
 
 // refuses reports whether the kernel drops packets from src on an ingress interface
-// (fib_validate_source). The kernel has no such check for IPv6.
+// (fib_validate_source). The kernel has no such check for IPv6. Sluice always refuses broadcast
+// addresses (RFC 1812 §5.3.7).
 func (h *Host) refuses(iface string, src netip.Addr) bool {
 	in, ok := h.Interface(iface)
 	if !ok || !src.Is4() {
@@ -138,15 +139,15 @@ func (h *Host) refuses(iface string, src netip.Addr) bool {
 	if h.Owns(src) {
 		return !in.AcceptLocal
 	}
-	if in.RPFilter == 0 {
-		return false
-	}
 	for _, i := range h.Interfaces {
 		for _, p := range i.Addresses {
 			if p.Addr().Is4() && p.Bits() < 31 && p.Contains(src) && !p.Contains(src.Next()) {
 				return true // a broadcast address
 			}
 		}
+	}
+	if in.RPFilter == 0 {
+		return false
 	}
 	back, ok := h.route(src)
 	return !ok || in.RPFilter == 1 && back.Name != iface

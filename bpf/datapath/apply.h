@@ -175,13 +175,15 @@ static __always_inline enum reason prepare(void *ctx, const struct packet *p, st
 		    end_rerouted(p, plan) != REASON_NONE)
 			return REASON_REROUTED;
 	}
+	// Linux drops packets with a source route unless accept_source_route is set, before it sends an error.
+	if (p->family == FAMILY_4 && plan->family == FAMILY_4 && header_now(p) > sizeof(struct iphdr) &&
+	    BY_HOOK(source_routed, ctx, header_now(p))) {
+		plan->answer = ANSWER_NONE;
+		return REASON_UNTRANSLATABLE;
+	}
 	if (p->ttl <= 1 && reason != REASON_NO_ROUTE && reason != REASON_FORWARDING_OFF &&
 	    (plan->flags & PLAN_HERE) != PLAN_HERE)
 		return REASON_TTL_EXCEEDED;
-	// Linux drops packets with a source route unless accept_source_route is set.
-	if (p->family == FAMILY_4 && plan->family == FAMILY_4 && header_now(p) > sizeof(struct iphdr) &&
-	    BY_HOOK(source_routed, ctx, header_now(p)))
-		return REASON_UNTRANSLATABLE;
 	return ready(p, plan, reason);
 }
 

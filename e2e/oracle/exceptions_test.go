@@ -172,11 +172,11 @@ func staleProbed(s *situation) (missing, extra []string) {
 	})
 }
 
-// errorsOverHops: of several equal next hops the kernel chooses that of an ICMP error by the packet that it quotes, eBPF
-// by its addresses; by a rule with a protocol the kernel routes the error, eBPF the packet that it quotes.
+// errorsOverHops: of several equal next hops, the kernel selects the next hop of an ICMP error by the quoted packet, eBPF
+// by the addresses of the error.
 func errorsOverHops(s *situation) (missing, extra []string) {
 	several := slices.ContainsFunc(s.run.script, func(line string) bool {
-		return strings.Contains(line, " nexthop via ") || strings.Contains(line, "rule add ipproto ")
+		return strings.Contains(line, " nexthop via ")
 	})
 	if !several || !strings.HasPrefix(s.line, "error ") {
 		return nil, nil
@@ -263,8 +263,7 @@ func sourceRoutes(s *situation) (missing, extra []string) {
 	if accepted {
 		missing = s.missing
 	}
-	// Errors about the route come first.
-	return missing, filter(s.extra, func(_ string, f parsed) bool { src, _ := f.ends(0); return f.error != nil && ownAddress(src) })
+	return missing, nil
 }
 
 // ownUntranslated: eBPF does not see what the gateway's own sockets send; nftables translates what they send from an
@@ -341,6 +340,9 @@ func reroutedEnds(s *situation) (missing, extra []string) {
 // kernel routes them, asking for the next hop, and connection tracking takes one about a packet to a service or a
 // port-forward for one of the server, and translates its source.
 func ownErrors(s *situation) (missing, extra []string) {
+	if e, ok := packet.Find[*packet.ICMP](s.world.sent); ok && e.IsError() { // an error about an error does not exist
+		return nil, nil
+	}
 	missing, extra = s.pairs(func(f parsed) string {
 		src, _ := f.ends(0)
 		_, asked := f.ends(1)
@@ -449,14 +451,14 @@ func noRouteErrors(s *situation) (missing, extra []string) {
 	return missing, extra
 }
 
-// broadcastSources: the kernel refuses IPv4 packets from the broadcast address of a network if rp_filter is set, or once
-// a rule was added by "ip rule"; eBPF if rp_filter is set.
+// broadcastSources: eBPF refuses IPv4 packets from the broadcast address of a network (RFC 1812 §5.3.7). The kernel
+// refuses them if rp_filter is set, or after a rule was added by "ip rule".
 func broadcastSources(s *situation) (missing, extra []string) {
 	ip, ok := packet.Find[*packet.IPv4](s.world.sent)
-	if !ok || !slices.Contains(broadcasts, ip.Src) || len(s.missing) > 0 {
+	if !ok || !slices.Contains(broadcasts, ip.Src) || len(s.extra) > 0 {
 		return nil, nil
 	}
-	return nil, s.extra
+	return s.missing, nil
 }
 
 // broadcasts are the broadcast addresses of the networks of the links.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/packet"
 )
 
 // statelessErrors: nftables has translated a packet of mode stateless when the kernel finds that it cannot be
@@ -37,8 +38,8 @@ func quotingAnything(f parsed) string {
 	return f.without(1, true, true)
 }
 
-// prefixErrors: nftables does not translate what an ICMPv6 error about a packet of npt66 quotes. An error of a router that
-// the rule does not cover has the router's address, on eBPF that of the inside host (RFC 5508).
+// prefixErrors: nftables does not translate the quoted packet in an ICMPv6 error about a packet of npt66. The error of
+// another router has the router's address as its source, on eBPF the address of the host (RFC 5508 REQ-5).
 func prefixErrors(s *situation) (missing, extra []string) {
 	if !s.has("", config.NATNPT66) {
 		return nil, nil
@@ -61,8 +62,38 @@ func prefixErrors(s *situation) (missing, extra []string) {
 	}
 	missing, extra = s.pairs(quoting, quoting)
 	rest := &situation{run: s.run, line: s.line, world: s.world, missing: subtract(s.missing, missing), extra: subtract(s.extra, extra)}
-	m, x := rest.pairs(fromOutside("2001:db8:9::/64", "fd00:20::/64"), fromOutside("2001:db8:77::/64"))
+	m, x := rest.pairs(fromOutside("2001:db8:9::/64", "fd00:20::/64", "2001:db8:77:0:ced2::8/128"), fromOutside("2001:db8:77::/64"))
+	missing, extra = append(missing, m...), append(extra, x...)
+	rest.missing, rest.extra = subtract(rest.missing, m), subtract(rest.extra, x)
+	m, x = rest.pairs(internal, func(f parsed) string {
+		if src, _ := f.ends(0); f.error == nil || !ownAddress(src) {
+			return ""
+		}
+		return f.anyWay()
+	})
 	return append(missing, m...), append(extra, x...)
+}
+
+// internal writes an ICMP error with the inside addresses of npt66. nftables translates an error of the gateway like any
+// packet from the inside prefix, and an unresolved next hop causes an error about the translated packet.
+func internal(f parsed) string {
+	if f.error == nil {
+		return ""
+	}
+	outside := netip.MustParsePrefix("2001:db8:77:0:ced2::/80")
+	for _, at := range f.at {
+		if ip, ok := f.p[at].(*packet.IPv6); ok {
+			for _, a := range []*netip.Addr{&ip.Src, &ip.Dst} {
+				if outside.Contains(*a) {
+					b := netip.MustParseAddr("fd00:2::").As16()
+					of := a.As16()
+					copy(b[10:], of[10:])
+					*a = netip.AddrFrom16(b)
+				}
+			}
+		}
+	}
+	return f.anyWay()
 }
 
 // dsrAtIngress: nftables forwards packets of mode dsr at the ingress hook, where neither their length nor their TTL

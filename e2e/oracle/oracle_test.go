@@ -8,6 +8,7 @@ package oracle
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -79,18 +80,8 @@ func TestScript(t *testing.T) {
 	if name == "" {
 		t.Skip("SLUICE_ORACLE_SCRIPT names no file")
 	}
-	text, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var script []string
-	for line := range strings.Lines(string(text)) {
-		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
-			script = append(script, line)
-		}
-	}
 	for _, world := range []string{"xdp", "tc"} {
-		d, err := replay(t, world, script)
+		d, err := replay(t, script(t, name), true, world)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -99,6 +90,43 @@ func TestScript(t *testing.T) {
 		}
 	}
 }
+
+// TestFixedDifferences replays scripts of differences that Sluice once had.
+func TestFixedDifferences(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Conntrack, labtest.Tool("ip"))
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d scripts: %v", len(files), err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			d, err := replay(t, script(t, file), false, "xdp", "tc")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d != nil {
+				t.Error(d)
+			}
+		})
+	}
+}
+
+// script reads the steps of a file.
+func script(t *testing.T, name string) (steps []string) {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			steps = append(steps, line)
+		}
+	}
+	return steps
+}
+
+// surveyed is how many of the last steps a survey prints after the changes in force.
+const surveyed = 8
 
 // episode makes random steps in new labs.
 func episode(t *testing.T, seed, steps uint64, end time.Time, used map[string]int) (done uint64, d *difference) {
@@ -118,18 +146,18 @@ func episode(t *testing.T, seed, steps uint64, end time.Time, used map[string]in
 		}
 		if d != nil { // all differences of a run, each as it was found
 			r.end(r.script[len(r.script)-1])
-			d.script = append(slices.Concat(g.done...), d.script[len(d.script)-1])
+			d.script = append(slices.Concat(g.done...), d.script[max(0, len(d.script)-surveyed):]...)
 			t.Logf("seed %d, step %d: %s", seed, done, d)
 		}
 	}
 	return done, nil
 }
 
-// replay does the steps in new labs of the oracle and one other world.
-func replay(t testing.TB, world string, script []string) (*difference, error) {
-	r := newRun(t, "nftables", world)
+// replay does the steps in new labs of the oracle and other worlds.
+func replay(t testing.TB, script []string, verbose bool, worlds ...string) (*difference, error) {
+	r := newRun(t, append([]string{"nftables"}, worlds...)...)
 	defer r.close()
-	r.slow = true
+	r.slow, r.verbose = true, verbose
 	for _, line := range script {
 		if d, err := r.step(line); d != nil || err != nil {
 			return d, err
@@ -149,7 +177,7 @@ func shrink(t testing.TB, d *difference) (*difference, bool) {
 		if time.Now().After(end) {
 			return false
 		}
-		e, err := replay(t, d.world, script)
+		e, err := replay(t, script, false, d.world)
 		if err != nil || e == nil {
 			return false
 		}

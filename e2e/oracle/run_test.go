@@ -26,6 +26,7 @@ type run struct {
 	script   []string          // steps until now
 	settings map[string]string // of sysctl
 	slow     bool              // waits longer after each change: to find out whether a difference was one of time
+	verbose  bool              // logs what each world sends
 	began    time.Time         // when the comparison of this step began
 }
 
@@ -87,6 +88,9 @@ func (r *run) step(line string) (*difference, error) {
 			said[i] = []string{out}
 		}
 	}
+	if verb == "sysctl" || verb == "ip" && !strings.Contains(rest, "neigh ") {
+		time.Sleep(routesTime)
+	}
 	return r.compare(line, said)
 }
 
@@ -145,6 +149,9 @@ func (r *run) end(line string) {
 func (r *run) remember(line string, outcomes []outcome) error {
 	f := strings.Fields(line)
 	for i, w := range r.worlds {
+		if r.verbose {
+			r.Logf("%s, %v after %s:\n%s", w.name, time.Since(r.began).Round(time.Millisecond), line, strings.Join(append(outcomes[i].lines, outcomes[i].asked...), "\n"))
+		}
 		now := time.Now()
 		for _, l := range outcomes[i].asked {
 			w.asked[l] = now

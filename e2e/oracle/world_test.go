@@ -82,10 +82,10 @@ func settings() map[string]string {
 			n := "net." + family + ".neigh." + of + "."
 			s[n+"base_reachable_time_ms"] = "86400000"
 			s[n+"gc_stale_time"] = "86400"
-			s[n+"retrans_time_ms"] = "50"
+			s[n+"retrans_time_ms"] = "100"
 			s[n+"delay_first_probe_time"] = "1"
-			s[n+"mcast_solicit"] = "2"
-			s[n+"ucast_solicit"] = "2"
+			s[n+"mcast_solicit"] = "3"
+			s[n+"ucast_solicit"] = "3"
 			s[n+"anycast_delay"] = "0"
 			s[n+"proxy_delay"] = "0"
 		}

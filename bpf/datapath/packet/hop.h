@@ -119,19 +119,22 @@ static __always_inline bool routed_by_own(const struct packet *p, const struct p
 
 // Sets the further fields by which "ip rule" and multipath routes select: protocol and ports, as
 // for a packet that the kernel forwards. The source port is the one before translation. Clients
-// share the next hop of a backend, so that its lookup has no source port and no traffic class.
+// share the next hop of a backend, so that its lookup has no source port and no traffic class. An
+// ICMP error is routed by its own protocol, not by the protocol and ports of the quoted packet.
 static __always_inline void fib_transport(struct bpf_fib_lookup *fib, const struct packet *p, const struct plan *plan)
 {
 	const struct tuple *t = &plan->to;
 
 	fib->l4_protocol = t->l4_proto;
+	if (plan->flags & PLAN_ERROR)
+		fib->l4_protocol = plan->family == FAMILY_6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
 	if (plan->backend_hop == NO_ENTRY) {
 		if (plan->gateway_family == FAMILY_6)
 			fib->flowinfo = bpf_htonl((__u32)p->tos << 20);
 		else
 			fib->tos = p->tos;
 	}
-	if (t->l4_proto != IPPROTO_TCP && t->l4_proto != IPPROTO_UDP && t->l4_proto != IPPROTO_SCTP)
+	if (fib->l4_protocol != IPPROTO_TCP && fib->l4_protocol != IPPROTO_UDP && fib->l4_protocol != IPPROTO_SCTP)
 		return;
 	fib->dport = t->dport;
 	if (plan->backend_hop == NO_ENTRY)

@@ -2,7 +2,8 @@
 // Checks of IPv4 sources that the kernel also makes when it forwards: rp_filter, and addresses of
 // this host (fib_validate_source). The kernel has no such check for IPv6. The programs pass a
 // refused packet to the kernel unchanged, so that the kernel drops, counts and logs it
-// (log_martians).
+// (log_martians). A broadcast address is no valid source (RFC 1812 §5.3.7); the kernel refuses it
+// only with rp_filter or rules of "ip rule".
 #ifndef SLUICE_SOURCE_H
 #define SLUICE_SOURCE_H
 
@@ -84,12 +85,10 @@ static __noinline bool refuses_source(void *ctx, __u32 ifindex, __be32 source, _
 	flags = bpf_map_lookup_elem(&source_checks, &ifindex);
 	if (flags)
 		have = *flags;
-	if (kind && *kind == OWN_ADDRESS)
-		return !(have & SOURCE_ACCEPT_LOCAL);
+	if (kind)
+		return *kind == OWN_BROADCAST || !(have & SOURCE_ACCEPT_LOCAL);
 	if (!(have & (SOURCE_STRICT | SOURCE_LOOSE)))
 		return false;
-	if (kind) // a broadcast address
-		return true;
 	return (known || !(checks & CHECK_RULES)) && without_way_back(ctx, ifindex, source, to, have);
 }
 
