@@ -68,6 +68,18 @@ func (p Paths) namespaceID() string {
 	return fmt.Sprintf("%s/%d", strings.TrimSpace(string(boot)), cookie)
 }
 
+// SocketIn returns the default path of the daemon's socket in another network namespace.
+func SocketIn(ns netdev.Namespace) string {
+	dir := filepath.Join(stateBase, "netns", fmt.Sprint(ns.Inode))
+	switch {
+	case filepath.Dir(ns.Path) == "/run/netns" || filepath.Dir(ns.Path) == "/var/run/netns":
+		dir = filepath.Join(stateBase, "netns", filepath.Base(ns.Path))
+	case ns.Inode == netdev.HostNamespace().Inode:
+		dir = stateBase
+	}
+	return filepath.Join(dir, "sluice.sock")
+}
+
 // usualDirectory returns the default state directory of the network namespace.
 func usualDirectory() string {
 	const base = stateBase

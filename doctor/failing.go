@@ -223,12 +223,13 @@ func answeredText(s *observe.Sample) string {
 	for _, n := range s.Namespaces {
 		if t := n.Traffic; t != nil {
 			sum.Answered, sum.Failed, sum.Filtered, sum.Noise = sum.Answered+t.Answered, sum.Failed+t.Failed, sum.Filtered+t.Filtered, sum.Noise+t.Noise
+			sum.Probes += t.Probes
 			if len(sum.Classes) == 0 && len(t.Classes) > 0 {
 				sum.Classes = t.Classes[:1]
 			}
 		}
 	}
-	if sum.Answered+sum.Failed == 0 {
+	if sum.Answered+sum.Failed+sum.Probes == 0 {
 		return ""
 	}
 	text := sum.Text()

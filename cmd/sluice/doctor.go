@@ -7,10 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-lb/sluice/api"
+	"github.com/sluice-lb/sluice/daemon"
 	"github.com/sluice-lb/sluice/doctor"
 	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/netdev"
@@ -120,7 +123,7 @@ func (f *doctorFlags) run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	options := observe.Options{Window: time.Duration(f.seconds * float64(time.Second)), Progress: a.progress}
+	options := f.options(a)
 	if f.watch {
 		options.Progress, options.Session = nil, &observe.Session{}
 		defer options.Session.Close()
@@ -150,6 +153,29 @@ func (f *doctorFlags) run(ctx context.Context, a *app) error {
 		case <-next:
 		}
 	}
+}
+
+// options returns how the host is observed.
+func (f *doctorFlags) options(a *app) observe.Options {
+	return observe.Options{Window: time.Duration(f.seconds * float64(time.Second)), Progress: a.progress, Probed: a.probed}
+}
+
+// answersWithin bounds the wait for a daemon.
+const answersWithin = time.Second
+
+// probed returns the addresses of the backends of the daemon in a namespace; none without a daemon.
+func (a *app) probed(ctx context.Context, ns netdev.Namespace) (list []netip.Addr) {
+	socket := daemon.SocketIn(ns)
+	if ns.Path == "" || ns.Inode == netdev.CurrentNamespace().Inode {
+		socket = a.paths.SocketPath()
+	}
+	ctx, cancel := context.WithTimeout(ctx, answersWithin)
+	defer cancel()
+	backends, _ := api.NewClient(socket).Backends(ctx)
+	for _, b := range backends {
+		list = append(list, b.Address.Addr())
+	}
+	return list
 }
 
 func (f *doctorFlags) print(a *app, r *doctor.Report) error {

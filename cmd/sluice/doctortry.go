@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/sluice-lb/sluice/daemon"
 	"github.com/sluice-lb/sluice/doctor"
@@ -32,7 +31,7 @@ func (f *doctorFlags) tryRemedy(ctx context.Context, a *app) error {
 		return err
 	}
 	reader := observe.NewLive(only)
-	options := observe.Options{Window: time.Duration(f.seconds * float64(time.Second)), Progress: a.progress}
+	options := f.options(a)
 	o := trial.Options{Progress: a.progress, Examine: func(ctx context.Context) (*doctor.Report, error) { return doctor.Examine(ctx, reader, options) }}
 	o.Namespaces, _ = reader.Namespaces()
 	if a.paths.State != "" {

@@ -4,14 +4,19 @@ package main
 
 import (
 	"encoding/json"
+	"net"
+	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/sluice-lb/sluice/daemon"
 	"github.com/sluice-lb/sluice/doctor"
 	"github.com/sluice-lb/sluice/doctor/faults"
 	"github.com/sluice-lb/sluice/doctor/outcome"
 	"github.com/sluice-lb/sluice/doctor/trial"
 	"github.com/sluice-lb/sluice/lab/labtest"
+	"github.com/sluice-lb/sluice/netdev"
 )
 
 // TestDoctorTryHealthy tries nothing on a host without a fault.
@@ -58,5 +63,33 @@ func TestWriteTrial(t *testing.T) {
 				t.Errorf("%s lacks %q:\n%s", verdict, want, text.String())
 			}
 		}
+	}
+}
+
+// TestProbed reads the backends of the daemon of this namespace, and none without a daemon.
+func TestProbed(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "sluice.sock")
+	a := &app{paths: daemon.Paths{Socket: socket}}
+	if list := a.probed(t.Context(), netdev.CurrentNamespace()); len(list) != 0 {
+		t.Errorf("without a daemon: %v", list)
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(`[{"service":"web","name":"a","address":"10.0.1.2:80"}]`))
+	})}
+	go func() { _ = server.Serve(l) }()
+	defer server.Close()
+	if list := a.probed(t.Context(), netdev.CurrentNamespace()); len(list) != 1 || list[0].String() != "10.0.1.2" {
+		t.Errorf("with a daemon: %v", list)
+	}
+	if got := daemon.SocketIn(netdev.Namespace{Name: "office", Path: "/run/netns/office", Inode: 7}); got != "/run/sluice/netns/office/sluice.sock" {
+		t.Errorf("socket of a namespace with a name: %s", got)
+	}
+	if got := daemon.SocketIn(netdev.HostNamespace()); got != "/run/sluice/sluice.sock" {
+		t.Errorf("socket of the host: %s", got)
 	}
 }

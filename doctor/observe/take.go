@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -41,6 +42,8 @@ type Options struct {
 	Session *Session
 	// Progress, when set, is told what is going on.
 	Progress func(format string, args ...any)
+	// Probed, when set, returns the addresses whose health a daemon in the namespace checks.
+	Probed func(context.Context, netdev.Namespace) []netip.Addr
 	// During, when set, runs within the window, which then ends when it returns.
 	During func(ctx context.Context) error
 }

@@ -39,7 +39,13 @@ func (s *Sample) watchTraffic(ctx context.Context, o Options) *traffic {
 	}
 	budget := outcome.NewBudget()
 	for _, n := range s.Namespaces {
-		t.collectors[n.Inode] = outcome.NewCollector(hostOf(n.Before.Links), budget)
+		host := hostOf(n.Before.Links)
+		if o.Probed != nil {
+			for _, a := range o.Probed(ctx, n.Namespace) {
+				host.Probed[a] = true
+			}
+		}
+		t.collectors[n.Inode] = outcome.NewCollector(host, budget)
 	}
 	var err error
 	if t.packets, err = trace.OpenPackets(only); err != nil {
@@ -70,7 +76,7 @@ func (t *traffic) left(o Options) time.Duration {
 
 // hostOf describes a namespace by its interfaces.
 func hostOf(links []Link) outcome.Host {
-	h := outcome.Host{Addresses: map[netip.Addr]bool{}, Ports: map[string]string{}}
+	h := outcome.Host{Addresses: map[netip.Addr]bool{}, Ports: map[string]string{}, Probed: map[netip.Addr]bool{}}
 	bridges := map[int]string{}
 	for _, l := range links {
 		if l.Kind == "bridge" {

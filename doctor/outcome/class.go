@@ -21,6 +21,7 @@ type Report struct {
 	Filtered int `json:"filtered"` // Refused by a firewall rule.
 	Noise    int `json:"noise"`    // Scans, and probes of closed ports.
 	OneWay   int `json:"one_way"`  // Datagrams that may have no answers.
+	Probes   int `json:"probes"`   // Unanswered health checks of this host's own daemon.
 	Ongoing  int `json:"ongoing"`
 	Unknown  int `json:"unknown"` // not decided, because packets were lost by the observer
 	// Classes of failing exchanges, those with the most first.
@@ -128,6 +129,8 @@ func (c *Collector) Report(end time.Duration, lost trace.PacketLoss, refine func
 			r.Noise++
 		case OneWay:
 			r.OneWay++
+		case Probe:
+			r.Probes++
 		case Unknown:
 			r.Unknown++
 		default:

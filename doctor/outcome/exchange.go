@@ -16,6 +16,8 @@ type Host struct {
 	Networks  []Network           // of its interfaces
 	// Ports maps a port of a bridge to the bridge: packets pass both.
 	Ports map[string]string
+	// Probed are the backends of a Sluice daemon of this host, which checks their health.
+	Probed map[netip.Addr]bool
 }
 
 // Network is a directly connected network.

@@ -23,6 +23,7 @@ const (
 	Noise                   // A scan or a probe.
 	OneWay                  // Datagrams of a protocol that may have no answers.
 	Unknown                 // Packets were lost by the observer.
+	Probe                   // A health check of this host's own daemon without an answer: clients are sent elsewhere.
 )
 
 // waits is how long an answer may take.
@@ -64,6 +65,8 @@ func (c *Collector) judge(lost trace.PacketLoss) map[*Exchange]Verdict {
 		v := c.verdict(e)
 		if v == Failed {
 			switch {
+			case c.host.Probed[e.Server().Addr()] && c.fromHost(e):
+				v = Probe
 			case lost.Any() && !e.proven(), lost.Others > 0 && (e.Stage == ClientRejects || e.Request.Protocol != flow.TCP && !e.proven()):
 				v = Unknown
 			case e.Request.Protocol == flow.UDP && e.Stage == NoAnswer && !answered[e.Request.Dest.Port()] && !slices.Contains(answering, e.Request.Dest.Port()):

@@ -362,6 +362,37 @@ func TestRejectionsAreLimited(t *testing.T) {
 	}
 }
 
+// TestProbes expects unanswered health checks of the daemon to be no failures, and connections of clients to the same
+// backend to be some.
+func TestProbes(t *testing.T) {
+	var s scene
+	s.healthy(0, 12)
+	probe := func(i int) flow.Tuple { return tuple(flow.TCP, fmt.Sprintf("10.0.0.1:%d", 4000+i), "10.0.0.9:80") }
+	for i := range 6 {
+		s.see(trace.Transmitted, "lan0", probe(i), flags(syn), own)
+	}
+	host := sceneHost
+	host.Probed = map[netip.Addr]bool{netip.MustParseAddr("10.0.0.9"): true}
+	report := func() *Report {
+		c := NewCollector(host, NewBudget())
+		for i := range s.packets {
+			c.Add(&s.packets[i])
+		}
+		return c.Report(s.now+3*time.Second, trace.PacketLoss{}, nil)
+	}
+	if r := report(); r.Failed != 0 || r.Probes != 6 || !strings.Contains(r.Text(), "6 health checks") {
+		t.Errorf("report %+v", r)
+	}
+	for i := range 5 {
+		c := connection{tuple(flow.TCP, fmt.Sprintf("198.51.100.7:%d", 3000+i), "203.0.113.1:8080"), tuple(flow.TCP, "10.0.0.9:80", fmt.Sprintf("198.51.100.7:%d", 3000+i))}
+		s.see(trace.Received, "wan0", c.request, flags(syn))
+		s.see(trace.Transmitted, "lan0", c.reply.Reverse(), flags(syn), tracked(c.request, c.reply, flow.Original))
+	}
+	if r := report(); r.Failed != 5 || r.Probes != 6 {
+		t.Errorf("with clients: report %+v", r)
+	}
+}
+
 // TestForeignSource expects unanswered connections to name a translated source that this host does not have.
 func TestForeignSource(t *testing.T) {
 	var s scene

@@ -232,5 +232,9 @@ func (c *Class) Evidence() (lines []string) {
 
 // Text sums up the namespace: "214 of 216 connections were answered".
 func (r *Report) Text() string {
-	return fmt.Sprintf("%d of %d connections and exchanges were answered", r.Answered, r.Answered+r.Failed)
+	text := fmt.Sprintf("%d of %d connections and exchanges were answered", r.Answered, r.Answered+r.Failed)
+	if r.Probes > 0 {
+		text += fmt.Sprintf("; %d health checks of Sluice got no answer (sluice show backends)", r.Probes)
+	}
+	return text
 }
