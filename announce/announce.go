@@ -48,6 +48,7 @@ type Address struct {
 	Prefix netip.Prefix
 	Owners []string // "service NAME", "nat NAME".
 	Why    string   // The reason not to announce it, or "".
+	Metric uint32   // Of the route; 0 means the metric of the request.
 	// Unknown marks a Why that may be wrong: the route stays as it is.
 	Unknown bool
 	// Settle is the time between the end of the reason for a withdrawal and the announcement. Other backends recover in
@@ -288,7 +289,7 @@ func (a *Announcer) decide(r *Request, now time.Time) (d decision, err error) {
 	}
 	wanted := map[route]bool{}
 	for _, w := range r.Addresses {
-		s := Status{Prefix: w.Prefix, Owners: w.Owners, State: Announced, Table: r.Table, Metric: r.Metric, Why: w.Why}
+		s := Status{Prefix: w.Prefix, Owners: w.Owners, State: Announced, Table: r.Table, Metric: cmp.Or(w.Metric, r.Metric), Why: w.Why}
 		if down != "" {
 			s.Why = down
 		}
@@ -300,7 +301,7 @@ func (a *Announcer) decide(r *Request, now time.Time) (d decision, err error) {
 		if s.State == Announced && withdrawn[w.Prefix] && a.settling(w, now, &d) {
 			s.State, s.Why = Withdrawn, "usable again; it is announced when the other backends have been probed too"
 		}
-		at := route{w.Prefix, r.Metric}
+		at := route{w.Prefix, s.Metric}
 		if s.State == Announced {
 			wanted[at] = true
 			if !present[at] {

@@ -120,6 +120,21 @@ type Announcement struct {
 	Why     string    `json:"why,omitempty" doc:"why it is withdrawn"`
 }
 
+// Node is one gateway of a cluster, with its part of the pools.
+type Node struct {
+	Name    string      `json:"name"`
+	Address string      `json:"address" doc:"of the configuration"`
+	This    bool        `json:"this" doc:"the node that answers"`
+	Pools   []NodeShare `json:"pools"`
+}
+
+// NodeShare is the part of a pool that a node uses.
+type NodeShare struct {
+	Owner     string   `json:"owner" doc:"service or NAT rule, such as \"nat out\""`
+	Addresses []string `json:"addresses" doc:"addresses and ranges from which the node allocates ports"`
+	Backup    []string `json:"backup" doc:"addresses and ranges that the node announces in case that their owner fails"`
+}
+
 // Flow is one tracked connection.
 type Flow struct {
 	Protocol string         `json:"protocol"`

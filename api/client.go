@@ -107,6 +107,11 @@ func (c *Client) Announcements(ctx context.Context) ([]Announcement, error) {
 	return list[Announcement](ctx, c, "/announcements")
 }
 
+// Nodes lists the gateways of the cluster.
+func (c *Client) Nodes(ctx context.Context) ([]Node, error) {
+	return list[Node](ctx, c, "/nodes")
+}
+
 // Addresses lists the addresses of services and pools.
 func (c *Client) Addresses(ctx context.Context) ([]Address, error) {
 	return list[Address](ctx, c, "/addresses")

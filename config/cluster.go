@@ -2,14 +2,30 @@
 
 package config
 
-import "slices"
+import (
+	"net/netip"
+	"slices"
+)
 
 // Cluster configures this gateway as one of several behind the same routers.
 type Cluster struct {
+	// Nodes are the gateways that use this file. They divide the addresses of snat, nat64 and
+	// source-pool among themselves: an address is used by one node. Each pool needs at least one
+	// address for each node. Add new nodes at the end of the list.
+	Nodes []Node `yaml:"nodes,omitempty" json:"nodes,omitempty" jsonschema:"maxItems=32"`
 	// Announce writes the addresses of services, port-forwards and pools as kernel routes. A BGP
 	// speaker on this host exports them. A route is removed while no backend of its services is
 	// usable, an interface is down, or the rules of the datapath are missing.
-	Announce *Announce `yaml:"announce,omitempty" json:"announce,omitempty" jsonschema:"required"`
+	Announce *Announce `yaml:"announce,omitempty" json:"announce,omitempty"`
+}
+
+// Node is one gateway of a cluster.
+type Node struct {
+	// Name of the node: its host name, with or without the domain, or the value of --node.
+	Name string `yaml:"name" json:"name" jsonschema:"required"`
+	// Address of an interface of the node. It identifies a host whose name is not in the list, and
+	// reveals a host that has the name of another node.
+	Address netip.Addr `yaml:"address" json:"address" jsonschema:"type=string,required"`
 }
 
 // Announce are the routes of the announced addresses: "unreachable ADDRESS table TABLE proto
@@ -20,7 +36,8 @@ type Announce struct {
 	// Protocol marks the routes. Sluice removes all other routes of this protocol from the table.
 	Protocol int `yaml:"protocol,omitempty" json:"protocol,omitempty" jsonschema:"minimum=5,maximum=255,default=76"`
 	// Metric of the routes. A speaker can export it as the MED: routers that compare it prefer the
-	// gateway with the lowest one.
+	// gateway with the lowest one. The node that replaces the owner of a pool address announces the
+	// address with a metric that is higher by 90.
 	Metric int `yaml:"metric,omitempty" json:"metric,omitempty" jsonschema:"minimum=1,maximum=2147483647,default=10"`
 	// Interfaces that the gateway needs. While one of them is missing, is down or has no carrier,
 	// no address is announced. The default is the interfaces of the key interfaces; if that is empty
@@ -34,6 +51,17 @@ const (
 	defaultAnnounceProtocol = 76
 	defaultAnnounceMetric   = 10
 )
+
+// BackupMetric is added to the metric of a pool address at the backup of its owner.
+const BackupMetric = 90
+
+// Nodes returns the gateways that use the configuration; nil for a single gateway.
+func (c *Config) Nodes() []Node {
+	if c.Cluster == nil {
+		return nil
+	}
+	return c.Cluster.Nodes
+}
 
 // Announcements returns the settings of announcements, or nil if nothing is announced.
 func (c *Config) Announcements() *Announce {
@@ -53,6 +81,10 @@ func (c *Cluster) setDefaults() {
 
 // cluster checks the part of the configuration about several gateways.
 func (v *validator) cluster() {
+	v.nodes()
+	if c := v.c.Cluster; c != nil && c.Announce == nil && len(c.Nodes) == 0 {
+		v.errorf(at("cluster"), "write announce: {}, or nodes: [{name: n1, address: 10.255.0.1}, ...]", "neither nodes nor announce")
+	}
 	a := v.c.Announcements()
 	if a == nil {
 		return

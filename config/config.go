@@ -207,6 +207,8 @@ type Service struct {
 	MSSClamp bool `yaml:"mss-clamp,omitempty" json:"mss-clamp,omitempty"`
 	// Datapath overrides the configuration's choice for this service.
 	Datapath DatapathChoice `yaml:"datapath,omitempty" json:"datapath,omitempty" jsonschema:"enum=auto,enum=nftables,enum=ebpf"`
+
+	backup []AddressRange // see Backup
 }
 
 // Listen is one virtual address with its ports.

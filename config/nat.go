@@ -118,6 +118,8 @@ type NATRule struct {
 	Mark uint32 `yaml:"mark,omitempty" json:"mark,omitempty"`
 	// Datapath overrides the configuration's choice for this rule.
 	Datapath DatapathChoice `yaml:"datapath,omitempty" json:"datapath,omitempty" jsonschema:"enum=auto,enum=nftables,enum=ebpf"`
+
+	backup []AddressRange // see Backup
 }
 
 // NATType names a kind of translation.

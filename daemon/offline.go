@@ -108,8 +108,9 @@ func revert(s *store.Store, file string, to api.Revert, who, what string) error 
 	return nil
 }
 
-// Forecast returns the changes that applying cfg would make to the kernel, without a daemon.
-func Forecast(ctx context.Context, dir string, cfg *config.Config) (*api.Outcome, error) {
+// Forecast returns the changes that applying cfg would make to the kernel, without a daemon. Node is the name of this
+// host in a cluster; "" for the host name.
+func Forecast(ctx context.Context, dir, node string, cfg *config.Config) (*api.Outcome, error) {
 	log := slog.New(slog.DiscardHandler)
 	paths, err := OpenDatapaths(dir, log)
 	if err != nil {
@@ -119,7 +120,7 @@ func Forecast(ctx context.Context, dir string, cfg *config.Config) (*api.Outcome
 	if err != nil {
 		return nil, err
 	}
-	e := engine.New(engine.Options{Datapaths: paths, Addresses: holder, Announcer: announce.New(announce.Options{StateDir: dir, Log: log})})
+	e := engine.New(engine.Options{Datapaths: paths, Addresses: holder, Announcer: announce.New(announce.Options{StateDir: dir, Log: log}), Node: Node(node)})
 	f, err := e.Forecast(ctx, cfg)
 	if err != nil {
 		return nil, errors.Join(err, e.Stop(ctx, true))

@@ -40,8 +40,9 @@ import (
 type Options struct {
 	Paths
 	File    string
-	Keep    bool // The rules remain in the kernel at the end.
-	Verbose bool // The log contains every change of every object.
+	Node    string // Name of this host in the cluster; "" for the host name.
+	Keep    bool   // The rules remain in the kernel at the end.
+	Verbose bool   // The log contains every change of every object.
 	TCP     server.TCPOptions
 	Nftlb   NftlbOptions
 	Version string
@@ -136,7 +137,7 @@ func (d *daemon) run(ctx context.Context) error {
 	d.events = event.New(event.Held)
 	d.routes = announce.New(announce.Options{StateDir: d.Directory(), Log: d.Log, Events: d.events})
 	d.watcher = &event.Watch{Log: d.events, Read: d.reading}
-	d.engine = engine.New(engine.Options{Datapaths: paths, Health: monitor, Log: d.Log, Verbose: d.Verbose, Applied: d.tellApplied, Addresses: d.holder, Announcer: d.routes, Events: d.events,
+	d.engine = engine.New(engine.Options{Datapaths: paths, Health: monitor, Log: d.Log, Verbose: d.Verbose, Applied: d.tellApplied, Addresses: d.holder, Announcer: d.routes, Events: d.events, Node: Node(d.Node),
 		Coming: filepath.Join(d.ChangesDirectory(), "slow-start.json")})
 	d.control = control.New(abs, changes, d.engine, d.Log)
 	d.control.Events, d.control.Audit = d.events, d.audit

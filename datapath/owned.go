@@ -86,8 +86,21 @@ func (o *owners) add(a netip.Addr, answer config.WhenDown, bound, mine bool) {
 	}
 }
 
+// BackupPools returns the pool addresses that this host announces for other nodes of its cluster. It translates nothing
+// to them.
+func BackupPools(s *Snapshot) (pools []config.AddressRange) {
+	for _, svc := range s.Services {
+		pools = append(pools, svc.Backup()...)
+	}
+	for _, n := range s.NAT {
+		pools = append(pools, n.Backup()...)
+	}
+	return pools
+}
+
 // OwnedPools returns the outside addresses of source translation. Packets to them that match no mapping are dropped.
 func OwnedPools(s *Snapshot) (pools []config.AddressRange) {
+	pools = BackupPools(s)
 	for _, svc := range s.Services {
 		pools = append(pools, svc.SourcePool...)
 	}

@@ -44,20 +44,34 @@ func (e *Engine) announcements(c *config.Config, plan placement, snapshots map[s
 	}
 	states := e.serving(c, plan, snapshots)
 	at := map[netip.Prefix]int{}
-	for _, w := range wantedAddresses(c, plan) {
-		if w.First.IsLoopback() || w.First.IsLinkLocalUnicast() || w.First.IsUnspecified() {
-			continue
+	add := func(owner string, first, last netip.Addr, metric uint32) {
+		if first.IsLoopback() || first.IsLinkLocalUnicast() || first.IsUnspecified() {
+			return
 		}
-		s := states[w.Owner]
-		for _, p := range announce.Prefixes(w.First, w.Last) {
+		s := states[owner]
+		for _, p := range announce.Prefixes(first, last) {
 			i, known := at[p]
 			if !known {
 				at[p] = len(r.Addresses)
-				r.Addresses = append(r.Addresses, announce.Address{Prefix: p, Owners: []string{w.Owner}, Why: s.why, Unknown: s.unknown, Settle: s.settle})
+				r.Addresses = append(r.Addresses, announce.Address{Prefix: p, Owners: []string{owner}, Metric: metric, Why: s.why, Unknown: s.unknown, Settle: s.settle})
 				continue
 			}
-			r.Addresses[i] = shared(r.Addresses[i], w.Owner, s)
+			r.Addresses[i] = shared(r.Addresses[i], owner, s)
 		}
+	}
+	for _, w := range wantedAddresses(c, plan) {
+		add(w.Owner, w.First, w.Last, 0)
+	}
+	backups := func(owner string, list []config.AddressRange) {
+		for _, b := range list {
+			add(owner, b.First, b.Last, r.Metric+config.BackupMetric)
+		}
+	}
+	for i := range c.Services {
+		backups("service "+c.Services[i].Name, c.Services[i].Backup())
+	}
+	for i := range c.NAT {
+		backups("nat "+c.NAT[i].Name, c.NAT[i].Backup())
 	}
 	slices.SortFunc(r.Addresses, func(x, y announce.Address) int {
 		return cmp.Or(x.Prefix.Addr().Compare(y.Prefix.Addr()), cmp.Compare(x.Prefix.Bits(), y.Prefix.Bits()))

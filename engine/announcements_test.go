@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -219,5 +220,52 @@ func TestDrainWithdrawsFirst(t *testing.T) {
 	applied, first = len(fast.applied), ""
 	if _, err := e.ApplyStates(t.Context(), e.Config(), drain); err != nil || !strings.HasPrefix(first, "0 192.0.2.10 (the gateway drains") {
 		t.Errorf("%v: the first announcement is %s", err, first)
+	}
+}
+
+// TestNodes applies one configuration at two nodes. Each uses its own pool addresses, and announces the ones of the
+// other with a higher metric. A host that is no node changes nothing.
+func TestNodes(t *testing.T) {
+	cfg, err := config.Decode("test.yaml", []byte(`
+cluster: {announce: {}, nodes: [{name: n1, address: 10.0.0.1}, {name: n2, address: 10.0.0.2}]}
+nat: [{name: out, type: snat, source: [10.0.0.0/8], to: [198.51.100.0/30], out: wan0}]
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	owner := map[string]string{}
+	for _, node := range []string{"n1", "n2"} {
+		fast, slow := pair()
+		r := &routers{}
+		e := New(Options{Datapaths: []datapath.Datapath{fast, slow}, Announcer: r, Node: func(*config.Config) (string, error) { return node, nil }})
+		if _, err := e.Apply(t.Context(), cfg); err != nil {
+			t.Fatal(err)
+		}
+		applied := e.inForce[e.plan.nat[0].Datapaths[0]].NAT[0]
+		for _, a := range r.request.Addresses {
+			own := slices.ContainsFunc(applied.To.Addresses, func(p config.AddressRange) bool { return p.Contains(a.Prefix.Addr()) })
+			if metric := cmp.Or(a.Metric, r.request.Metric); own && metric != 10 || !own && metric != 100 {
+				t.Errorf("%s announces %s with metric %d, own: %v", node, a.Prefix, metric, own)
+			}
+			for x := a.Prefix.Addr(); own && a.Prefix.Contains(x); x = x.Next() {
+				owner[x.String()] += node
+			}
+		}
+		if v := e.View(); v.Node != node || len(v.Config.NAT[0].To.Addresses) != 1 {
+			t.Errorf("the view of %s: node %q, pool %v", node, v.Node, v.Config.NAT[0].To.Addresses)
+		}
+	}
+	for i := range 4 {
+		if n := owner[fmt.Sprintf("198.51.100.%d", i)]; len(n) != 2 {
+			t.Errorf("address %d belongs to %q", i, n)
+		}
+	}
+	fast, slow := pair()
+	e := New(Options{Datapaths: []datapath.Datapath{fast, slow}, Node: func(*config.Config) (string, error) { return "", errors.New("no node") }})
+	if _, err := e.Apply(t.Context(), cfg); err == nil || e.Config() != nil {
+		t.Errorf("a host that is no node applies the configuration: %v", err)
+	}
+	if _, err := e.Forecast(t.Context(), cfg); err == nil {
+		t.Error("a host that is no node plans the configuration")
 	}
 }

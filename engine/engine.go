@@ -44,6 +44,8 @@ type Options struct {
 	Addresses Addresses
 	// Announcer announces the addresses of services and pools; nil: they are not announced.
 	Announcer Announcer
+	// Node returns the node of a cluster that this host is, or an error if it is none. It may be nil without clusters.
+	Node func(*config.Config) (string, error)
 	// Coming is the path of the file that stores the backends in slow start across restarts of the
 	// daemon; "" disables it.
 	Coming string
@@ -66,7 +68,8 @@ type Engine struct {
 	mu        sync.Mutex                  // Serialises every Apply; protects all below.
 	given     *config.Config              // The configuration passed to Apply.
 	found     map[string][]config.Backend // Discovered backends by service.
-	config    *config.Config              // Given together with found.
+	node      string                      // This host's node in given; "" without a cluster.
+	config    *config.Config              // Given together with found, with the node's share of the pools.
 	plan      placement
 	inForce   map[string]*datapath.Snapshot // by datapath
 	override  map[backendKey]Override       // Set by the operator until cleared; an entry without a backend covers the whole gateway.
@@ -237,7 +240,11 @@ func (e *Engine) apply(ctx context.Context, given *config.Config) (Applied, erro
 	if e.given == nil {
 		e.dropUnfit(given)
 	}
-	cfg := e.withFound(given)
+	node, err := e.identify(given)
+	if err != nil {
+		return Applied{}, err
+	}
+	cfg := e.withFound(given).ForNode(node)
 	plan, err := e.place(cfg)
 	if err != nil {
 		return Applied{}, err
@@ -252,7 +259,7 @@ func (e *Engine) apply(ctx context.Context, given *config.Config) (Applied, erro
 		e.configureHealth(e.config)
 		return applied, err
 	}
-	e.given = given
+	e.given, e.node = given, node
 	return applied, nil
 }
 

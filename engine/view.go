@@ -20,6 +20,7 @@ import (
 // View is a copy of the state in force for display.
 type View struct {
 	Config   *config.Config // nil before the first Apply.
+	Node     string         // This host's node in a cluster, or "".
 	Applied  Applied        // Err is also set by a later configuration that was refused.
 	Services []ServiceView
 	NAT      []Place // Parallel to Config.NAT.
@@ -46,7 +47,7 @@ type ServiceView struct {
 func (e *Engine) View() View {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	v := View{Config: e.given, Applied: e.lastApply, NAT: e.plan.nat, Rules: e.plan.rules, Warnings: e.warnings()}
+	v := View{Config: e.given, Node: e.node, Applied: e.lastApply, NAT: e.plan.nat, Rules: e.plan.rules, Warnings: e.warnings()}
 	if v.Applied.Err == nil {
 		v.Applied.Err = e.refused
 	}
@@ -247,7 +248,12 @@ type Forecast struct {
 // Forecast returns the changes that Apply(cfg) would make, without applying.
 func (e *Engine) Forecast(ctx context.Context, cfg *config.Config) (*Forecast, error) {
 	e.mu.Lock()
-	cfg = e.withFound(cfg)
+	node, err := e.identify(cfg)
+	if err != nil {
+		e.mu.Unlock()
+		return nil, err
+	}
+	cfg = e.withFound(cfg).ForNode(node)
 	plan, err := e.place(cfg)
 	if err != nil {
 		e.mu.Unlock()

@@ -4,6 +4,7 @@ package model
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/sluice-lb/sluice/config"
 )
@@ -50,10 +51,16 @@ func (m *Model) owner(a netip.Addr) (strongest answer, bound, owned bool) {
 		for _, l := range s.Listen {
 			listener(l, own, l.Interface != "")
 		}
+		if slices.ContainsFunc(s.Backup(), func(r config.AddressRange) bool { return r.Contains(a) }) {
+			bound, owned = false, true
+		}
 	}
 	for _, n := range m.config.NAT {
 		if n.Listens() {
 			listener(*n.Listen, reset, n.In != "" || n.Listen.Interface != "")
+		}
+		if slices.ContainsFunc(n.Backup(), func(r config.AddressRange) bool { return r.Contains(a) }) {
+			bound, owned = false, true
 		}
 	}
 	return strongest, bound, owned

@@ -212,6 +212,30 @@ func (s *server) addresses(context.Context, *struct{}) (*body[[]api.Address], er
 	return &body[[]api.Address]{list}, nil
 }
 
+func (s *server) nodes(context.Context, *struct{}) (*body[[]api.Node], error) {
+	view := s.opt.Engine.View()
+	list := []api.Node{}
+	if view.Config == nil {
+		return &body[[]api.Node]{list}, nil
+	}
+	texts := func(ranges []config.AddressRange) []string {
+		list := []string{}
+		for _, r := range ranges {
+			list = append(list, r.String())
+		}
+		return list
+	}
+	pools := view.Config.DividedPools()
+	for i, n := range view.Config.Nodes() {
+		node := api.Node{Name: n.Name, Address: n.Address.String(), This: n.Name == view.Node, Pools: []api.NodeShare{}}
+		for _, p := range pools {
+			node.Pools = append(node.Pools, api.NodeShare{Owner: p.Owner, Addresses: texts(p.Shares[i].Own), Backup: texts(p.Shares[i].Backup)})
+		}
+		list = append(list, node)
+	}
+	return &body[[]api.Node]{list}, nil
+}
+
 func (s *server) announcements(context.Context, *struct{}) (*body[[]api.Announcement], error) {
 	list := []api.Announcement{}
 	for _, a := range s.opt.Engine.View().Announcements {

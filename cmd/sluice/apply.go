@@ -67,6 +67,7 @@ confirm' is run. So a change that cuts your own connection is undone by itself.`
 
 func newDiff(a *app) *cobra.Command {
 	var exitCode bool
+	var node string
 	cmd := &cobra.Command{
 		Use:     "diff FILE",
 		GroupID: "gateway",
@@ -79,7 +80,7 @@ without one with what the kernel holds.`,
 		Args:              exactly("file"),
 		ValidArgsFunction: completeYAML,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			out, err := a.dryRun(cmd.Context(), args[0])
+			out, err := a.dryRun(cmd.Context(), args[0], node)
 			if err != nil {
 				return err
 			}
@@ -93,12 +94,13 @@ without one with what the kernel holds.`,
 		},
 	}
 	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 1 when something would change")
+	cmd.Flags().StringVar(&node, "node", "", "without a daemon: name of this host in the cluster, instead of the host name")
 	return cmd
 }
 
 // dryRun returns the changes that apply would make, from the daemon or, without one, from the
 // kernel.
-func (a *app) dryRun(ctx context.Context, file string) (*api.Outcome, error) {
+func (a *app) dryRun(ctx context.Context, file, node string) (*api.Outcome, error) {
 	raw, err := readChecked(file)
 	if err != nil {
 		return nil, err
@@ -116,7 +118,7 @@ func (a *app) dryRun(ctx context.Context, file string) (*api.Outcome, error) {
 	if err != nil {
 		return nil, err
 	}
-	return daemon.Forecast(ctx, a.paths.Directory(), cfg)
+	return daemon.Forecast(ctx, a.paths.Directory(), node, cfg)
 }
 
 // readChecked reads a configuration and refuses one with errors before contacting the daemon, so

@@ -65,6 +65,7 @@ names begin with nftlb-.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVarP(&o.File, "config", "c", "", "configuration file")
+	flags.StringVar(&o.Node, "node", "", "name of this host in the cluster, instead of the host name")
 	flags.BoolVar(&o.Keep, "keep", false, "leave the rules in the kernel at the end")
 	flags.BoolVar(&o.Verbose, "verbose", false, "log every change of every object")
 	flags.StringVar(&o.TCP.Address, "listen", "", "listen on TCP too, at ADDRESS:PORT, or :PORT for all addresses")

@@ -54,6 +54,9 @@ func newShow(a *app) *cobra.Command {
 	sub("announcements", "Addresses that are announced to routers, or withdrawn, and why", func(ctx context.Context) error {
 		return show(ctx, a, (*api.Client).Announcements, a.writeAnnouncements)
 	})
+	sub("nodes", "Gateways of the cluster, and the pool addresses of each", func(ctx context.Context) error {
+		return show(ctx, a, (*api.Client).Nodes, writeNodes)
+	})
 	sub("mappings", "Outside ports that inside hosts have asked for by PCP", func(ctx context.Context) error {
 		return show(ctx, a, (*api.Client).Mappings, writeMappings)
 	})
@@ -238,6 +241,31 @@ func (a *app) writeAnnouncements(w io.Writer, announcements []api.Announcement) 
 		}
 	}
 	return nil
+}
+
+func writeNodes(w io.Writer, nodes []api.Node) error {
+	if len(nodes) == 0 {
+		fmt.Fprintln(w, "a single gateway: the configuration has no cluster.nodes")
+		return nil
+	}
+	t := table.New("NODE", "ADDRESS", "POOL", "ALLOCATES FROM", "BACKUP FOR")
+	for _, n := range nodes {
+		name := n.Name
+		if n.This {
+			name += " (this)"
+		}
+		if len(n.Pools) == 0 {
+			t.Row(name, n.Address, "-", "-", "-")
+		}
+		for i, p := range n.Pools {
+			address := n.Address
+			if i > 0 {
+				name, address = "", ""
+			}
+			t.Row(name, address, p.Owner, cmp.Or(strings.Join(p.Addresses, ", "), "-"), cmp.Or(strings.Join(p.Backup, ", "), "-"))
+		}
+	}
+	return t.Write(w)
 }
 
 func writeMappings(w io.Writer, mappings []api.Mapping) error {

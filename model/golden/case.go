@@ -28,6 +28,8 @@
 // Every service and NAT rule must have a counter line. A datapath's counts by reason must equal the expected results.
 // Each new case is a new file.
 //
+// A configuration with the nodes of a cluster runs as its first node.
+//
 // A section "skip" names the subjects that skip a case, with the reason: "tc: ...". On nftables a case runs up to the
 // line from which that datapath behaves differently: "nftables: line 12: ...", or "from line 12" if it may differ.
 package golden
@@ -202,6 +204,9 @@ func Read(path, text string) (*Case, error) {
 		cfg, err := config.Decode(path, []byte(text))
 		if err != nil {
 			return nil, fmt.Errorf("%s: config %s: %w", path, name, err)
+		}
+		if nodes := cfg.Nodes(); len(nodes) > 0 {
+			cfg = cfg.ForNode(nodes[0].Name)
 		}
 		if c.Later[name] = cfg; name == "" {
 			c.Config = cfg

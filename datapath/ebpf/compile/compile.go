@@ -188,6 +188,14 @@ func (c *compiler) owned() error {
 		c.lists[wire.ListServed][netip.PrefixFrom(o.Address, o.Address.BitLen())] |= bits
 		c.Switches.Owned = true
 	}
+	for _, r := range datapath.BackupPools(c.snapshot) {
+		for a := r.First; r.Contains(a); a = a.Next() {
+			if !near(a) && !c.host.Owns(a) {
+				c.lists[wire.ListServed][netip.PrefixFrom(a, a.BitLen())] |= uint64(wire.ServedOwned)
+				c.Switches.Owned = true
+			}
+		}
+	}
 	return nil
 }
 
