@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// legacyPacketRules is PacketRules for the output of iptables-legacy-save. Every chain counts that forwarded packets
+// may traverse, also behind a rule that accepts established connections.
+func legacyPacketRules(saved string) (out []PacketRule) {
+	for _, line := range parseSave(saved) {
+		if line.table == "nat" || line.policy != "" || line.chain == "INPUT" || line.chain == "OUTPUT" {
+			continue
+		}
+		if what := legacyPacketPart(&line); what != "" {
+			out = append(out, PacketRule{Rule: "iptables " + line.table + " " + line.text, What: what})
+		}
+	}
+	return out
+}
+
+// legacyPacketPart returns the part of a rule that depends on single packets, "" if there is none.
+func legacyPacketPart(line *savedRule) string {
+	if p := line.option("-p"); p != "" && p != "tcp" && p != "udp" && p != "all" && !slices.Contains(line.words, "!") {
+		return ""
+	}
+	if states := line.option("--ctstate", "--state"); states != "" && !slices.Contains(line.words, "!") && !slices.Contains(strings.Split(states, ","), "ESTABLISHED") {
+		return ""
+	}
+	what := ""
+	for i, word := range line.words {
+		next := ""
+		if i+1 < len(line.words) {
+			next = line.words[i+1]
+		}
+		switch word {
+		case "--tcp-flags":
+			if i+2 < len(line.words) && line.words[i-1] != "!" && slices.ContainsFunc(strings.Split(line.words[i+2], ","), func(f string) bool { return f == "SYN" || f == "FIN" }) {
+				return ""
+			}
+			what = "TCP flags"
+		case "--syn":
+			return ""
+		case "-f", "--fragment", "--tcp-option", "--ctexpire":
+			what = word
+		case "-m":
+			if !slices.Contains(constantMatches, next) && !slices.Contains(otherProtocols, next) {
+				what = "match " + next
+			}
+		case "-j":
+			builtIn := next == strings.ToUpper(next)
+			if builtIn && !slices.Contains(constantTargets, next) && slices.Contains(packetTargets, next) {
+				what = "target " + next
+			}
+		}
+	}
+	return what
+}
+
+// packetTargets are targets of iptables that act on each packet. Other names in capitals are chains.
+var packetTargets = []string{"AUDIT", "CHECKSUM", "CLASSIFY", "CLUSTERIP", "CONNSECMARK", "DSCP", "ECN", "HMARK", "IDLETIMER", "LED", "LOG",
+	"NFLOG", "NFQUEUE", "QUEUE", "RATEEST", "SECMARK", "SET", "SYNPROXY", "TCPMSS", "TCPOPTSTRIP", "TEE", "TOS", "TPROXY", "TRACE", "TTL", "ULOG"}
+
+// Options and structures of linux/netfilter_ipv4/ip_tables.h.
+const (
+	iptGetInfo    = 64  // IPT_SO_GET_INFO
+	iptGetEntries = 65  // IPT_SO_GET_ENTRIES
+	iptName       = 32  // XT_TABLE_MAXNAMELEN
+	iptInfoSize   = 84  // struct ipt_getinfo
+	iptHeader     = 40  // struct ipt_get_entries, without its entries
+	iptNext       = 90  // ipt_entry.next_offset
+	iptCounters   = 96  // ipt_entry.counters
+	iptEntry      = 112 // struct ipt_entry
+)
+
+// LegacyTables returns the IPv4 rules of iptables-legacy as the kernel stores them, without their counters, by table.
+// Two results are equal if the rules are. It loads no table.
+func LegacyTables() (map[string]string, error) {
+	names, err := os.ReadFile("/proc/thread-self/net/ip_tables_names")
+	if errors.Is(err, os.ErrNotExist) || len(bytes.TrimSpace(names)) == 0 {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(fd)
+	tables := map[string]string{}
+	for _, name := range strings.Fields(string(names)) {
+		rules, err := legacyBlob(fd, name)
+		if err != nil {
+			return nil, fmt.Errorf("table %s of iptables-legacy: %w", name, err)
+		}
+		tables[name] = rules
+	}
+	return tables, nil
+}
+
+// legacyBlob reads one table. The table may be replaced between its two requests.
+func legacyBlob(fd int, name string) (string, error) {
+	var err error
+	for range readAgain {
+		info := make([]byte, iptInfoSize)
+		copy(info, name)
+		if err = getsockopt(fd, iptGetInfo, info); err != nil {
+			return "", err
+		}
+		size := binary.NativeEndian.Uint32(info[iptInfoSize-4:])
+		blob := make([]byte, iptHeader+int(size))
+		copy(blob, name)
+		binary.NativeEndian.PutUint32(blob[iptName:], size)
+		if err = getsockopt(fd, iptGetEntries, blob); err == nil {
+			return withoutCounters(blob[iptHeader:]), nil
+		}
+		if !errors.Is(err, unix.EAGAIN) {
+			return "", err
+		}
+	}
+	return "", err
+}
+
+func getsockopt(fd int, option int, value []byte) error {
+	size := uint32(len(value))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_IP, uintptr(option),
+		uintptr(unsafe.Pointer(&value[0])), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// withoutCounters sets the counters of each entry to zero.
+func withoutCounters(entries []byte) string {
+	for at := 0; at+iptEntry <= len(entries); {
+		clear(entries[at+iptCounters : at+iptEntry])
+		next := int(binary.NativeEndian.Uint16(entries[at+iptNext:]))
+		if next < iptEntry {
+			break
+		}
+		at += next
+	}
+	return string(entries)
+}
