@@ -216,15 +216,34 @@ func (c *Conn) insertion(b []byte, e *Entry) []byte {
 	return e.appendZone(b)
 }
 
+// Liberal makes the kernel accept segments of open TCP connections outside of their windows, and returns the number
+// of changed connections. It is for connections whose packets the kernel does not see for a time.
+func (c *Conn) Liberal(ctx context.Context, entries []Entry) (done int, err error) {
+	return c.inParts(ctx, entries, batch, c.liberal, unix.ENOENT)
+}
+
+func (c *Conn) liberal(b []byte, e *Entry) []byte {
+	b = request(b, msgNew, e.Family, unix.NLM_F_ACK, c.seq)
+	b = e.appendTuple(b, ctaTupleOrig, &e.Original)
+	b, info := nest(b, ctaProtoInfo)
+	b, tcp := nest(b, ctaInfoTCP)
+	b = appendTCPFlags(b, tcpBeLiberal)
+	return e.appendZone(closeNest(closeNest(b, tcp), info))
+}
+
 // appendTCP appends a TCP state, and flags for both directions.
 func appendTCP(b []byte, state, flags byte) []byte {
 	b, info := nest(b, ctaProtoInfo)
 	b, tcp := nest(b, ctaInfoTCP)
 	b = attribute(b, ctaState, state)
+	return closeNest(closeNest(appendTCPFlags(b, flags), tcp), info)
+}
+
+func appendTCPFlags(b []byte, flags byte) []byte {
 	for direction := range uint16(2) {
 		b = attribute(b, ctaTCPFlags+direction, flags, flags)
 	}
-	return closeNest(closeNest(b, tcp), info)
+	return b
 }
 
 // CutOff marks open TCP connections as closed in the kernel and returns how many it marked. Their entries stay until
