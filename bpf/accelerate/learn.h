@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Learning at TC egress: the finished frame and its conntrack entry are available together. The
+// entry contains the tuple of the packet as it arrived, so no record of the input is needed.
+#ifndef SLUICE_ACCELERATE_LEARN_H
+#define SLUICE_ACCELERATE_LEARN_H
+
+#include "frame.h"
+#include "kernel.h"
+
+#define CAST(address, type) ((struct type *)bpf_rdonly_cast((void *)(address), bpf_core_type_id_kernel(struct type)))
+
+static __always_inline __u32 halves(__u32 word)
+{
+	return (word & 0xffff) + (word >> 16);
+}
+
+/* Returns the summand for a complemented sum of 16-bit words when the addresses change. */
+static __always_inline __u32 address_delta(const struct flow_key *from, const struct flow_entry *to)
+{
+	return halves(~from->saddr) + halves(~from->daddr) + halves(to->saddr) + halves(to->daddr);
+}
+
+static __always_inline bool has_extension(const struct nf_ct_ext *ext, __u32 id)
+{
+	return ext && ((const __u8 *)ext->offset)[id & 15];
+}
+
+/* Returns the reason that excludes a connection for ever, or SLOW_YOUNG. */
+static __always_inline __u32 excluded(struct nf_conn *ct, __u64 status)
+{
+	struct nf_ct_ext *ext = ct->ext;
+	struct nf_ct_ext *e = CAST(ext, nf_ct_ext);
+
+	if (status & (IPS_OFFLOAD | IPS_HW_OFFLOAD))
+		return SLOW_OFFLOADED;
+	if (status & (IPS_FIXED_TIMEOUT | IPS_NAT_CLASH))
+		return SLOW_FIXED;
+	if (status & (IPS_SEQ_ADJUST | IPS_HELPER))
+		return SLOW_HELPER;
+	if (bpf_core_field_exists(ct->zone) && ct->zone.id)
+		return SLOW_ZONE;
+	if (!ext)
+		return SLOW_YOUNG;
+	if (has_extension(e, bpf_core_enum_value(enum nf_ct_ext_id, NF_CT_EXT_HELPER)) ||
+	    has_extension(e, bpf_core_enum_value(enum nf_ct_ext_id, NF_CT_EXT_SEQADJ)))
+		return SLOW_HELPER;
+	if (bpf_core_enum_value_exists(enum nf_ct_ext_id, NF_CT_EXT_SYNPROXY) &&
+	    has_extension(e, bpf_core_enum_value(enum nf_ct_ext_id, NF_CT_EXT_SYNPROXY)))
+		return SLOW_HELPER;
+	if (bpf_core_enum_value_exists(enum nf_ct_ext_id, NF_CT_EXT_TIMEOUT) &&
+	    has_extension(e, bpf_core_enum_value(enum nf_ct_ext_id, NF_CT_EXT_TIMEOUT)))
+		return SLOW_POLICY;
+	return SLOW_YOUNG;
+}
+
+/* Returns the MTU of the route of a packet, as ip_forward() computes it; 0 if the route is unknown. */
+static __always_inline __u32 route_mtu(unsigned long refdst)
+{
+	struct dst_entry *dst = CAST(refdst & ~SKB_DST_FLAGS, dst_entry);
+	unsigned long metrics;
+	struct net_device *dev;
+	__u32 mtu = 0;
+
+	if (!(refdst & ~SKB_DST_FLAGS))
+		return 0;
+	metrics = dst->_metrics & ~(unsigned long)DST_METRICS_FLAGS;
+	if (metrics)
+		bpf_probe_read_kernel(&mtu, sizeof(mtu), (void *)(metrics + (RTAX_MTU - 1) * sizeof(__u32)));
+	if (mtu)
+		return mtu;
+	dev = dst->dev;
+	return dev ? CAST(dev, net_device)->mtu : 0;
+}
+
+/* Fills the entry from the frame, its route and the ports of its path. Returns SLOW_YOUNG if the
+ * entry is complete, else the reason. */
+static __always_inline __u32 describe(struct __sk_buff *ctx, const struct flow_key *key, unsigned long refdst,
+				      struct flow_entry *e)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	__u32 in = ctx->ingress_ifindex, out = ctx->ifindex, mtu;
+	struct port *from, *to;
+	struct headers h = {};
+
+	from = bpf_map_lookup_elem(&ports, &in);
+	to = bpf_map_lookup_elem(&ports, &out);
+	if (!from || !to || to->flags & PORT_BRIDGE)
+		return SLOW_INTERFACE;
+	if (from->l3 == to->l3)
+		return SLOW_HAIRPIN;
+	if (ctx->vlan_present || !read_headers(data, end, ctx->len, &h) || data + sizeof(e->macs) > end)
+		return SLOW_FRAME;
+	if (h.key.saddr != e->saddr || h.key.daddr != e->daddr || h.key.sport != e->sport || h.key.dport != e->dport ||
+	    h.key.l4_proto != key->l4_proto || *(__u8 *)data & 1)
+		return SLOW_FRAME;
+	mtu = route_mtu(refdst);
+	if (!mtu)
+		return SLOW_ROUTE;
+	e->mtu = mtu < to->mtu ? mtu : to->mtu;
+	__builtin_memcpy(e->macs, data, sizeof(e->macs));
+	__builtin_memcpy(e->in_mac, from->mac, sizeof(e->in_mac));
+	e->l3 = in;
+	if (!(from->flags & PORT_BRIDGE))
+		e->in = in;
+	e->out = out;
+	e->xdp = !!(to->flags & PORT_TAKES_XDP);
+	e->ip_delta = address_delta(key, e) + 0xfffe; /* the TTL decreases by one */
+	e->l4_delta = address_delta(key, e) + (__u16)~key->sport + (__u16)~key->dport + e->sport + e->dport;
+	return SLOW_YOUNG;
+}
+
+/* Requests liberal window checks of a TCP connection from user space. */
+static __always_inline void wish(struct nf_conn *ct)
+{
+	struct flow_key *k = bpf_ringbuf_reserve(&wishes, sizeof(*k), 0);
+
+	if (!k)
+		return; /* a later packet requests it again */
+	k->saddr = ct->tuplehash[0].tuple.src.u3.all[0];
+	k->daddr = ct->tuplehash[0].tuple.dst.u3.all[0];
+	k->sport = ct->tuplehash[0].tuple.src.u.all;
+	k->dport = ct->tuplehash[0].tuple.dst.u.all;
+	k->l4_proto = IPPROTO_TCP;
+	bpf_ringbuf_submit(k, 0);
+}
+
+/* Reports whether the connection is in the state in which flows are learned. */
+static __always_inline bool established(struct nf_conn *ct, __u64 status, __u32 l4_proto)
+{
+	const __u64 needed = IPS_SEEN_REPLY | IPS_ASSURED | IPS_CONFIRMED;
+
+	if ((status & (needed | IPS_DYING)) != needed || !(status & (IPS_SRC_NAT | IPS_DST_NAT)))
+		return false;
+	return l4_proto == IPPROTO_UDP || (l4_proto == IPPROTO_TCP && ct->proto.tcp.state == TCP_CONNTRACK_ESTABLISHED);
+}
+
+/* Reports whether the flow has sent enough packets, and its connection is ready, to be learned. */
+static __always_inline bool ripe(struct candidate *c, struct nf_conn *ct, __u32 l4_proto, __u32 out)
+{
+	if (c->out != out) { /* a bridge without an entry for the station sends to all ports */
+		c->out = out;
+		c->count = 0;
+	}
+	if (++c->count < LEARN_AFTER)
+		return false;
+	if (l4_proto == IPPROTO_TCP &&
+	    !(ct->proto.tcp.seen[0].flags & ct->proto.tcp.seen[1].flags & IP_CT_TCP_FLAG_BE_LIBERAL)) {
+		if (c->count % LEARN_AFTER == 0)
+			wish(ct);
+		return false;
+	}
+	return true;
+}
+
+static __always_inline __u32 lifetime_of(struct nf_conn *ct, __u32 l4_proto)
+{
+	if (l4_proto == IPPROTO_TCP)
+		return tcp_lifetime;
+	return (__u64)(__u32)(ct->timeout - (__u32)bpf_jiffies64()) * 1000 / hz;
+}
+
+/* Learns the flow of a packet that leaves. */
+static __always_inline void learn_packet(struct __sk_buff *ctx)
+{
+	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
+	unsigned long nfct = skb->_nfct;
+	__u32 info = nfct & NFCT_INFO_MASK;
+	struct candidate *c, fresh = {};
+	struct flow_entry e = {}, *old;
+	struct flow_key key = {};
+	struct nf_conn *ct;
+	__u64 status, now;
+	__u32 dir, why;
+
+	if (nfct <= NFCT_INFO_MASK || (info != IP_CT_ESTABLISHED && info != IP_CT_ESTABLISHED_REPLY))
+		return;
+	dir = info == IP_CT_ESTABLISHED_REPLY;
+	ct = CAST(nfct & ~NFCT_INFO_MASK, nf_conn);
+	status = ct->status;
+	key.l4_proto = ct->tuplehash[0].tuple.dst.protonum;
+	if (ct->tuplehash[0].tuple.src.l3num != AF_INET || !established(ct, status, key.l4_proto))
+		return;
+	now = bpf_ktime_get_coarse_ns();
+	if (!epoch || now - changed < SETTLE_MILLISECONDS * 1000000ULL)
+		return;
+#define TUPLE(direction)                                                     \
+	do {                                                                 \
+		key.saddr = ct->tuplehash[direction].tuple.src.u3.all[0];    \
+		key.daddr = ct->tuplehash[direction].tuple.dst.u3.all[0];    \
+		key.sport = ct->tuplehash[direction].tuple.src.u.all;        \
+		key.dport = ct->tuplehash[direction].tuple.dst.u.all;        \
+		e.saddr = ct->tuplehash[!(direction)].tuple.dst.u3.all[0];   \
+		e.daddr = ct->tuplehash[!(direction)].tuple.src.u3.all[0];   \
+		e.sport = ct->tuplehash[!(direction)].tuple.dst.u.all;       \
+		e.dport = ct->tuplehash[!(direction)].tuple.src.u.all;       \
+	} while (0)
+	if (dir)
+		TUPLE(1);
+	else
+		TUPLE(0);
+#undef TUPLE
+	old = bpf_map_lookup_elem(&flows, &key);
+	if (old && old->epoch == epoch && now - old->learned < (RELEARN_SECONDS - 1) * SECOND)
+		return;
+	if (old && old->out != ctx->ifindex) {
+		bpf_map_delete_elem(&flows, &key);
+		old = 0;
+	}
+	if (!old) {
+		c = bpf_map_lookup_elem(&candidates, &key);
+		if (!c) {
+			fresh.count = 1;
+			fresh.out = ctx->ifindex;
+			bpf_map_update_elem(&candidates, &key, &fresh, BPF_ANY);
+			return;
+		}
+		if (!ripe(c, ct, key.l4_proto, ctx->ifindex))
+			return;
+	}
+	why = excluded(ct, status);
+	if (why == SLOW_POLICY && key.l4_proto == IPPROTO_UDP)
+		why = SLOW_YOUNG; /* its packets have the lifetime of the policy */
+	if (why == SLOW_YOUNG)
+		why = describe(ctx, &key, skb->_skb_refdst, &e);
+	if (why == SLOW_YOUNG) {
+		e.epoch = epoch;
+		e.learned = e.renewed = now;
+		e.lifetime = lifetime_of(ct, key.l4_proto);
+		if (old) {
+			e.packets = old->packets;
+			e.bytes = old->bytes;
+			if (old->l3 == e.l3 && !e.in)
+				e.in = old->in;
+		}
+		if (bpf_map_update_elem(&flows, &key, &e, BPF_ANY)) {
+			why = SLOW_FULL;
+		} else {
+			bpf_map_delete_elem(&candidates, &key);
+			if (!old)
+				count(COUNT_LEARNED, 1);
+			return;
+		}
+	}
+	if (old) { /* it has become unsuitable */
+		fresh.count = LEARN_AFTER;
+		fresh.out = ctx->ifindex;
+		fresh.reason = why;
+		bpf_map_update_elem(&candidates, &key, &fresh, BPF_ANY);
+		bpf_map_delete_elem(&flows, &key);
+	} else if (c) {
+		c->reason = why;
+	}
+}
+
+#endif
