@@ -12,6 +12,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"github.com/sluice-lb/sluice/accelerate"
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/audit"
 	"github.com/sluice-lb/sluice/bench"
@@ -63,7 +64,7 @@ func TestKeysOfOutput(t *testing.T) {
 	for _, v := range []any{
 		api.Status{}, api.Service{}, api.NATRule{}, api.Mapping{}, api.Interface{}, api.Flows{}, api.FlowLine{}, api.Outcome{}, api.Stop{}, api.BackendState{},
 		api.Problem{}, datapath.Explanation{}, bench.Result{}, casestudy.Report{}, demo.Report{}, load.HTTPResult{}, top.Picture{}, trace.DropReport{}, trace.Profile{},
-		doctor.Report{}, doctor.Check{}, tune.Proposal{}, tune.Result{}, tunedEntry{}, capacity.Carry{},
+		accelerate.Status{}, accelerate.Plan{}, doctor.Report{}, doctor.Check{}, tune.Proposal{}, tune.Result{}, tunedEntry{}, capacity.Carry{},
 		packetsReport{}, flowsReport{}, connsReport{}, listedConn{}, event.Event{}, audit.Entry{}, api.GatewayDrain{}, drained{}, planReport{}, labView{}, checked{}, imported{},
 	} {
 		walk(reflect.TypeOf(v))

@@ -99,6 +99,7 @@ func subcommands(a *app) []*cobra.Command {
 		asksRemote(a, newService(a)), asksRemote(a, withBackendObjects(a, newBackend(a))), asksRemote(a, newDrain(a)), asksRemote(a, newNAT(a)), asksRemote(a, newSet(a)),
 		asksRemote(a, newExplain(a)),
 		newCheck(a), newConfig(a), newImport(a),
+		newAccelerate(a),
 		newDoctor(a), newDrops(a), newProfile(a), newDiscover(a),
 		newDocs(a),
 		newLab(a),

@@ -60,7 +60,7 @@ func newShow(a *app) *cobra.Command {
 	sub("mappings", "Outside ports that inside hosts have asked for by PCP", func(ctx context.Context) error {
 		return show(ctx, a, (*api.Client).Mappings, writeMappings)
 	})
-	cmd.AddCommand(newShowFlows(a))
+	cmd.AddCommand(newShowFlows(a), newShowAccelerated(a))
 	return cmd
 }
 

@@ -47,6 +47,9 @@ func TestWithoutRights(t *testing.T) {
 		{"conns --list", exitFailure, []string{"run as root", "CAP_NET_ADMIN"}},
 		{"top --once", exitFailure, []string{"root is needed", "CAP_NET_ADMIN"}},
 		{"tune --dry-run", exitOK, []string{"SETTING", "Risk:"}},
+		{"accelerate --dry-run", exitFailure, []string{"root is needed", "CAP_NET_ADMIN"}},
+		{"accelerate", exitFailure, []string{"root is needed", "CAP_NET_ADMIN"}},
+		{"show accelerated", exitFailure, []string{"no acceleration is running"}},
 		{"tune rollback", exitFailure, []string{"root is needed"}},
 		{"lab case-study --allow-host-sysctl", exitFailure, []string{"root is needed"}},
 	} {
