@@ -66,11 +66,12 @@ func owners(addresses []netip.Addr, nodes []Node) []int {
 }
 
 // backup returns the node that announces an address while its owner does not: of the others the one with the best
-// score, so that the addresses of one owner spread over all.
+// score, so that the addresses of one owner spread over all. The scores differ from the scores of owners, which are low
+// for the nodes that did not take the address.
 func backup(a netip.Addr, owner int, nodes []Node) int {
 	best, most := -1, uint64(0)
 	for i, n := range nodes {
-		if s := score(n.Name, a); i != owner && (best < 0 || s > most) {
+		if s := score("backup "+n.Name, a); i != owner && (best < 0 || s > most) {
 			best, most = i, s
 		}
 	}

@@ -113,6 +113,26 @@ func TestDivideMovesOneShare(t *testing.T) {
 	}
 }
 
+// The backups of one owner spread over all other nodes.
+func TestBackupsSpread(t *testing.T) {
+	nodes := randomNodes(rand.New(rand.NewPCG(7, 8)), 5)
+	pool := []AddressRange{{netip.MustParseAddr("198.18.0.0"), netip.MustParseAddr("198.18.3.255")}}
+	shares := Divide(pool, nodes)
+	for i, of := range shares {
+		for j, by := range shares {
+			both := 0
+			for _, a := range expand(of.Own, true) {
+				if slices.ContainsFunc(by.Backup, func(r AddressRange) bool { return r.Contains(a) }) {
+					both++
+				}
+			}
+			if part := len(expand(of.Own, true)) / (len(nodes) - 1); i != j && (both < part/2 || both > part*3/2) {
+				t.Errorf("node %d is the backup for %d addresses of node %d, want about %d", j, both, i, part)
+			}
+		}
+	}
+}
+
 // The removal of any node moves at most a part of the other addresses.
 func TestDivideAfterRemoval(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
@@ -143,9 +163,9 @@ func TestDivideIsStable(t *testing.T) {
 	nodes := []Node{{Name: "n1"}, {Name: "n2"}, {Name: "n3"}}
 	pool := []AddressRange{{netip.MustParseAddr("192.0.2.0"), netip.MustParseAddr("192.0.2.7")}, {netip.MustParseAddr("2001:db8::"), netip.MustParseAddr("2001:db8::3")}}
 	want := map[string]string{
-		"n1": "[192.0.2.2 192.0.2.5-192.0.2.6 2001:db8::2] [192.0.2.0/31 192.0.2.3-192.0.2.4 192.0.2.7 2001:db8::/127 2001:db8::3]",
-		"n2": "[192.0.2.1 192.0.2.3 192.0.2.7 2001:db8::1 2001:db8::3] [192.0.2.5]",
-		"n3": "[192.0.2.0 192.0.2.4 2001:db8::] [192.0.2.2 192.0.2.6 2001:db8::2]",
+		"n1": "[192.0.2.2 192.0.2.5-192.0.2.6 2001:db8::2] [192.0.2.1 192.0.2.7 2001:db8::3]",
+		"n2": "[192.0.2.1 192.0.2.3 192.0.2.7 2001:db8::1 2001:db8::3] [192.0.2.0 192.0.2.4 192.0.2.6 2001:db8:: 2001:db8::2]",
+		"n3": "[192.0.2.0 192.0.2.4 2001:db8::] [192.0.2.2/31 192.0.2.5 2001:db8::1]",
 	}
 	for i, s := range Divide(pool, nodes) {
 		if got := fmt.Sprint(s.Own, s.Backup); got != want[nodes[i].Name] {
