@@ -41,15 +41,8 @@ const (
 	testsCeiling = 5.0
 )
 
-// pendingPackages are packages above packageLimit, with their ceilings per 1,000 words. A pattern with /... is one
-// measure of all packages below it. A ceiling may only be lowered, and a package below the limit is removed. If a
-// package moves, its entry moves too.
-var pendingPackages = map[string]float64{
-	"doctor":         26,
-	"doctor/observe": 22,
-}
-
-// pendingDocuments are documents above documentLimit, with their ceilings. The same rule holds. In rfc.md most hits
+// pendingDocuments are documents above documentLimit, with their ceilings. A ceiling may only be lowered, and a document
+// below the limit is removed. In rfc.md most hits
 // are the result "met".
 var pendingDocuments = map[string]float64{
 	"docs/guide/import.md":            5,
@@ -96,7 +89,8 @@ func (m measure) check(t *testing.T, name string, limit float64, pending map[str
 	}
 }
 
-// pendingTests are packages with comments of tests above packageLimit, with their ceilings. The same rules hold.
+// pendingTests are packages with comments of tests above packageLimit, with their ceilings per 1,000 words. A pattern
+// with /... is one measure of all packages below it. The same rules hold. If a package moves, its entry moves too.
 var pendingTests = map[string]float64{
 	".":              9,
 	"announce":       9,
@@ -109,7 +103,7 @@ var pendingTests = map[string]float64{
 
 // TestLanguageOfComments bounds the hard constructions in comments, in total and per package.
 func TestLanguageOfComments(t *testing.T) {
-	t.Run("code", func(t *testing.T) { checkComments(t, false, totalCeiling, pendingPackages) })
+	t.Run("code", func(t *testing.T) { checkComments(t, false, totalCeiling, nil) })
 	t.Run("tests", func(t *testing.T) { checkComments(t, true, testsCeiling, pendingTests) })
 }
 

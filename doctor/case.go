@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// Where evidence comes from.
+// Sources of evidence.
 const (
 	fromCtnetlink = "ctnetlink statistics of all CPUs"
 	fromDump      = "dump of the connection table"
@@ -51,8 +51,7 @@ func (f Finding) with(what, value, source string) Finding {
 	return f
 }
 
-// filling says what stands for words in the remedy of the check, which are pairs of a
-// word and its meaning here.
+// filling sets the values of words in the remedy of the check, as pairs of word and value.
 func (f Finding) filling(pairs ...string) Finding {
 	f.fill = append(f.fill, pairs...)
 	return f
@@ -69,7 +68,7 @@ func grade(value, warn, critical float64) Verdict {
 	return severity.Limits{Warn: warn, Critical: critical}.Of(value)
 }
 
-// delta is what a counter of the namespace did in the window.
+// delta returns the increase of a counter of the namespace in the window.
 func (c *Case) delta(name string) uint64 { return c.NS.Delta[name] }
 
 // perSecond divides by the window.
@@ -88,7 +87,8 @@ func (c *Case) inWindow(n uint64) string {
 // sysctl reads a number; ok is false when this kernel does not have it.
 func (c *Case) sysctl(name string) (int, bool) { return observe.Number(c.NS.After.Sysctl, name) }
 
-// tracking tells whether connection tracking is there; the finding says why not.
+// tracking reports whether connection tracking is available. If it is not, the finding has the
+// reason.
 func (c *Case) tracking() (Finding, bool) {
 	if c.NS.After.Limits.Max == 0 {
 		return ok("connection tracking is not loaded"), false
@@ -107,7 +107,7 @@ func (c *Case) conntrackCounters() (Finding, bool) {
 	return Finding{}, true
 }
 
-// refused tells why connection tracking refused connections in the window.
+// refused returns the number of refused connections in the window by reason.
 func (c *Case) refused() conntrack.Refused {
 	pool := uint32(0)
 	if c.NS.Rules != nil {
@@ -140,7 +140,7 @@ func (c *Case) portUse() (use conntrack.Use) {
 	return use
 }
 
-// table tells whether the connection table was read; the finding says why not.
+// table reports whether the connection table was read. If it was not, the finding has the reason.
 func (c *Case) table() (Finding, bool) {
 	if f, there := c.tracking(); !there {
 		return f, false
@@ -165,7 +165,7 @@ func (c *Case) dumped() string {
 	return "dump of the connection table " + ago(c.NS.TableAge)
 }
 
-// rules tells whether the ruleset was read; the finding says why not.
+// rules reports whether the ruleset was read. If it was not, the finding has the reason.
 func (c *Case) rules() (Finding, bool) {
 	if c.NS.Rules == nil || c.NS.RulesErr != nil && c.NS.Rules.Tables == 0 && c.NS.Rules.Legacy == 0 {
 		return unknown("firewall rules: %v", c.NS.RulesErr), false
@@ -176,7 +176,7 @@ func (c *Case) rules() (Finding, bool) {
 // fill is the share of the table's limit in use.
 func (c *Case) fill() float64 { return c.NS.After.Limits.Fill() }
 
-// forwards tells whether the namespace is a router.
+// forwards reports whether the namespace is a router.
 func (c *Case) forwards() bool {
 	four, _ := c.sysctl("net.ipv4.ip_forward")
 	six, _ := c.sysctl("net.ipv6.conf.all.forwarding")
@@ -193,8 +193,8 @@ func (c *Case) drops(cause trace.Cause) (trace.DropGroup, bool) {
 	return trace.DropGroup{}, false
 }
 
-// elsewhere tells whether a count of the whole host is nothing to the namespaces
-// that were asked for: drop events show none of it there.
+// elsewhere reports whether a host-wide count is irrelevant to the examined namespaces: drop events
+// show no such drop there.
 func (c *Case) elsewhere(cause trace.Cause) bool {
 	if !c.Partial {
 		return false
@@ -247,7 +247,7 @@ func ago(d time.Duration) string {
 // counted matches one of something that is worded as if there were more.
 var counted = regexp.MustCompile(`(^|[^\w.,:/+-])1 ((?:new|invalid|dropped|translated|other|ICMP|TCP|UDP|next) )?(packet|connection|entr|rule|datagram|socket|change|clash|handshake|hop|interface|line|message|object|orphan|page|port)(?:ies|es|s)\b( were| are| have| had)?`)
 
-// agree puts what is counted into the singular where there is one: "1 packet was".
+// agree changes plurals after a count of one into singulars: "1 packet was".
 func agree(text string) string {
 	return counted.ReplaceAllStringFunc(text, func(match string) string {
 		m := counted.FindStringSubmatch(match)

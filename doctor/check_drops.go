@@ -15,7 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// ruleDrops judges what a firewall rule drops: not by rate alone, for one packet may be a fault.
+// ruleDrops judges the drops of a firewall rule. The rate alone does not decide, because one packet
+// may be a fault.
 func (c *Case) ruleDrops(all trace.DropGroup) Finding {
 	g := c.wanted(all)
 	if f, is := c.controlDrops(g); is {
@@ -107,7 +108,7 @@ func nftChain(g trace.DropGroup) (string, bool) {
 	return ruleChain(g), slices.Contains([]string{"ip", "ip6", "inet"}, family)
 }
 
-// bySource tells whether the rule of a group asks who sends: such a rule is meant.
+// bySource reports whether the rule of a group has a source condition: such a rule is intended.
 func bySource(g trace.DropGroup) bool {
 	return len(g.Rules) == 1 && (strings.Contains(g.Rules[0].Text, "saddr") || strings.Contains(g.Rules[0].Text, "-s ") || strings.Contains(g.Rules[0].Text, "--match-set"))
 }
@@ -129,8 +130,8 @@ func (c *Case) deadPublished(g trace.DropGroup) (target netip.AddrPort, n int) {
 	return target, n
 }
 
-// reached tells whether a connection is translated to a backend, or was lately. Entries of those
-// that ended stay for minutes, and say nothing of now.
+// reached reports whether a connection is, or recently was, translated to a backend. Entries of
+// ended connections remain for minutes and are no evidence for the present.
 func (c *Case) reached(backend netip.AddrPort) bool {
 	if c.NS.Table == nil { // not known, but for an empty one
 		return c.NS.TableSkipped || c.NS.TableErr != nil
@@ -179,8 +180,8 @@ func (c *Case) unhelpedFTP() Finding {
 	return f.with("control connections without a helper", fmt.Sprint(len(c.NS.Entries.FTP)), fromDump)
 }
 
-// closedService finds a port of this host where nothing listens and to which much of the traffic
-// goes: scans go to many ports.
+// closedService finds a port of this host without a listener that receives a large share of the
+// traffic. Scans spread over many ports.
 func (c *Case) closedService() Finding {
 	for _, cause := range []trace.Cause{trace.CauseClosedPort, trace.CauseClosedTCP} {
 		g, _ := c.drops(cause)
@@ -216,7 +217,7 @@ func (c *Case) shareOf(n uint64) float64 {
 	return float64(n) / float64(max(c.delta("Ip.InReceives")+c.delta("Ip6InReceives"), n, 1))
 }
 
-// checkOtherDrops looks at the causes that no other check has: somebody set most of them up.
+// checkOtherDrops looks at the causes that no other check covers. Most are configured on purpose.
 func checkOtherDrops(_ context.Context, c *Case) Finding {
 	if c.NS.DropsErr != nil {
 		return unknown("%v", c.NS.DropsErr)

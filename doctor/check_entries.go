@@ -14,13 +14,13 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// limitSources is a rule that keeps each source to a share of the table.
-// SHARE stands for how many entries that is.
+// limitSources is a rule that limits each source to a share of the table. SHARE is replaced by the
+// number of entries.
 const limitSources = "nft 'add table inet shares; add set inet shares sources { type ipv4_addr; flags dynamic; }; " +
 	"add chain inet shares forward { type filter hook forward priority filter; }; " +
 	"add rule inet shares forward ct state new add @sources { ip saddr ct count over SHARE } drop'"
 
-// share5 is a twentieth of the table, half of what is a warning.
+// share5 returns a twentieth of the table: half of the limit for a warning.
 func (c *Case) share5() string { return fmt.Sprint(max(c.NS.After.Limits.Max/20, 1)) }
 
 // entryChecks look at what fills the connection table.
@@ -113,7 +113,7 @@ func checkSourceSkew(_ context.Context, c *Case) Finding {
 	sources, _, _, _ := c.NS.Table.Distinct()
 	v := grade(share, 0.10, 0.25)
 	if sources == 1 && v > Info {
-		v = Info // a single client has nobody to starve
+		v = Info // a single client takes no entries from others
 	}
 	return found(v, "the largest source holds %s of the limit: %s", percent(share), top[0].Key).
 		with(top[0].Key, fmt.Sprintf("%d entries of %s", top[0].Entries, plural(sources, "source")), c.dumped()).filling("SHARE", c.share5())
@@ -165,11 +165,11 @@ func checkEstablishedTimeout(_ context.Context, c *Case) Finding {
 // minEstablished is the least that RFC 5382 REQ-5 allows, in seconds.
 const minEstablished = 7440
 
-// silentUDP are ports whose connections are long and often silent: SIP, IKE,
-// IPsec NAT-T, OpenVPN, WireGuard.
+// silentUDP are ports of protocols with long and often silent connections: SIP, IKE, IPsec NAT-T,
+// OpenVPN, WireGuard.
 var silentUDP = map[uint16]string{5060: "SIP", 500: "IKE", 4500: "IPsec", 1194: "OpenVPN", 51820: "WireGuard"}
 
-// silentInUse finds one of them among the largest services of the table.
+// silentInUse finds one of these ports among the largest services of the table.
 func (c *Case) silentInUse() string {
 	if c.NS.Table == nil {
 		return ""
@@ -296,14 +296,14 @@ const (
 	tcpACK = 1 << 4
 )
 
-// asymmetric tells whether most connections of TCP show packets of one direction only, which
-// acknowledge what never came by.
+// asymmetric reports whether most TCP connections show packets of one direction only, which
+// acknowledge packets that did not pass this host.
 func (c *Case) asymmetric() bool {
 	return c.NS.Entries.Unanswered >= 10 && 2*c.NS.Entries.Unanswered > c.NS.Entries.TCP && c.delta("conntrack.invalid") >= invalidStragglers
 }
 
-// harmless tells whether nothing depends on the state of forwarded connections: none is
-// translated, and no rule drops what is forwarded.
+// harmless reports whether nothing depends on the state of forwarded connections: none is
+// translated, and no rule drops forwarded packets.
 func (c *Case) harmless() bool {
 	r := c.NS.Rules
 	if r == nil || c.NS.RulesErr != nil || r.NAT() {
@@ -394,7 +394,7 @@ func (s *stale) add(to netip.Addr, entries uint32) {
 	}
 }
 
-// targetGone tells whether no rule translates to an address, as far as that can be told.
+// targetGone reports whether no rule is known to translate to an address.
 func (c *Case) targetGone(addr netip.Addr) bool {
 	r := c.NS.Rules
 	return r != nil && c.NS.RulesErr == nil && r.DestNAT > 0 && r.Targets.Unclear == 0 && !r.Targets.Addresses[addr]

@@ -104,8 +104,9 @@ func checkForwarding(_ context.Context, c *Case) Finding {
 	return c.withDrops(f, trace.CauseForwardOff)
 }
 
-// forwardingOff judges a family that does not forward: own rules need it to, and those
-// of both families where the other one does not either, or packets show that it has to.
+// forwardingOff judges a family that does not forward. Rules of this family need forwarding. Rules
+// of both families need it if the other family does not forward either, or if packets show the
+// need.
 func (c *Case) forwardingOff(family, setting string, own, either int, both bool, refused uint64) Finding {
 	n := own
 	if both || refused > 0 {
@@ -143,8 +144,8 @@ func (c *Case) switchForwarding(setting string) *Remedy {
 	return m
 }
 
-// learners are interfaces whose IPv6 routes come from router advertisements, and would not any
-// more when the host forwards.
+// learners are interfaces with IPv6 routes from router advertisements. If the host forwards, the
+// kernel ignores these advertisements.
 func (c *Case) learners() (names []string) {
 	r := c.NS.After.Routing
 	for _, l := range c.NS.After.Links {
@@ -309,8 +310,8 @@ func checkMSSClamp(_ context.Context, c *Case) Finding {
 		with("smallest and largest MTU", fmt.Sprintf("%d, %d", low, high), fromLinks)
 }
 
-// ofContainers tells whether the smallest MTU is that of the host's containers and of all that
-// they talk over but the uplinks, as on a node of Kubernetes: both ends know of it.
+// ofContainers reports whether the smallest MTU belongs to the host's containers and to all their
+// links except the uplinks, as on a node of Kubernetes: both ends know the MTU.
 func ofContainers(links []observe.Link, low int) bool {
 	containers := false
 	for _, l := range links {

@@ -86,7 +86,7 @@ func checkVethMTU(_ context.Context, c *Case) Finding {
 	}
 	if dropping {
 		f := found(grade(g.PerSecond, 0, 5), "%s were larger than the MTU of the far end of their link, or it is down; no ICMP error is sent", plural(int(g.Packets), "frame")).losing(g.PerSecond)
-		if g.Packets < 5 || len(unequal) == 0 && c.unwanted(g) < Warn { // what a bridge floods to an end that is down
+		if g.Packets < 5 || len(unequal) == 0 && c.unwanted(g) < Warn { // a bridge floods frames to an end that is down
 			f.Verdict = Info
 		}
 		if len(unequal) > 0 {

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-lb/sluice/doctor/observe"
 )
 
-// kernelChecks tell what the kernel lets the doctor see.
+// kernelChecks report the kernel's features for the doctor.
 func kernelChecks() []Check {
 	return []Check{
 		{ID: "KV01", Name: "kernel-features", About: "what this kernel can tell", Host: true, Weight: 1, Run: checkKernel},

@@ -48,11 +48,11 @@ func linkChecks() []Check {
 	}
 }
 
-// added is what a counter has gained; one that began anew has gained nothing to speak of.
+// added returns the increase of a counter. A counter that began again has a negligible increase.
 func added(before, after uint64) uint64 { return after - min(before, after) }
 
-// softnet adds up a counter of all CPUs, which are 32 bits wide. A line for each CPU
-// that is there does not say which it is: when one came or went, nothing is known.
+// softnet adds up a counter of all CPUs, which has 32 bits. The file does not number its lines, so
+// nothing is known if a CPU was added or removed.
 func (c *Case) softnet(of func(trace.SoftnetCPU) uint64) (n uint64) {
 	if len(c.Before.Softnet) != len(c.After.Softnet) {
 		return 0
@@ -99,7 +99,7 @@ func checkSqueeze(_ context.Context, c *Case) Finding {
 	n := c.softnet(func(cpu trace.SoftnetCPU) uint64 { return cpu.Squeezed })
 	budget, there := observe.Number(c.After.Sysctl, "net.core.netdev_budget")
 	time, too := observe.Number(c.After.Sysctl, "net.core.netdev_budget_usecs")
-	if !there || !too { // in a container: a new value could be less than what is there
+	if !there || !too { // in a container: a new value could be smaller than the present one
 		return found(grade(c.perSecond(n), 10, 1e9), "%.0f rounds of packet processing a second ended before the work was done (netdev_budget cannot be read here)", c.perSecond(n)).
 			with("Δtime_squeeze", c.inWindow(n), fromSoftnet)
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// checkOldEntries looks for connections that are older than the rules: what an entry says of
-// addresses was decided by its first packet, and stays as long as packets come.
+// checkOldEntries looks for connections that are older than the rules. The first packet of an entry
+// decides its addresses, and the entry remains while packets arrive.
 func checkOldEntries(_ context.Context, c *Case) Finding {
 	if f, there := c.table(); !there {
 		return f
@@ -35,7 +35,8 @@ func checkOldEntries(_ context.Context, c *Case) Finding {
 	return worst
 }
 
-// oldSource finds entries whose source was translated to an address that this host has no more.
+// oldSource finds entries with a source that was translated to an address that this host no longer
+// has.
 func (c *Case) oldSource() Finding {
 	pools := c.NS.Rules.Pools
 	for _, address := range slices.SortedFunc(maps.Keys(c.NS.Entries.OldSources), compareAddresses) {
@@ -56,8 +57,8 @@ func (c *Case) oldSource() Finding {
 	return Finding{}
 }
 
-// undirected finds entries to the host itself that a port forward of today would send elsewhere:
-// packets come to a port where nothing listens.
+// undirected finds entries to the host itself that a present port forward would send elsewhere:
+// packets arrive at a port without a listener.
 func (c *Case) undirected() Finding {
 	for port, odd := range c.NS.Entries.ToHost {
 		if !slices.ContainsFunc(c.NS.Rules.Forwarded, func(r firewall.PortRange) bool { return r.Low <= port.Port && port.Port <= r.High }) ||

@@ -73,7 +73,7 @@ func checkSilent(_ context.Context, c *Case) Finding {
 // manyUnanswered is from how many connections on it is no accident that none got an answer.
 const manyUnanswered = 5
 
-// owns tells whether an address is on one of the namespace's interfaces.
+// owns reports whether an address is on one of the namespace's interfaces.
 func (c *Case) owns(a netip.Addr) bool {
 	return slices.ContainsFunc(c.NS.After.Links, func(l observe.Link) bool {
 		return slices.ContainsFunc(l.Addresses, func(p netip.Prefix) bool { return p.Addr() == a })
@@ -112,7 +112,7 @@ func checkFragments(_ context.Context, c *Case) Finding {
 	return c.withDrops(f, trace.CauseFragment)
 }
 
-// wrongChecksums counts packets whose checksum was found to be wrong.
+// wrongChecksums counts packets with a wrong checksum.
 func (c *Case) wrongChecksums() uint64 {
 	n := c.delta("Udp.InCsumErrors") + c.delta("Udp6InCsumErrors") + c.delta("Tcp.InCsumErrors") + c.delta("Icmp.InCsumErrors") + c.delta("Icmp6InCsumErrors")
 	g, _ := c.drops(trace.CauseChecksum)
@@ -144,7 +144,7 @@ func checkHairpin(_ context.Context, c *Case) Finding {
 	server, client := odd.First.Reply.Source.Netip(), odd.First.Original.Source.Netip()
 	f := found(Info, "a port forward leads back into the network of its client (hairpin), and the source is not masqueraded: %s to the same interface got no answer here, because the server answers the client directly",
 		plural(int(odd.Entries), "connection")).with("for example", entryText(&odd.First), c.dumped())
-	// A server that is off answers nobody, on which side ever.
+	// A server that is off has no answers on either side.
 	if odd.Entries >= 3 && !slices.Contains(c.NS.After.Failed, server) {
 		f.Verdict = Warn
 	}

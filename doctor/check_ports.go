@@ -111,7 +111,7 @@ func checkOccupancy(_ context.Context, c *Case) Finding {
 	o, there := c.NS.Table.Fullest(func(public netip.Addr) uint32 {
 		n := pools.Of(public)
 		if n == 1 {
-			return 0 // a fixed port is in use or not; PT01 tells when it is wanted twice
+			return 0 // a fixed port is in use or not; PT01 reports a conflict
 		}
 		return n
 	})
@@ -233,7 +233,7 @@ func checkReservedPorts(_ context.Context, c *Case) Finding {
 		}
 		return ok("no service and no port forward inside the ephemeral range %d-%d", low, high)
 	}
-	// The list takes the place of the old one, so that is part of it.
+	// A write replaces the whole list, so it includes the old one.
 	reserved := c.NS.After.Sysctl["net.ipv4.ip_local_reserved_ports"]
 	var list []string
 	for _, port := range append(append(strings.FieldsFunc(reserved, func(r rune) bool { return r == ',' }), listeners...), forwarded...) {
@@ -253,9 +253,9 @@ func shorten(ports []string) string {
 	return text
 }
 
-// exposedListeners are ports that belong to a service and that the kernel may give to
-// any other socket. unjudged is how many UDP ports were left out because it is not known
-// who chose them.
+// exposedListeners returns the ports of services that the kernel may assign to other sockets.
+// unjudged counts UDP ports that were left out because it is unknown whether the program chose
+// them.
 func (c *Case) exposedListeners() (ports []string, unjudged int) {
 	exposed := func(r *observe.NamespaceReading) observe.Sockets {
 		return observe.Sockets{Listeners: r.ExposedListeners(), Asked: r.Asked, AskedErr: r.AskedErr}

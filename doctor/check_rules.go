@@ -69,7 +69,7 @@ func checkLinearRules(_ context.Context, c *Case) Finding {
 		return f
 	}
 	longest, name := longestWay(c.NS.Rules.Chains)
-	first, firstName := 0, "" // of what only the first packet of a connection meets
+	first, firstName := 0, "" // of chains that only the first packet of a connection traverses
 	for _, chain := range c.NS.Rules.Chains {
 		if (chain.NAT || chain.Walked() < chain.Longest) && chain.Longest > first {
 			first, firstName = chain.Longest, chain.Name
@@ -94,8 +94,8 @@ func checkLinearRules(_ context.Context, c *Case) Finding {
 	return f.with("most rules on one path", fmt.Sprintf("%d rules, %s", longest, name), fromRules)
 }
 
-// longestWay is how many rules a packet of a known connection walks through at a hook,
-// in all the chains there but those of NAT, which it does not meet.
+// longestWay returns the number of rules that a packet of a known connection traverses at a hook,
+// in all chains except NAT chains.
 func longestWay(chains []firewall.Chain) (longest int, name string) {
 	type way struct {
 		rules, most, chains int
@@ -131,7 +131,7 @@ func longestWay(chains []firewall.Chain) (longest int, name string) {
 	return longest, name
 }
 
-// families are those whose packets meet a chain.
+// families returns the address families whose packets traverse a chain.
 func families(chain firewall.Chain) []string {
 	switch family, _, _ := strings.Cut(chain.Name, " "); family {
 	case "inet":
@@ -215,8 +215,8 @@ func checkNotrack(_ context.Context, c *Case) Finding {
 	return ok("%s of the entries are not translated", percent(c.share(plain)))
 }
 
-// ownTraffic tells whether this host itself is the largest source or destination, as a DNS
-// forwarder is: rules that accept what is established need its connections tracked.
+// ownTraffic reports whether this host itself is the largest source or destination, as a DNS
+// forwarder is. Rules that accept established connections need its connections tracked.
 func (c *Case) ownTraffic() bool {
 	var largest []string
 	for _, row := range c.NS.Table.Sources(1) {
@@ -460,7 +460,7 @@ const (
 // unwanted judges drops by a rule or route, which may be there for a reason.
 func (c *Case) unwanted(g trace.DropGroup) Verdict {
 	received := float64(max(c.delta("Ip.InReceives")+c.delta("Ip6InReceives"), 1))
-	rate := float64(g.Packets) / max(c.Window, observe.DefaultWindow).Seconds() // a short window tells nothing of one
+	rate := float64(g.Packets) / max(c.Window, observe.DefaultWindow).Seconds() // a short window is no evidence of a rate
 	if rate > askedDropsPerSecond && float64(g.Packets)/received > askedDropsShare {
 		return Warn
 	}

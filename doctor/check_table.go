@@ -24,7 +24,7 @@ var raiseTable = Remedy{
 	Risk:     "the limit rules all namespaces of the host; buckets are rehashed once under all locks",
 }
 
-// tableChecks look at the size of the connection table and what was refused.
+// tableChecks examine the size of the connection table and refused connections.
 func tableChecks() []Check {
 	return []Check{
 		{ID: "CT01", Name: "conntrack-fill", About: "entries against nf_conntrack_max, in every namespace", Weight: 50, Run: checkFill,
@@ -175,8 +175,8 @@ func checkEarlyDrop(_ context.Context, c *Case) Finding {
 		with("Δearly_drop", c.inWindow(n), fromCtnetlink)
 }
 
-// hostLimits are the sizes of the table that all namespaces share, with the
-// entries of all of them.
+// hostLimits returns the sizes of the table that all namespaces share, with the entries of all
+// namespaces.
 func (c *Case) hostLimits() (l conntrack.Limits) {
 	for _, n := range c.Sample.Namespaces {
 		own := n.After.Limits
@@ -255,7 +255,7 @@ func checkSearchRestart(_ context.Context, c *Case) Finding {
 	n := c.delta("conntrack.search_restart")
 	connections := c.NS.NewPerSecond
 	if c.NS.NewErr != nil {
-		connections = 100_000 // unknown: what a busy gateway opens in a second
+		connections = 100_000 // unknown: the rate of a busy gateway
 	}
 	if c.perSecond(n) > 1 && c.perSecond(n) > 0.01*connections {
 		return found(Info, "%.0f lookups a second had to start again: many connections come and go", c.perSecond(n)).
@@ -275,7 +275,7 @@ func checkInsertFailed(_ context.Context, c *Case) Finding {
 	if drop == 0 {
 		return found(Info, "%d clashes of equal UDP connections, all resolved", n).with("Δinsert_failed", c.inWindow(n), fromCtnetlink)
 	}
-	if c.refused().Race > 0 { // PT01 tells of them
+	if c.refused().Race > 0 { // PT01 reports them
 		return found(Info, "%d new connections were refused because their tuple was taken", n).
 			with("Δinsert_failed", c.inWindow(n), fromCtnetlink).with("Δdrop", c.inWindow(drop), fromCtnetlink)
 	}
@@ -344,8 +344,8 @@ func checkBlindSpot(_ context.Context, c *Case) Finding {
 	return f.with("entries", fmt.Sprintf("%d host, %d others", inside, outside), fromSysctl)
 }
 
-// routes tells whether the namespace translates and has forwarded packets in the window:
-// containers have entries and rules of NAT for their own queries, and lose nothing of others.
+// routes reports whether the namespace translates and has forwarded packets in the window.
+// Containers have entries and NAT rules for their own queries, and lose no packets of others.
 func (c *Case) routes() bool {
 	return c.NS.After.Limits.Count > 0 && c.NS.Rules.NAT() && c.delta("Ip.ForwDatagrams")+c.delta("Ip6OutForwDatagrams") > 0
 }

@@ -41,7 +41,7 @@ func wayChecks() []Check {
 	}
 }
 
-// lost is what is dropped towards one next hop.
+// lost counts dropped packets to one next hop.
 type lost struct {
 	gateway  *observe.Gateway
 	packets  int
@@ -183,7 +183,8 @@ func checkTTL(_ context.Context, c *Case) Finding {
 	return c.withDrops(c.looped(f, g), trace.CauseTTL)
 }
 
-// looped adds where packets with an expired TTL go: back to the link that they came from is a loop.
+// looped adds the destination of packets with an expired TTL: a way back to the link of their
+// arrival is a loop.
 func (c *Case) looped(f Finding, g trace.DropGroup) Finding {
 	var back []netip.Addr
 	link, hop := "", netip.Addr{}
@@ -415,7 +416,8 @@ func (c *Case) waiting(bridge int) bool {
 // fewLost is below how many packets nothing is concluded.
 const fewLost = 2
 
-// otherWay reports whether a route leads by another interface to where those of a link lead, and its family.
+// otherWay reports whether a route by another interface covers the destinations of a link, and its
+// family.
 func (c *Case) otherWay(link string) (family string, there bool) {
 	for _, g := range c.NS.After.Routing.Gateways {
 		if g.Interface != link {

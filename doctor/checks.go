@@ -4,8 +4,8 @@ package doctor
 
 import "slices"
 
-// Checks is the list of everything that the doctor looks at, in the order of the
-// report. A new check is a new line in one of these groups.
+// Checks returns all checks, in the order of the report. A new check is a new line in one of these
+// groups.
 func Checks() []Check {
 	return slices.Concat(outcomeChecks(), tableChecks(), entryChecks(), portChecks(), ruleChecks(), forwardChecks(), pathChecks(), wayChecks(), linkChecks(), frameChecks(), socketChecks(), kernelChecks())
 }

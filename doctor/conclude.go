@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-lb/sluice/doctor/observe"
 )
 
-// consequences lists, for a cause, the checks that only show its effects: they
-// go when the cause does, and are not named beside it.
+// consequences lists, for a cause, the checks that only show its effects. The conclusion does not name them if it
+// names the cause.
 var consequences = map[string][]string{
 	"CT05": {"CT01", "CT02", "CT03", "CT04", "CT06", "CT15", "ST01", "ST03", "ST05", "ST08", "CT11", "CT10"},
 	"CT09": {"CT07", "CT10"},
@@ -208,9 +208,9 @@ func table(f Finding, s *observe.Sample) string {
 	return ""
 }
 
-// nothingFound is the conclusion when no check found anything: that nothing is wrong, or, where
-// checks that look at dropped packets, rules or the table could not look, that nobody can tell.
-// The latter stands behind causes, too.
+// nothingFound is the conclusion if no check found anything: that nothing is wrong, or that this is
+// unknown, because checks of dropped packets, rules or the table had no data. The latter also
+// follows causes.
 func (r *Report) nothingFound(s *observe.Sample) Conclusion {
 	blind := map[string]bool{}
 	for _, f := range r.Findings {
@@ -240,8 +240,8 @@ func (r *Report) nothingFound(s *observe.Sample) Conclusion {
 	return c
 }
 
-// blinded tells whether so much could not be seen that silence says nothing: more than one check in
-// ten, or something for want of a right.
+// blinded reports whether missing data forbids the conclusion that nothing is wrong: more than one
+// check in ten had none, or a capability is missing.
 func (r *Report) blinded(blind map[string]bool) bool {
 	return len(r.Missing) > 0 || 10*len(blind) > len(Checks())
 }

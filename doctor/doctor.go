@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doctor finds out why NAT on a host is slow or loses packets. It reads
-// the host twice over a window, runs a list of named checks on what it read, and
-// concludes in plain words which cause to act on first. It changes nothing.
+// Package doctor finds out why NAT on a host is slow or loses packets. It reads the host twice over
+// a window, runs a list of named checks on the readings, and concludes which cause to act on first.
+// It changes nothing.
 package doctor
 
 import (
@@ -35,11 +35,11 @@ const (
 type Check struct {
 	ID    string `json:"id"`
 	Name  string `json:"name"`
-	About string `json:"about"` // what is compared with what
+	About string `json:"about"` // the compared values
 	// Host checks run once; the others in every namespace.
 	Host bool `json:"host"`
-	// Symptom is what users notice, Remedy what to do about it, with what it
-	// costs and risks. They are shown with verdicts of warn and critical.
+	// Symptom is the effect for users. Remedy is the correction, with its cost and risk. They are
+	// shown with verdicts of warn and critical.
 	Symptom string `json:"symptom"`
 	Remedy  Remedy `json:"remedy"`
 	// Weight orders causes of equal verdict: causes before their consequences.
@@ -50,14 +50,15 @@ type Check struct {
 // Remedy is what to do about a finding.
 type Remedy struct {
 	Do string `json:"do"` // in words
-	// Commands do it. Each runs as it stands in a shell of the namespace of the finding, or of
-	// the host's own where Do says so. Empty where no command can know what is wanted.
+	// Commands carry out the remedy. Each runs unchanged in a shell of the finding's namespace, or
+	// of the host's own namespace if Do names it. The list is empty if the right command depends on
+	// the user's intention.
 	Commands []string `json:"commands"`
 	Cost     string   `json:"cost,omitempty"`
 	Risk     string   `json:"risk,omitempty"`
 }
 
-// Case is what a check looks at: the host, and one of its namespaces.
+// Case is the input of a check: the host, and one of its namespaces.
 type Case struct {
 	*observe.Sample
 	NS *observe.Namespace // nil for host checks
@@ -73,7 +74,7 @@ type Finding struct {
 	Evidence  []Evidence `json:"evidence,omitempty"`
 	Symptom   string     `json:"symptom,omitempty"`
 	Remedy    *Remedy    `json:"remedy,omitempty"`
-	// CausedBy is the check whose finding explains this one; empty for causes.
+	// CausedBy is the check with the finding that explains this one; empty for causes.
 	CausedBy string `json:"caused_by,omitempty"`
 	// LostPerSecond is how many packets or connections the cause costs.
 	LostPerSecond float64 `json:"lost_per_second,omitempty"`
@@ -81,7 +82,7 @@ type Finding struct {
 	Concerns *Concerns `json:"concerns,omitempty"`
 
 	weight int
-	fill   []string // words in the remedy of the check, each with what stands for it here
+	fill   []string // words in the remedy of the check, each with its value here
 }
 
 // Evidence is a value and where it was read.
@@ -103,8 +104,8 @@ type Report struct {
 	Worst      Verdict      `json:"worst"`
 	Limits     []string     `json:"limits,omitempty"`
 	Namespaces []string     `json:"namespaces"`
-	// CannotTell: too many checks could not look to say what is not wrong. Missing are the
-	// capabilities for want of which some could not.
+	// CannotTell is set if too many checks had no data to conclude that nothing is wrong. Missing
+	// are the capabilities that some checks lack.
 	CannotTell bool     `json:"cannot_tell"`
 	Missing    []string `json:"missing_capabilities,omitempty"`
 
@@ -112,11 +113,11 @@ type Report struct {
 	first   *outcome.Class             // of the first conclusion
 }
 
-// exitCannotTell is of reports that found nothing where too much could not be seen; 3 is
-// that of examinations that failed.
+// exitCannotTell is the exit code of reports that found nothing without sufficient data. Code 3
+// means that the examination failed.
 const exitCannotTell = 4
 
-// ExitCode is 2 for a critical finding, 1 for a warning, 4 where nobody can tell, else 0.
+// ExitCode is 2 for a critical finding, 1 for a warning, 4 for CannotTell, else 0.
 func (r *Report) ExitCode() int {
 	switch r.Worst {
 	case Critical:
@@ -166,7 +167,7 @@ func Judge(ctx context.Context, s *observe.Sample) *Report {
 	return r
 }
 
-// missingCapabilities are those for want of which something could not be read.
+// missingCapabilities returns the capabilities whose lack made data unreadable.
 func missingCapabilities(s *observe.Sample) (names []string) {
 	lack := func(err error, capabilities ...string) {
 		if !errors.Is(err, os.ErrPermission) {
@@ -187,7 +188,7 @@ func missingCapabilities(s *observe.Sample) (names []string) {
 	return names
 }
 
-// add completes a finding with what its check knows.
+// add completes a finding with the texts of its check.
 func (r *Report) add(check Check, c *Case, f Finding) {
 	f.Check, f.Name, f.weight = check.ID, check.Name, check.Weight
 	if c.NS != nil {
@@ -214,8 +215,8 @@ func (r *Report) add(check Check, c *Case, f Finding) {
 // unfilled matches a word of a remedy for which this finding has nothing to put.
 var unfilled = regexp.MustCompile(`\b(ADDRESS|BUDGET|BUCKETS|CHAIN|CPUS|DESTINATION|EXPORTER|IFACE|LARGER|LIMIT|MAX|MICROSECONDS|NAMESPACE|PORTS|RULE|SHARE|SMALLER|THRESHOLDS)\b`)
 
-// filled puts what stands for the words of a remedy in their places. Commands of which a
-// word is not known would not run, and are left out.
+// filled replaces the words of a remedy by their values. It leaves out commands with a word that
+// has no value, because they would not run.
 func (m Remedy) filled(pairs []string) *Remedy {
 	fill := strings.NewReplacer(pairs...)
 	commands := []string{}
@@ -228,7 +229,8 @@ func (m Remedy) filled(pairs []string) *Remedy {
 	return &m
 }
 
-// List finds checks whose ID or name begins with one of the words; none: all.
+// List returns the checks with an ID or name that begins with one of the words, or all checks
+// without words.
 func List(words ...string) []Check {
 	var out []Check
 	for _, c := range Checks() {

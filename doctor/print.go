@@ -18,8 +18,8 @@ type Style struct {
 	Paint func(v Verdict, text string) string
 }
 
-// Write prints the report for people: what is wrong with its evidence and
-// remedy, then notes, what could not be seen, and the conclusion.
+// Write prints the report for users: problems with their evidence and remedy, then notes, missing
+// data, and the conclusion.
 func (r *Report) Write(w io.Writer, s Style) error {
 	if s.Paint == nil {
 		s.Paint = func(_ Verdict, text string) string { return text }
@@ -65,8 +65,7 @@ func (r *Report) of(v Verdict) []Finding {
 	return out
 }
 
-// usual are the checks whose notes stand in the report of nearly every gateway: what the
-// kernel does unless told otherwise.
+// usual are the checks with notes on nearly every gateway: they report defaults of the kernel.
 var usual = []string{"CT14", "ST06", "RL11"}
 
 // folded puts the usual notes into one.

@@ -48,7 +48,7 @@ func (c *Case) wanted(g trace.DropGroup) trace.DropGroup {
 	return g
 }
 
-// toGroup reports whether an address is that of many hosts.
+// toGroup reports whether several hosts share an address.
 func (c *Case) toGroup(to netip.Addr) bool {
 	if to.IsMulticast() || to == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
 		return true
@@ -72,8 +72,8 @@ func lastOf(p netip.Prefix) netip.Addr {
 // manyTargets is from how many targets of one source on its packets may be a scan.
 const manyTargets = 5
 
-// scanners are the sources that try many addresses or ports, each hardly more than once. A client repeats what is
-// lost.
+// scanners returns the sources that try many addresses or ports, each about once. A client repeats
+// lost packets.
 func scanners(samples []*trace.DropSample) map[netip.Addr]bool {
 	type tried struct {
 		packets int

@@ -31,7 +31,8 @@ type Entries struct {
 	// Detached are connections between hosts of a link and an address of its network that is routed by
 	// another interface, by the route.
 	Detached map[Detached]*Exchanges
-	// Unanswered are connections of TCP of which only packets of one side came by, of TCP in all.
+	// Unanswered counts TCP connections with packets of one side only. TCP counts all TCP
+	// connections.
 	Unanswered, TCP uint32
 	// OldSources are those with a source that this host has not, by that address.
 	OldSources map[netip.Addr]*Odd
@@ -65,8 +66,8 @@ type Exchanges struct {
 	Answered   uint32
 }
 
-// networkOf is the network of 256 addresses of IPv4, or of 64 bits of IPv6, of an address: whom
-// a rule translates, others of it are, too.
+// networkOf returns the network of 256 IPv4 addresses, or of 64 bits for IPv6, that holds an
+// address. A rule that translates one address often translates its whole network.
 func networkOf(a netip.Addr) netip.Prefix {
 	bits := 64
 	if a.Is4() {
@@ -90,7 +91,7 @@ func (s *Entries) finish() {
 	slices.SortFunc(s.Leaks, func(a, b Leak) int { return int(b.Entries) - int(a.Entries) })
 }
 
-// Odd is a group of entries that should not be, with one of them.
+// Odd is a group of suspicious entries, with one example.
 type Odd struct {
 	Entries uint32
 	First   conntrack.Entry
@@ -112,8 +113,8 @@ type TrackedPort struct {
 type Handshakes struct {
 	Stuck  Odd // answered, and the answer never acknowledged
 	Others uint32
-	// Out is the interface by which answers to the first of them leave, Gateway a router on the
-	// link of the address. Both are looked up where many are stuck.
+	// Out is the egress interface of answers to the first client. Gateway is a router on the link
+	// of the address. Both are looked up if many handshakes are stuck.
 	Out     string
 	Gateway netip.Addr
 }
@@ -143,14 +144,14 @@ func (s *Entries) routes(links []Link) {
 // Pair is a client and its server.
 type Pair struct{ Client, Server netip.Addr }
 
-// Bounds on what is kept of a table, which may be a flood's.
+// Bounds on the data from a table, because a flood may have filled it.
 const (
 	oddKeys  = 256
 	ftpPairs = 64
 	ftpPort  = 21
 )
 
-// placing tells of an entry's addresses where they are.
+// placing locates the addresses of an entry.
 type placing struct {
 	own   map[netip.Addr]bool
 	links []netip.Prefix // networks of the host's links
@@ -161,14 +162,14 @@ type placing struct {
 	lingers map[conntrack.TCPState]uint32
 }
 
-// MostReached is how many targets of port forwards are kept; what is not among them may have been
-// reached.
+// MostReached bounds the number of recorded targets of port forwards. Other targets may have been
+// reached too.
 const MostReached = 16_384
 
 // recentSeconds: a connection that ended at most so long ago still counts as a current one.
 const recentSeconds = 5
 
-// over tells whether a connection ended some time ago, and its entry only lingers.
+// over reports whether a connection ended some time ago and only its entry remains.
 func (p *placing) over(e *conntrack.Entry) bool {
 	if !e.Closing() {
 		return false
@@ -200,7 +201,7 @@ func placingOf(r *NamespaceReading) *placing {
 	return p
 }
 
-// sameNetwork tells whether a network of the host's links holds both.
+// sameNetwork reports whether one directly connected network holds both addresses.
 func (p *placing) sameNetwork(a, b netip.Addr) bool {
 	for _, n := range p.links {
 		if n.Contains(a) && n.Contains(b) {
@@ -210,7 +211,7 @@ func (p *placing) sameNetwork(a, b netip.Addr) bool {
 	return false
 }
 
-// public tells whether an address may be one of the Internet.
+// public reports whether an address may belong to the Internet.
 func public(a netip.Addr) bool { return a.IsGlobalUnicast() && !a.IsPrivate() }
 
 // add looks at one entry.

@@ -39,7 +39,7 @@ func openEthtool() (ethtool, error) {
 
 func (e ethtool) close() { unix.Close(e.fd) }
 
-// do sends a request, whose answer takes its place.
+// do sends a request. The answer replaces the request in the buffer.
 func (e ethtool) do(iface string, request []byte) bool {
 	r := struct {
 		name [unix.IFNAMSIZ]byte
@@ -91,8 +91,8 @@ func (e ethtool) names(iface string, set uint32) []string {
 	return list
 }
 
-// feature tells whether one of the interface's features is on: 1, 0, or -1 when
-// the kernel does not know it.
+// feature returns 1 if a feature of the interface is on, 0 if it is off, and -1 if the kernel does
+// not know it.
 func (e ethtool) feature(iface, name string) int {
 	names := e.names(iface, ethSetFeatures)
 	size := uint32(len(names)+31) / 32
@@ -112,8 +112,8 @@ func (e ethtool) feature(iface, name string) int {
 	return -1
 }
 
-// lost adds up those of the driver's own counters whose names say that received
-// packets were dropped for want of room.
+// lost adds up the driver's counters with names for received packets that were dropped for lack of
+// space.
 func (e ethtool) lost(iface string) uint64 {
 	names := e.names(iface, ethSetStats)
 	if len(names) == 0 {
@@ -132,9 +132,8 @@ func (e ethtool) lost(iface string) uint64 {
 	return sum
 }
 
-// ringCounter tells whether a driver's counter counts packets that found no room
-// in a receive ring. Drivers name them as they like; counters of one queue repeat
-// those of the interface.
+// ringCounter reports whether a driver's counter counts packets that found a receive ring full.
+// Names differ by driver. Counters per queue repeat the counter of the interface.
 func ringCounter(name string) bool {
 	name = strings.ToLower(name)
 	if strings.Contains(name, "tx") || strings.Contains(name, "xdp") || strings.Contains(name, "queue") ||
@@ -149,7 +148,7 @@ func ringCounter(name string) bool {
 	return false
 }
 
-// offloads reads what an interface does in hardware.
+// offloads reads the hardware offloads of an interface.
 func (l *Link) offloads(e ethtool) {
 	if v, ok := e.value(l.Name, ethtoolGetFlags); ok {
 		l.LRO = int(v / ethFlagLRO & 1)

@@ -25,7 +25,7 @@ func text(root fs.FS, name string) string {
 	return string(b)
 }
 
-// ReadHostCounters reads those that stand in files.
+// ReadHostCounters reads the counters of the host from files.
 func ReadHostCounters(root fs.FS) HostCounters {
 	c := HostCounters{
 		CPUs:       trace.ParseCPUs(text(root, "proc/stat")),
@@ -38,7 +38,7 @@ func ReadHostCounters(root fs.FS) HostCounters {
 	return c
 }
 
-// ReadHostFiles reads what stands in files about the whole host.
+// ReadHostFiles reads the state of the host from files.
 func ReadHostFiles(root fs.FS) HostReading {
 	h := HostReading{
 		HostCounters: ReadHostCounters(root),
@@ -64,8 +64,8 @@ func ReadHostFiles(root fs.FS) HostReading {
 	return h
 }
 
-// smallLimit is below what a program sets for itself that wants to open no more files:
-// a sandboxed child has one of 1.
+// smallLimit excludes programs that lower their own limit because they open no more files: a
+// sandboxed child sets 1.
 const smallLimit = 64
 
 // worstFiles finds the process that is nearest to its limit of open files. A process
@@ -111,8 +111,8 @@ func openFilesLimits(limits string) (soft, hard uint64) {
 	return soft, hard
 }
 
-// ReadNamespaceFiles reads what stands in files about the calling thread's namespace,
-// but for the lists of sockets.
+// ReadNamespaceFiles reads the state of the calling thread's namespace from files, except the lists
+// of sockets.
 func ReadNamespaceFiles(root fs.FS) (NamespaceReading, error) {
 	r := NamespaceReading{At: time.Now(), Sysctl: readSysctl(root, netSysctl), Expectations: -1}
 	var err error

@@ -29,9 +29,9 @@ type Listener struct {
 // at a port that a program asked for by number. A port of the kernel's choice, as a
 // resolver's, a QUIC client's or an RPC service's, is another one next time.
 //
-// Some resolvers choose a port at random themselves, one for each query. Their sockets
-// come and go, so that of a user whose UDP ports change between before and after none
-// counts. Where Asked is not known TCP counts, and UDP is returned as unjudged.
+// Some resolvers choose a random port for each query. If the UDP ports of a user change between
+// before and after, none of that user's sockets is returned. If Asked is unknown, TCP sockets are
+// returned and UDP sockets are unjudged.
 func Lasting(before, after Sockets) (list, unjudged []Listener) {
 	changing := map[uint32]bool{}
 	for _, pair := range [][2]Sockets{{after, before}, {before, after}} {
@@ -66,7 +66,7 @@ func (r *NamespaceReading) LocalRange() (low, high int, there bool) {
 	return low, high, err1 == nil && err2 == nil && high >= low
 }
 
-// Exposed tells whether the kernel may give a port to any socket: it is in the local
+// Exposed reports whether the kernel may assign a port to any socket: the port is in the local
 // range and not reserved.
 func (r *NamespaceReading) Exposed(port uint16) bool {
 	low, high, there := r.LocalRange()
@@ -74,8 +74,8 @@ func (r *NamespaceReading) Exposed(port uint16) bool {
 		!slices.ContainsFunc(r.reserved(), func(p firewall.PortRange) bool { return p.Low <= port && port <= p.High })
 }
 
-// LocalPorts counts the ports that the kernel gives to sockets that name none: those of
-// the local range that are not reserved.
+// LocalPorts counts the ports that the kernel assigns to sockets without an explicit port: the
+// local range without reserved ports.
 func (r *NamespaceReading) LocalPorts() int {
 	low, high, there := r.LocalRange()
 	if !there {
@@ -142,8 +142,8 @@ const manySockets = 200000
 // ErrSocketsCut is why sockets may have been missed.
 var ErrSocketsCut = fmt.Errorf("lists of sockets were read to line %d only", manySockets)
 
-// ReadSockets reads the lists of sockets, each of which walks a hash table of the whole
-// host. Sockstat is known.
+// ReadSockets reads the lists of sockets. Each list walks a hash table of the whole host. Sockstat
+// must be read before.
 func (r *NamespaceReading) ReadSockets(root fs.FS) {
 	if r.Sockstat["TCP.inuse"]+r.Sockstat["TCP6.inuse"]+r.Sockstat["TCP.tw"] > 0 {
 		r.readTCP(root)
@@ -188,7 +188,8 @@ func listener(protocol flow.Protocol, fields []string) (l Listener, ok bool) {
 	return Listener{trace.LocalPort{Protocol: protocol, Port: local.Port()}, uint32(user), inode}, true
 }
 
-// ReadListeners reads those of the calling thread's namespace; cut tells that some are missing.
+// ReadListeners reads the listeners of the calling thread's namespace. cut is set if some are
+// missing.
 func ReadListeners(root fs.FS) (list []Listener, cut bool) {
 	var r NamespaceReading
 	r.readTCP(root)
@@ -196,7 +197,7 @@ func ReadListeners(root fs.FS) (list []Listener, cut bool) {
 	return r.Listeners, r.Cut
 }
 
-// Remote is where connections go, and from which address: each pair of them has the
+// Remote is the destination of connections with their source address. Each such pair can use the
 // whole range of local ports.
 type Remote struct {
 	From netip.Addr

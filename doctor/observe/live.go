@@ -88,8 +88,8 @@ func inFirst(read func()) {
 	}
 }
 
-// hasFlowtables tells whether this kernel has flowtables built in, or as a module
-// that the first use would load. Asking the kernel itself would load it.
+// hasFlowtables reports whether this kernel has flowtables built in, or as a module that the first
+// use would load. A request to the kernel would load the module.
 func hasFlowtables(root fs.FS, symbols map[string]bool, release string) (bool, error) {
 	if symbols[symbolFlowtables] {
 		return true, nil
@@ -101,14 +101,15 @@ func hasFlowtables(root fs.FS, symbols map[string]bool, release string) (bool, e
 	return bytes.Contains(modules, []byte("/nf_flow_table.ko")), err
 }
 
-// Functions of the kernel that tell what it can do.
+// Kernel functions whose presence shows a feature.
 const (
 	symbolFlowtables   = "nf_flow_table_init"
 	SymbolKprobes      = "register_kprobe"
 	SymbolBPFNetfilter = "bpf_nf_link_attach" // since 6.4
 )
 
-// readSymbols tells which of the functions above this kernel has, nil where it does not say.
+// readSymbols reports which of the functions above this kernel has. The result is nil if the kernel
+// does not list its symbols.
 func readSymbols(root fs.FS) (map[string]bool, error) {
 	symbols, err := root.Open("proc/kallsyms")
 	if err != nil {
@@ -118,8 +119,8 @@ func readSymbols(root fs.FS) (map[string]bool, error) {
 	return findSymbols(symbols, symbolFlowtables, SymbolKprobes, SymbolBPFNetfilter), nil
 }
 
-// findSymbols tells which kernel functions exist. BPF programs stand behind those of kernel and modules; to list them
-// takes the kernel time by the square of their number: minutes where there are thousands.
+// findSymbols reports which kernel functions exist. It stops before the symbols of BPF programs:
+// the kernel needs quadratic time to list them, which takes minutes for thousands of programs.
 func findSymbols(f fs.File, names ...string) map[string]bool {
 	found := map[string]bool{}
 	for lines := bufio.NewScanner(f); lines.Scan(); {
@@ -144,7 +145,7 @@ func monotonic() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// readKmsg reads what is in the kernel's log now, without waiting for more.
+// readKmsg reads the present content of the kernel's log and does not wait for more.
 func readKmsg() ([]string, error) {
 	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -286,8 +287,8 @@ func (l *Live) NewRate(ctx context.Context, ns netdev.Namespace) (float64, error
 	return conntrack.NewRate(ctx, ns, newWindow, newEnough)
 }
 
-// New connections are sampled until there are enough for an estimate: listening
-// costs a busy gateway some of them while it lasts.
+// New connections are sampled until there are enough for an estimate, because listening slows a
+// busy gateway down.
 const (
 	newWindow = 300 * time.Millisecond
 	newEnough = 500
@@ -307,7 +308,7 @@ func (l *Live) Silent(_ context.Context, ns netdev.Namespace, addresses []netip.
 	if len(addresses) == 0 {
 		return nil
 	}
-	// Where nobody may ask (CAP_NET_RAW) nothing is known to be silent.
+	// Without CAP_NET_RAW no address is known to be silent.
 	_ = ns.Do(func() (err error) {
 		list, err = hold.Unanswered(addresses)
 		return err

@@ -19,10 +19,10 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// Routing is what a namespace's routes say of the ways out of it.
+// Routing is the state of a namespace's routes.
 type Routing struct {
-	// Default6 tells of a default route of IPv6, Learned6 over which interfaces router
-	// advertisements gave one.
+	// Default6 is set if there is an IPv6 default route. Learned6 are the interfaces with a default
+	// route from router advertisements.
 	Default6 bool
 	Learned6 []string
 	// Marked counts the rules that choose a table by a packet's mark.
@@ -42,7 +42,7 @@ type Routing struct {
 // STPState is the state of a bridge's port (BR_STATE_DISABLED and on).
 type STPState uint8
 
-// The states, of which STPNone is that of interfaces on no bridge.
+// The states. STPNone applies to interfaces without a bridge.
 const (
 	STPNone STPState = iota
 	STPDisabled

@@ -123,7 +123,7 @@ func ruleRefusals() (list []Refusal) {
 	return list[:min(len(list), mostGateways)]
 }
 
-// Bounds on what is kept of routing tables, which may hold all routes of the Internet.
+// Bounds on the data from routing tables, which may hold all routes of the Internet.
 const (
 	mostGateways = 256
 	mostDetached = 256

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package observe reads what the doctor judges: a host and its network namespaces,
-// at both ends of a window. What stands in files is read from a tree that tests
-// can replace; the rest comes from netlink, ioctl and the kernel's log.
+// Package observe reads the state of a host and its network namespaces at both ends of a window.
+// Files are read from a tree that tests can replace. Other data is read from netlink, ioctl and the
+// kernel's log.
 package observe
 
 import (
@@ -29,7 +29,7 @@ type Sample struct {
 	After      HostReading
 	Namespaces []*Namespace
 	Limits     []string // what could not be read, in words
-	// Partial tells that some namespaces of the host were left out on purpose.
+	// Partial is set if some namespaces of the host were left out on purpose.
 	Partial bool
 
 	dropsErr error // why drop events could not be watched
@@ -56,9 +56,9 @@ type HostReading struct {
 	LogErr      error     // Why the log could not be read.
 	Mitigations map[string]string
 	BTF         bool
-	// Symbols tells of functions, such as SymbolKprobes, whether the kernel has them; nil: not known.
+	// Symbols reports whether the kernel has functions such as SymbolKprobes; nil: unknown.
 	Symbols map[string]bool
-	// Flowtables tells whether this kernel has them, FlowtablesErr why that is not known.
+	// Flowtables is set if this kernel has flowtables. FlowtablesErr is set if that is unknown.
 	Flowtables    bool
 	FlowtablesErr error
 	// Files is the process that is nearest to its limit of open files.
@@ -71,7 +71,7 @@ type HostReading struct {
 type Monitor struct {
 	Name  string
 	Netns uint64 // Inode of the network namespace that it sees.
-	Host  bool   // which is that of process 1
+	Host  bool   // the namespace of process 1
 }
 
 // SlabInfo is a line of /proc/slabinfo. ObjectBytes is 0 when it is not readable.
@@ -93,10 +93,10 @@ type LogLine struct {
 	Netns uint64 // inode that the message names; 0: none
 }
 
-// Namespace is what was read of one network namespace.
+// Namespace is the data of one network namespace.
 type Namespace struct {
 	netdev.Namespace
-	IsHost bool // that of process 1
+	IsHost bool // the namespace of process 1
 
 	Before, After NamespaceReading
 	// Delta is what the counters did between the two readings.
@@ -110,10 +110,10 @@ type Namespace struct {
 	TableErr error
 	// TableAge is how long ago the table was read; zero: in this window.
 	TableAge time.Duration
-	// TableSkipped tells that the table was hardly in use and so not read.
+	// TableSkipped is set if the table was not read because it was nearly empty.
 	TableSkipped bool
-	// NewPerSecond are connections begun, from a sample of the kernel's events;
-	// NewErr tells why there is none.
+	// NewPerSecond is the rate of new connections, from a sample of the kernel's events. NewErr is
+	// set if there is no sample.
 	NewPerSecond float64
 	NewErr       error
 	// Entries is what single entries of the table show; never nil.
@@ -123,7 +123,7 @@ type Namespace struct {
 	// Silent are addresses that rules name, in networks of the host's links, which neither the
 	// host has nor anybody answers for.
 	Silent []hold.Silent
-	// Drops are the causes seen in the window; DropsErr tells why none could be.
+	// Drops are the causes of drops in the window. DropsErr is set if they could not be observed.
 	Drops    []trace.DropGroup
 	DropsErr error
 	// Ways are the routes of sampled packets that were dropped on their way out.
@@ -140,7 +140,7 @@ type Namespace struct {
 type NamespaceReading struct {
 	At       time.Time
 	Counters trace.Counters
-	// ConntrackErr tells why there are no counters of connection tracking.
+	// ConntrackErr is set if there are no counters of connection tracking.
 	ConntrackErr error
 	Limits       conntrack.Limits // zero without connection tracking
 	Sysctl       map[string]string
@@ -160,15 +160,15 @@ type NamespaceReading struct {
 // Sockets is what the lists of a namespace's sockets show.
 type Sockets struct {
 	Listeners []Listener
-	// Asked are the ports that programs asked for by number, among those of listeners;
-	// the kernel chose the others. AskedErr tells why that is not known.
+	// Asked are the ports of listeners that programs chose explicitly. The kernel chose the others.
+	// AskedErr is set if that is unknown.
 	Asked    map[trace.LocalPort]bool
 	AskedErr error
 	// Remotes counts the ports of the local range that TCP connections have.
 	Remotes map[Remote]int
 	// Losses are the datagram and raw sockets that ever lost a datagram, by inode.
 	Losses map[uint64]socketLoss
-	// Cut tells that a list was too long to be read to its end.
+	// Cut is set if a list was too long to be read to its end.
 	Cut bool
 }
 
@@ -213,13 +213,13 @@ type Reader interface {
 	// Namespaces lists what to examine; hidden counts processes that cannot be
 	// looked into.
 	Namespaces() (list []netdev.Namespace, hidden int)
-	// Partial tells that the list leaves out namespaces on purpose.
+	// Partial reports whether the list leaves out namespaces on purpose.
 	Partial() bool
 	Host(ctx context.Context) HostReading
 	// Counters is the part of Host that is needed at both ends of a window.
 	Counters(ctx context.Context) HostCounters
-	// Namespace takes one reading of a namespace. Its sockets, whose lists are long, are not
-	// read again where they are known.
+	// Namespace takes one reading of a namespace. It does not read the long lists of sockets again
+	// if known has them.
 	Namespace(ctx context.Context, ns netdev.Namespace, known *Sockets) (NamespaceReading, error)
 	// Table sums up the connection table of a namespace, nil when it is empty. r is a reading of the
 	// namespace.

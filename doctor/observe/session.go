@@ -20,12 +20,12 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// Session keeps from one examination to the next what is expensive to read: the probe
-// for drop events, rules that did not change, and connection tables. Examinations
-// of a session run one after the other. The zero value is ready.
+// Session reuses data that is expensive to read between examinations: the probe for drop events,
+// unchanged rules, and connection tables. Examinations of a session run one after the other. The
+// zero value is ready.
 //
-// Tables are read again as often as tableShare of the host's CPU time allows;
-// meanwhile the last reading stands, with its age.
+// Tables are read again as often as tableShare of the host's CPU time allows. Until then the last
+// reading is used, with its age.
 type Session struct {
 	probe      *trace.Drops
 	probeNetns uint64 // that the probe was made for
@@ -46,7 +46,7 @@ const tableShare = 0.0025
 // firstCredit is what the first examination may spend before tables wait.
 const firstCredit = 500 * time.Millisecond
 
-// errLater stands for a table that was never read.
+// errLater is the error for a table that was never read.
 var errLater = errors.New("not read yet: tables before it used up the CPU time that watching may take")
 
 type tableReading struct {
@@ -165,8 +165,8 @@ func (s *Session) inspect(ctx context.Context, reader Reader, list []*Namespace,
 	}
 }
 
-// readRules reads rules that changed. Those of iptables-legacy have no generation
-// and are read each time.
+// readRules reads rules that changed. Rules of iptables-legacy have no generation and are read each
+// time.
 func (s *Session) readRules(ctx context.Context, reader Reader, n *Namespace) {
 	last, known := s.rules[n.Inode]
 	generation := n.Before.Generation
@@ -183,7 +183,7 @@ func (s *Session) readRules(ctx context.Context, reader Reader, n *Namespace) {
 	n.Rules, n.RulesErr, n.Silent = last.rules, last.err, last.silent
 }
 
-// forget drops what is known of namespaces that are gone.
+// forget removes the data of namespaces that no longer exist.
 func (s *Session) forget(list []*Namespace) {
 	here := map[uint64]bool{}
 	for _, n := range list {

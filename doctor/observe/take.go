@@ -23,7 +23,7 @@ import (
 // errNoEvents is why a namespace has no drops when they could not be watched.
 var errNoEvents = errors.New("drop events could not be read")
 
-// errGone is why nothing could be examined of a host all of whose namespaces ended.
+// errGone is returned if all namespaces ended before they could be examined.
 var errGone = errors.New("all of them went away while the host was watched")
 
 // errIdle is why new connections were not counted in an empty table.
@@ -37,14 +37,14 @@ type Options struct {
 	Window time.Duration // 0: DefaultWindow
 	// NoDrops leaves out the drop events, which need the right to load BPF.
 	NoDrops bool
-	// Session, when set, is used by examinations that follow each other: it bounds
-	// what they cost the host.
+	// Session, if set, is shared by successive examinations and bounds their cost.
 	Session *Session
-	// Progress, when set, is told what is going on.
+	// Progress, if set, receives a line for each step.
 	Progress func(format string, args ...any)
-	// Probed, when set, returns the addresses whose health a daemon in the namespace checks.
+	// Probed, if set, returns the addresses of the backends of a daemon in the namespace, which
+	// checks their health.
 	Probed func(context.Context, netdev.Namespace) []netip.Addr
-	// During, when set, runs within the window, which then ends when it returns.
+	// During, if set, runs within the window. The window ends when it returns.
 	During func(ctx context.Context) error
 }
 
@@ -136,8 +136,8 @@ func (s *Sample) sampleNew(ctx context.Context, reader Reader) {
 	samples.Wait()
 }
 
-// readAgain takes the second readings. Namespaces that went away meanwhile are
-// left out: what they were cannot be judged any more.
+// readAgain takes the second readings. It leaves out namespaces that no longer exist, because they
+// cannot be judged.
 func (s *Sample) readAgain(ctx context.Context, reader Reader) (gone int) {
 	var stayed []*Namespace
 	for _, n := range s.Namespaces {
@@ -161,8 +161,8 @@ func (s *Sample) readAgain(ctx context.Context, reader Reader) (gone int) {
 	return gone
 }
 
-// tablesAgain reads the tables of namespaces again where new connections were refused for their
-// tuple: whether ports are short, the table tells at that time.
+// tablesAgain reads the tables of namespaces again if new connections were refused for their tuple.
+// At that time the table shows whether ports are short.
 func (s *Sample) tablesAgain(ctx context.Context, reader Reader) {
 	for _, n := range s.Namespaces {
 		if n.Delta["conntrack.drop"] == 0 || n.Delta["conntrack.insert_failed"] == 0 {
@@ -174,8 +174,8 @@ func (s *Sample) tablesAgain(ctx context.Context, reader Reader) {
 	}
 }
 
-// goneAway tells whether a namespace could not be entered because it, or the
-// mount that was its name, is no more.
+// goneAway reports whether a namespace could not be entered because it, or the mount of its name,
+// no longer exists.
 func goneAway(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL)
 }

@@ -95,7 +95,7 @@ func hostOf(links []Link) outcome.Host {
 	return h
 }
 
-// end ends the observation, and reads the rest of it.
+// end ends the observation, and reads the remaining packets.
 func (t *traffic) end() {
 	if t == nil {
 		return

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package severity says how bad something is: one scale, and the limits that sluice doctor and
-// sluice top share.
+// Package severity defines one scale of severity, and the limits that sluice doctor and sluice top
+// share.
 package severity
 
 import (
@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// Level is how bad something is.
+// Level is a severity.
 type Level uint8
 
-// The levels, from good to bad. Unknown says that it could not be looked at.
+// The levels, in ascending order. Unknown means that a check had no data.
 const (
 	OK Level = iota
 	Unknown
@@ -43,7 +43,7 @@ func (l *Level) UnmarshalText(text []byte) error {
 // Limits are two thresholds; a higher value is Warn or Critical.
 type Limits struct{ Warn, Critical float64 }
 
-// Of returns the level of a value.
+// Of returns the level for a value.
 func (l Limits) Of(value float64) Level {
 	switch {
 	case value > l.Critical:
@@ -54,7 +54,7 @@ func (l Limits) Of(value float64) Level {
 	return OK
 }
 
-// The limits of what runs short.
+// The limits of resources that run short.
 var (
 	// TableFill is a share of nf_conntrack_max. node_exporter's mixin warns at 75 %, netdata
 	// at 90 % and 95 %.
@@ -75,8 +75,8 @@ const (
 	nearlyFull = 0.9
 )
 
-// TimeToFull grades how long it takes until the table is full at its present growth, which was
-// seen for a while that is long enough (steady) or not: then it is no more than worth knowing.
+// TimeToFull returns the level for the time until the table is full at its present growth. If the
+// growth was observed only for a short time (not steady), the level is at most Info.
 func TimeToFull(left time.Duration, fill float64, steady bool) Level {
 	switch {
 	case left < 0 || fill <= steadyFill || left >= 15*time.Minute:
