@@ -135,6 +135,21 @@ type NodeShare struct {
 	Backup    []string `json:"backup" doc:"addresses and ranges that the node announces in case that their owner fails"`
 }
 
+// Uplink is an uplink of the configuration with its state.
+type Uplink struct {
+	Name      string       `json:"name"`
+	Interface string       `json:"interface"`
+	State     string       `json:"state" enum:"carrying,standby,down" doc:"carrying: it gets new connections; standby: usable, but an uplink of a better class gets them"`
+	Priority  int          `json:"priority"`
+	Weight    int          `json:"weight"`
+	Addresses []netip.Addr `json:"addresses" doc:"addresses of the interface"`
+	Gateways  []netip.Addr `json:"gateways" doc:"next hops, at most one for each family"`
+	Table     int          `json:"table" doc:"routing table with its default route"`
+	Mark      uint32       `json:"mark" doc:"packet mark that selects the table"`
+	Since     time.Time    `json:"since,omitzero" doc:"when the state changed; absent if it has not changed since the daemon began"`
+	Why       string       `json:"why,omitempty" doc:"why it is down, or which family or probe fails"`
+}
+
 // Flow is one tracked connection.
 type Flow struct {
 	Protocol string         `json:"protocol"`

@@ -102,6 +102,11 @@ func (c *Client) Interfaces(ctx context.Context) ([]Interface, error) {
 	return list[Interface](ctx, c, "/interfaces")
 }
 
+// Uplinks lists the uplinks with their states.
+func (c *Client) Uplinks(ctx context.Context) ([]Uplink, error) {
+	return list[Uplink](ctx, c, "/uplinks")
+}
+
 // Announcements lists the addresses that are announced to routers, or withdrawn.
 func (c *Client) Announcements(ctx context.Context) ([]Announcement, error) {
 	return list[Announcement](ctx, c, "/announcements")

@@ -49,6 +49,10 @@ type Config struct {
 	// programs, such as VRRP. Addresses outside the connected networks are reached through routers
 	// and are not added.
 	HoldAddresses Switch `yaml:"hold-addresses,omitempty" json:"hold-addresses,omitempty" jsonschema:"enum=on,enum=off,default=on"`
+	// Uplinks are the ways to the Internet, if there are several. New connections are shared among the
+	// usable ones of the best priority class. A connection stays on its uplink, and its packets have an
+	// address of that uplink. Everything is then placed on nftables.
+	Uplinks []Uplink `yaml:"uplinks,omitempty" json:"uplinks,omitempty" jsonschema:"maxItems=16"`
 	// Cluster configures this gateway as one of several behind the same routers.
 	Cluster *Cluster `yaml:"cluster,omitempty" json:"cluster,omitempty"`
 	// ExecDirectory is a directory of programs that health checks of type exec may run although they

@@ -41,6 +41,9 @@ func (c *Config) SetDefaults() {
 	if c.Cluster != nil {
 		c.Cluster.setDefaults()
 	}
+	for i := range c.Uplinks {
+		c.Uplinks[i].setDefaults()
+	}
 	for i := range c.Services {
 		c.Services[i].setDefaults()
 	}

@@ -67,6 +67,7 @@ func (c *Config) validate() *validator {
 	v.firewall()
 	v.timeouts()
 	v.cluster()
+	v.uplinks()
 	if mtu := v.c.LowestIPv6MTU; mtu > 0 && mtu < 1280 {
 		v.errorf(path{{key: "lowest-ipv6-mtu"}}, "write 1280 or more", "%d is less than every IPv6 link carries, RFC 8200 §5", mtu)
 	}

@@ -51,7 +51,7 @@ func (d *daemon) followSources(ctx context.Context) {
 
 // warnings returns the warnings of all parts but the engine.
 func (d *daemon) warnings() []string {
-	list := slices.Concat(d.control.Warnings(), d.audit.Warnings(), d.holder.Warnings(), d.routes.Warnings(), d.finder.Warnings())
+	list := slices.Concat(d.control.Warnings(), d.audit.Warnings(), d.holder.Warnings(), d.routes.Warnings(), d.uplinks.Warnings(), d.finder.Warnings())
 	if d.nftlb != nil {
 		list = append(list, d.nftlb.api.Warnings()...)
 	}

@@ -100,7 +100,7 @@ func newMapper(paths Datapaths, log *slog.Logger) *pcp.Server {
 // reading returns the fill level of the tables, including conntrack, and the drops.
 func (d *daemon) reading(ctx context.Context) event.Reading {
 	r := d.engine.Reading(ctx)
-	r.Warnings = slices.Concat(r.Warnings, d.control.Warnings(), d.audit.Warnings(), d.holder.Warnings(), d.routes.Warnings())
+	r.Warnings = slices.Concat(r.Warnings, d.control.Warnings(), d.audit.Warnings(), d.holder.Warnings(), d.routes.Warnings(), d.uplinks.Warnings())
 	limits, counters, err := conntrack.ReadNumbers(ctx, netdev.CurrentNamespace())
 	if err != nil { // without conntrack
 		return r
@@ -118,6 +118,7 @@ func metricsPage(d *daemon, paths Datapaths, monitor *health.Monitor) http.Handl
 	}}
 	src.Addresses = func() map[string]int { return hold.Count(d.engine.View().Addresses) }
 	src.Announcements = d.routes.Counts
+	src.Uplinks = d.uplinks
 	if d.mapper != nil {
 		src.PCP = d.mapper
 	}

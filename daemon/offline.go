@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-lb/sluice/hold"
 	"github.com/sluice-lb/sluice/server"
 	"github.com/sluice-lb/sluice/store"
+	"github.com/sluice-lb/sluice/uplink"
 )
 
 // openStore opens the changes made at run time, without a daemon. Without a name, the configuration file is
@@ -120,7 +121,7 @@ func Forecast(ctx context.Context, dir, node string, cfg *config.Config) (*api.O
 	if err != nil {
 		return nil, err
 	}
-	e := engine.New(engine.Options{Datapaths: paths, Addresses: holder, Announcer: announce.New(announce.Options{StateDir: dir, Log: log}), Node: Node(node)})
+	e := engine.New(engine.Options{Datapaths: paths, Addresses: holder, Announcer: announce.New(announce.Options{StateDir: dir, Log: log}), Uplinks: uplink.New(uplink.Options{Log: log}), Node: Node(node)})
 	f, err := e.Forecast(ctx, cfg)
 	if err != nil {
 		return nil, errors.Join(err, e.Stop(ctx, true))
@@ -140,10 +141,11 @@ func RemoveLeft(ctx context.Context, dir string) (bool, error) {
 	left, err := paths.left()
 	held, unread := hold.Left(dir)
 	announced, unknown := announce.Left(dir)
-	if err := errors.Join(err, unread, unknown); err != nil {
+	routed, unlisted := uplink.Left()
+	if err := errors.Join(err, unread, unknown, unlisted); err != nil {
 		return false, errors.Join(err, e.Stop(ctx, true))
 	}
-	left = left || held || announced
+	left = left || held || announced || routed
 	if !left {
 		rules, err := health.RemovePaths()
 		return rules > 0, errors.Join(err, e.Stop(ctx, true))
@@ -154,7 +156,7 @@ func RemoveLeft(ctx context.Context, dir string) (bool, error) {
 	}
 	defer lock.Release()
 	_, err = health.RemovePaths()
-	err = errors.Join(err, announce.Remove(dir), hold.Remove(dir), e.Stop(ctx, false))
+	err = errors.Join(err, announce.Remove(dir), hold.Remove(dir), e.Stop(ctx, false), uplink.Remove())
 	lock.Leave(err)
 	return true, err
 }

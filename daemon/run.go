@@ -34,6 +34,7 @@ import (
 	"github.com/sluice-lb/sluice/pcp"
 	"github.com/sluice-lb/sluice/server"
 	"github.com/sluice-lb/sluice/store"
+	"github.com/sluice-lb/sluice/uplink"
 )
 
 // Options are the configuration of a daemon that is not in its file.
@@ -62,6 +63,7 @@ type daemon struct {
 	finder  *discovery.Finder
 	holder  *hold.Holder
 	routes  *announce.Announcer
+	uplinks *uplink.Tracker
 	applied chan struct{} // Has one element after an apply.
 	nftlb   *nftlbServer  // nil without --nftlb-api.
 	mapper  *pcp.Server   // nil on a host without a datapath that makes mappings.
@@ -136,8 +138,13 @@ func (d *daemon) run(ctx context.Context) error {
 	d.mapper = newMapper(paths, d.Log)
 	d.events = event.New(event.Held)
 	d.routes = announce.New(announce.Options{StateDir: d.Directory(), Log: d.Log, Events: d.events})
+	d.uplinks = uplink.New(uplink.Options{Log: d.Log, Events: d.events, OnChange: func() {
+		if d.engine != nil {
+			d.engine.BackendChanged()
+		}
+	}})
 	d.watcher = &event.Watch{Log: d.events, Read: d.reading}
-	d.engine = engine.New(engine.Options{Datapaths: paths, Health: monitor, Log: d.Log, Verbose: d.Verbose, Applied: d.tellApplied, Addresses: d.holder, Announcer: d.routes, Events: d.events, Node: Node(d.Node),
+	d.engine = engine.New(engine.Options{Datapaths: paths, Health: monitor, Log: d.Log, Verbose: d.Verbose, Applied: d.tellApplied, Addresses: d.holder, Announcer: d.routes, Uplinks: d.uplinks, Events: d.events, Node: Node(d.Node),
 		Coming: filepath.Join(d.ChangesDirectory(), "slow-start.json")})
 	d.control = control.New(abs, changes, d.engine, d.Log)
 	d.control.Events, d.control.Audit = d.events, d.audit
@@ -194,6 +201,7 @@ func (d *daemon) accompany(ctx context.Context, network *netdev.Watcher) {
 	}
 	go d.holder.Run(ctx)
 	go d.routes.Run(ctx)
+	go d.uplinks.Run(ctx)
 	go d.control.Run(ctx)
 	go d.followSources(ctx)
 	go d.watcher.Run(ctx)
@@ -206,10 +214,14 @@ func (d *daemon) follow(ctx context.Context, network *netdev.Watcher) {
 		case e.Kind == netdev.Neighbour: // The datapaths watch neighbours themselves.
 		case e.Kind == netdev.Route && d.routes.Writes(e.Table, e.Protocol): // No packet uses these.
 			d.routes.Kick()
+		case e.Kind == netdev.Route && d.uplinks.Writes(e.Table, e.Protocol): // No rule depends on these.
+			d.uplinks.Kick()
 		case e.Kind == netdev.Link || e.Kind == netdev.Lost:
 			d.routes.Kick()
+			d.uplinks.Kick()
 			d.engine.NetworkChanged()
 		default:
+			d.uplinks.Kick()
 			d.engine.NetworkChanged()
 		}
 	})

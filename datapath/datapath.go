@@ -70,6 +70,8 @@ type Snapshot struct {
 	Services []Service
 	NAT      []*config.NATRule
 	Rules    []*config.FirewallRule
+	// Uplinks are the uplinks of the configuration.
+	Uplinks []Uplink
 	// Arriving names the services and port-forwards, like Listener.Name, that move here from another datapath. That
 	// datapath has their flows until Take has created them here. Until then, packets that match no flow and open none
 	// pass to the kernel.

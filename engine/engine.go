@@ -46,6 +46,8 @@ type Options struct {
 	Announcer Announcer
 	// Node returns the node of a cluster that this host is, or an error if it is none. It may be nil without clusters.
 	Node func(*config.Config) (string, error)
+	// Uplinks follows the uplinks of the host; nil: a configuration with uplinks is refused.
+	Uplinks Uplinks
 	// Coming is the path of the file that stores the backends in slow start across restarts of the
 	// daemon; "" disables it.
 	Coming string
@@ -250,6 +252,10 @@ func (e *Engine) apply(ctx context.Context, given *config.Config) (Applied, erro
 		return Applied{}, err
 	}
 	first := e.config == nil
+	change, err := e.setUplinks(cfg)
+	if err != nil {
+		return Applied{}, err
+	}
 	e.configureHealth(cfg)
 	if first {
 		e.awaitFirstProbes(ctx, cfg)
@@ -257,7 +263,10 @@ func (e *Engine) apply(ctx context.Context, given *config.Config) (Applied, erro
 	applied, err := e.commit(ctx, cfg, plan)
 	if err != nil {
 		e.configureHealth(e.config)
-		return applied, err
+		return applied, errors.Join(err, e.restoreUplinks())
+	}
+	if change != nil && !change.Empty() {
+		applied.Changes = append(applied.Changes, change)
 	}
 	e.given, e.node = given, node
 	return applied, nil
@@ -274,9 +283,9 @@ func (e *Engine) configureHealth(cfg *config.Config) {
 	e.opt.Health.Configure(cfg)
 }
 
-// awaitFirstProbes waits until every backend with a check has been probed once.
+// awaitFirstProbes waits until every backend with a check, and every uplink, has been probed once.
 func (e *Engine) awaitFirstProbes(ctx context.Context, cfg *config.Config) {
-	if e.opt.Health == nil {
+	if e.opt.Health == nil && len(cfg.Uplinks) == 0 {
 		return
 	}
 	deadline := time.NewTimer(e.opt.Settle)
@@ -286,7 +295,7 @@ func (e *Engine) awaitFirstProbes(ctx context.Context, cfg *config.Config) {
 		case <-ctx.Done():
 			return
 		case <-deadline.C:
-			e.opt.Log.Warn("not every backend was probed before the first apply", "waited", e.opt.Settle)
+			e.opt.Log.Warn("not every backend and uplink was probed before the first apply", "waited", e.opt.Settle)
 			return
 		case <-time.After(10 * time.Millisecond):
 		}
@@ -294,6 +303,12 @@ func (e *Engine) awaitFirstProbes(ctx context.Context, cfg *config.Config) {
 }
 
 func (e *Engine) allKnown(cfg *config.Config) bool {
+	if len(cfg.Uplinks) > 0 && !e.opt.Uplinks.Known() {
+		return false
+	}
+	if e.opt.Health == nil {
+		return true
+	}
 	for _, s := range cfg.Services {
 		if s.Check == nil {
 			continue
@@ -510,6 +525,9 @@ func (e *Engine) Stop(ctx context.Context, keep bool) error {
 		if err := d.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", d.Name(), err))
 		}
+	}
+	if e.opt.Uplinks != nil {
+		errs = append(errs, e.opt.Uplinks.Release(keep))
 	}
 	return errors.Join(errs...)
 }

@@ -150,7 +150,7 @@ func (e *Engine) reapplyWhere(ctx context.Context, level slog.Level, why string,
 	return errors.Join(errs...)
 }
 
-// refresh applies the configuration in force if a backend's state differs from the snapshots.
+// refresh applies the configuration in force if the state of a backend or an uplink differs from the snapshots.
 func (e *Engine) refresh(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -159,14 +159,17 @@ func (e *Engine) refresh(ctx context.Context) error {
 	}
 	applied, err := e.commit(ctx, e.config, e.plan)
 	if err == nil {
-		e.opt.Log.Info("backends changed", "revision", applied.Revision)
+		e.opt.Log.Info("backends or uplinks changed", "revision", applied.Revision)
 	}
 	return err
 }
 
 func (e *Engine) statesChanged() bool {
-	now := time.Now()
+	now, uplinks := time.Now(), e.uplinks(e.config)
 	for _, snapshot := range e.inForce {
+		if !datapath.SameUplinks(uplinks, snapshot.Uplinks) {
+			return true
+		}
 		for k := range snapshot.Services {
 			s := &snapshot.Services[k]
 			for i := range s.Backends {

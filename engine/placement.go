@@ -85,10 +85,13 @@ func effectiveDatapath(own, global config.DatapathChoice) config.DatapathChoice 
 	return global
 }
 
-// excluded returns the reason why a datapath must carry no traffic: it does not support a firewall
-// rule that another datapath supports.
+// excluded returns the reason why a datapath must carry no traffic: it does not support uplinks, or a
+// firewall rule that another datapath supports.
 func (e *Engine) excluded(cfg *config.Config) map[string]string {
 	excluded := map[string]string{}
+	if why := datapath.NeedsNftables(cfg); why != "" {
+		excluded["ebpf"] = why
+	}
 	for i := range cfg.Firewall.Rules {
 		r := &cfg.Firewall.Rules[i]
 		carried := false
@@ -408,10 +411,10 @@ func ruleName(r *config.FirewallRule, i int) string {
 // snapshots builds the snapshot of each datapath.
 func (e *Engine) snapshots(cfg *config.Config, p placement, now time.Time) map[string]*datapath.Snapshot {
 	all := map[string]*datapath.Snapshot{}
-	inForce := e.serviceFinder()
+	inForce, uplinks := e.serviceFinder(), e.uplinks(cfg)
 	for _, d := range e.opt.Datapaths {
 		name := d.Name()
-		s := &datapath.Snapshot{Revision: e.revision, Config: cfg}
+		s := &datapath.Snapshot{Revision: e.revision, Config: cfg, Uplinks: uplinks}
 		for i := range cfg.Services {
 			if p.services[i].carriedBy(name) {
 				s.Services = append(s.Services, e.serviceSnapshot(&cfg.Services[i], inForce, now))

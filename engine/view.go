@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/hold"
+	"github.com/sluice-lb/sluice/uplink"
 )
 
 // View is a copy of the state in force for display.
@@ -31,6 +32,8 @@ type View struct {
 	Addresses []hold.Status
 	// Announcements are the announced and the withdrawn addresses.
 	Announcements []announce.Status
+	// Uplinks are the uplinks with their states.
+	Uplinks []uplink.Status
 	// Attachments are the hooks of the datapaths on the host's interfaces.
 	Attachments []datapath.Attachment
 }
@@ -56,6 +59,9 @@ func (e *Engine) View() View {
 	}
 	if e.opt.Announcer != nil {
 		v.Announcements = e.opt.Announcer.Statuses()
+	}
+	if e.opt.Uplinks != nil {
+		v.Uplinks = e.opt.Uplinks.Statuses()
 	}
 	for _, d := range e.opt.Datapaths {
 		if a, ok := d.(datapath.Attacher); ok {
@@ -287,6 +293,15 @@ func (e *Engine) Forecast(ctx context.Context, cfg *config.Config) (*Forecast, e
 	}
 	if e.opt.Announcer != nil {
 		change, err := e.opt.Announcer.Plan(announcements)
+		if err != nil {
+			return nil, err
+		}
+		if !change.Empty() {
+			f.Changes = append(f.Changes, change)
+		}
+	}
+	if e.opt.Uplinks != nil {
+		change, err := e.opt.Uplinks.Plan(cfg.Uplinks)
 		if err != nil {
 			return nil, err
 		}

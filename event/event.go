@@ -26,29 +26,31 @@ const (
 	Warning Kind = "warning" // A problem on this host disables rules.
 	// Announcement is the announcement or the withdrawal of an address.
 	Announcement Kind = "announcement"
-	Flow         Kind = "flow"   // A connection selected by the client; only in streams.
-	Begin        Kind = "begin"  // The start of a stream; only in streams.
-	Missed       Kind = "missed" // Events that this reader has missed; only in streams.
+	// Uplink is a change of the state of an uplink.
+	Uplink Kind = "uplink"
+	Flow   Kind = "flow"   // A connection selected by the client; only in streams.
+	Begin  Kind = "begin"  // The start of a stream; only in streams.
+	Missed Kind = "missed" // Events that this reader has missed; only in streams.
 )
 
 // Kinds are the kinds stored in the log.
-var Kinds = []Kind{Apply, Backend, Announcement, Table, Ports, Drops, Warning}
+var Kinds = []Kind{Apply, Backend, Announcement, Uplink, Table, Ports, Drops, Warning}
 
 // Event is one entry of the log.
 type Event struct {
 	ID     uint64    `json:"id" doc:"grows with every event, over restarts too; send it as Last-Event-ID to get the events after it"`
 	At     time.Time `json:"at"`
-	Kind   Kind      `json:"kind" enum:"apply,backend,announcement,table,ports,drops,warning,flow,begin,missed"`
+	Kind   Kind      `json:"kind" enum:"apply,backend,announcement,uplink,table,ports,drops,warning,flow,begin,missed"`
 	Text   string    `json:"text" doc:"what happened, for people"`
 	Ended  bool      `json:"ended,omitempty" doc:"the condition of an earlier event of the same kind and object is over"`
-	Object string    `json:"object,omitempty" doc:"the object of the event: SERVICE/BACKEND, ADDRESS, DATAPATH/TABLE, DATAPATH/REASON"`
+	Object string    `json:"object,omitempty" doc:"the object of the event: SERVICE/BACKEND, ADDRESS, UPLINK, DATAPATH/TABLE, DATAPATH/REASON"`
 
 	Who      string  `json:"who,omitempty" doc:"of apply: the user or program that requested the change"`
 	What     string  `json:"what,omitempty" doc:"of apply: the requested change"`
 	Revision uint64  `json:"revision,omitempty" doc:"of apply: the revision that is in force"`
 	Error    string  `json:"error,omitempty" doc:"of apply: why it was refused"`
-	State    string  `json:"state,omitempty" doc:"of backend: up, drain or down; of announcement: announced or withdrawn"`
-	Why      string  `json:"why,omitempty" doc:"of backend and announcement: the reason of the state"`
+	State    string  `json:"state,omitempty" doc:"of backend: up, drain or down; of announcement: announced or withdrawn; of uplink: carrying, standby or down"`
+	Why      string  `json:"why,omitempty" doc:"of backend, announcement and uplink: the reason of the state"`
 	Used     int     `json:"used,omitempty" doc:"of table and ports: entries in use"`
 	Size     int     `json:"size,omitempty" doc:"of table and ports: entries that there are"`
 	Rate     float64 `json:"rate,omitempty" doc:"of drops: packets a second"`

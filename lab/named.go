@@ -16,7 +16,7 @@ func TopologyByName(name string) (Topology, bool) {
 
 // All returns every predefined topology.
 func All() []Topology {
-	return []Topology{Balancer(), Office(), TwoGateways(), IPv6Only()}
+	return []Topology{Balancer(), Office(), TwoUplinks(), TwoGateways(), IPv6Only()}
 }
 
 // Balancer is a load balancer between a client and four servers. It fits the examples lb-dnat, lb-fullnat, lb-dsr and

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/health"
 	"github.com/sluice-lb/sluice/pcp"
+	"github.com/sluice-lb/sluice/uplink"
 )
 
 // scrapeTimeout bounds the reading of one datapath's counters.
@@ -38,6 +39,12 @@ type Health interface {
 type PCP interface {
 	Counts() map[pcp.Count]uint64
 	Use() map[string]int
+}
+
+// Uplinks returns the states of the uplinks, and the number of state changes of each since the start.
+type Uplinks interface {
+	Statuses() []uplink.Status
+	Changes() map[string]uint64
 }
 
 // API returns the state of the API over TCP.
@@ -64,8 +71,10 @@ type Sources struct {
 	Addresses func() map[string]int
 	// Announcements counts the addresses by state, and the changes to each state; nil omits the metrics.
 	Announcements func() (now map[announce.State]int, changes map[announce.State]uint64)
-	API           API
-	LastApply     func() Apply
+	// Uplinks returns the states of the uplinks and the number of their changes; nil omits the metrics.
+	Uplinks   Uplinks
+	API       API
+	LastApply func() Apply
 }
 
 // Collector implements prometheus.Collector.
@@ -145,6 +154,9 @@ var (
 	announcementCount   = family(gauge, "announcements", "Addresses of services and pools by state: announced to routers, or withdrawn.", "state")
 	announcementChanges = family(counter, "announcement_changes_total", "Addresses that were announced or withdrawn since the daemon began.", "state")
 
+	uplinkState   = family(gauge, "uplink_state", "State of an uplink: 1 for its present state, 0 for the others.", "uplink", "interface", "state")
+	uplinkChanges = family(counter, "uplink_changes_total", "State changes of an uplink since the daemon began.", "uplink")
+
 	pcpMappings = family(gauge, "pcp_mappings", "Mappings that inside hosts have asked for.", "rule")
 
 	apiRefused = family(counter, "api_refused_total", "Connections and requests over TCP that were refused since the daemon began: too many, or without proof of the client's identity.")
@@ -185,6 +197,16 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 		for state, n := range now {
 			p.put(announcementCount, float64(n), string(state))
 			p.put(announcementChanges, float64(changes[state]), string(state))
+		}
+	}
+	if c.src.Uplinks != nil {
+		for _, u := range c.src.Uplinks.Statuses() {
+			for _, state := range []uplink.State{uplink.Carrying, uplink.Standby, uplink.Down} {
+				p.put(uplinkState, truth(u.State == state), u.Name, u.Interface, string(state))
+			}
+		}
+		for name, n := range c.src.Uplinks.Changes() {
+			p.put(uplinkChanges, float64(n), name)
 		}
 	}
 	if c.src.PCP != nil {

@@ -25,7 +25,7 @@ const (
 )
 
 type eventsInput struct {
-	Kind   []string `query:"kind" enum:"apply,backend,announcement,table,ports,drops,warning,flow" doc:"only these kinds; flow needs one of the filters from protocol on, and is told to those alone who ask for it"`
+	Kind   []string `query:"kind" enum:"apply,backend,announcement,uplink,table,ports,drops,warning,flow" doc:"only these kinds; flow needs one of the filters from protocol on, and is told to those alone who ask for it"`
 	Since  uint64   `query:"since" doc:"begin with what came after this ID; 0: with the oldest event that is kept. Without it: with what comes from now on"`
 	Follow bool     `query:"follow" default:"true" doc:"false: end with the newest event, and begin with the oldest one where since is not given"`
 	FlowFilter

@@ -141,6 +141,7 @@ func (s *server) register(g huma.API) {
 	huma.Get(g, "/interfaces", s.interfaces, describe("list-interfaces", "Interfaces, and how the eBPF datapath meets their packets"))
 	huma.Get(g, "/addresses", s.addresses, describe("list-addresses", "Addresses of services and pools, and who answers for them"))
 	huma.Get(g, "/nodes", s.nodes, describe("list-nodes", "Gateways of the cluster, and their parts of the pools"))
+	huma.Get(g, "/uplinks", s.uplinks, describe("list-uplinks", "Uplinks with their states"))
 	huma.Get(g, "/announcements", s.announcements, describe("list-announcements", "Addresses that are announced to routers, or withdrawn, and why"))
 	huma.Get(g, "/mappings", s.mappings, describe("list-mappings", "Mappings that inside hosts have asked for by PCP"))
 	huma.Get(g, "/flows", s.flows, describe("list-flows", "Tracked connections of both datapaths"), flowsAnswer(g))

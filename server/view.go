@@ -236,6 +236,15 @@ func (s *server) nodes(context.Context, *struct{}) (*body[[]api.Node], error) {
 	return &body[[]api.Node]{list}, nil
 }
 
+func (s *server) uplinks(context.Context, *struct{}) (*body[[]api.Uplink], error) {
+	list := []api.Uplink{}
+	for _, u := range s.opt.Engine.View().Uplinks {
+		list = append(list, api.Uplink{Name: u.Name, Interface: u.Interface, State: string(u.State), Priority: u.Priority, Weight: u.Weight,
+			Addresses: append([]netip.Addr{}, u.Addresses...), Gateways: append([]netip.Addr{}, u.Gateways...), Table: u.Table, Mark: u.Mark, Since: u.Since, Why: u.Why})
+	}
+	return &body[[]api.Uplink]{list}, nil
+}
+
 func (s *server) announcements(context.Context, *struct{}) (*body[[]api.Announcement], error) {
 	list := []api.Announcement{}
 	for _, a := range s.opt.Engine.View().Announcements {

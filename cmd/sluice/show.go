@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -50,6 +51,9 @@ func newShow(a *app) *cobra.Command {
 	})
 	sub("addresses", "Addresses of services and pools, and which host answers for them", func(ctx context.Context) error {
 		return show(ctx, a, (*api.Client).Addresses, writeAddresses)
+	})
+	sub("uplinks", "Uplinks, their state and why", func(ctx context.Context) error {
+		return show(ctx, a, (*api.Client).Uplinks, a.writeUplinks)
 	})
 	sub("announcements", "Addresses that are announced to routers, or withdrawn, and why", func(ctx context.Context) error {
 		return show(ctx, a, (*api.Client).Announcements, a.writeAnnouncements)
@@ -217,6 +221,34 @@ func writeAddresses(w io.Writer, addresses []api.Address) error {
 	for _, a := range addresses {
 		if a.Why != "" {
 			table.Line(w, "%s: %s", a.Address, a.Why)
+		}
+	}
+	return nil
+}
+
+func (a *app) writeUplinks(w io.Writer, uplinks []api.Uplink) error {
+	if len(uplinks) == 0 {
+		fmt.Fprintln(w, "the configuration has no uplinks: the routing table decides")
+		return nil
+	}
+	color := map[string]string{"carrying": green, "standby": yellow, "down": red}
+	join := func(list []netip.Addr) string {
+		words := make([]string, len(list))
+		for i := range list {
+			words[i] = list[i].String()
+		}
+		return cmp.Or(strings.Join(words, " "), "-")
+	}
+	t := table.New("UPLINK", "INTERFACE", "STATE", ">WEIGHT", "ADDRESS", "GATEWAY", ">TABLE")
+	for _, u := range uplinks {
+		t.Row(u.Name, u.Interface, table.Styled(a.paint(w, color[u.State], table.Escape(u.State))), fmt.Sprintf("%d (%d)", u.Weight, u.Priority), join(u.Addresses), join(u.Gateways), u.Table)
+	}
+	if err := t.Write(w); err != nil {
+		return err
+	}
+	for _, u := range uplinks {
+		if u.Why != "" {
+			table.Line(w, "%s: %s", u.Name, u.Why)
 		}
 	}
 	return nil

@@ -203,15 +203,6 @@ func TestDefaultsOfTheTags(t *testing.T) {
 
 // TestEverythingHasEveryKey: the test case is what its first line says.
 func TestEverythingHasEveryKey(t *testing.T) {
-	text, err := os.ReadFile("../testdata/everything.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, _, _ = bytes.Cut(text, []byte("----------\n"))
-	c, err := config.Decode("everything", text)
-	if err != nil {
-		t.Fatal(err)
-	}
 	used, keys := map[string]bool{}, map[string]bool{}
 	var visit func(reflect.Value)
 	visit = func(v reflect.Value) {
@@ -235,7 +226,18 @@ func TestEverythingHasEveryKey(t *testing.T) {
 			}
 		}
 	}
-	visit(reflect.ValueOf(c))
+	for _, name := range []string{"everything", "uplinks"} { // uplinks exclude rules of the eBPF datapath
+		text, err := os.ReadFile("../testdata/" + name + ".txt")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _, _ = bytes.Cut(text, []byte("----------\n"))
+		c, err := config.Decode(name, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		visit(reflect.ValueOf(c))
+	}
 	delete(keys, "Timeouts.Force") // has a case of its own
 	for name := range keys {
 		if !used[name] {

@@ -31,13 +31,15 @@ type stale struct {
 	egress          func(netip.Addr) string // Egress interface of the route to an address.
 	failedOver      bool                    // The default route has another egress interface since the last apply.
 	has             func(netip.Addr) string // Interface that has an address.
+	lost            []netip.Prefix          // Source addresses without a usable uplink.
 }
 
 // staleAfter compares a snapshot with the previous one. now are the current uplinks.
 func (d *Datapath) staleAfter(before, after *datapath.Snapshot, now uplinks) *stale {
 	s := &stale{differ: datapath.Differing(before, after), snapshot: after, rules: after.NAT}
 	s.failedOver = before != nil && now != d.uplinks && !now.byRules && slices.ContainsFunc(after.NAT, translatesSources)
-	if len(s.differ) == 0 && !s.failedOver {
+	s.lost = datapath.LostPrefixes(before, after)
+	if s.idle() {
 		return s
 	}
 	listeners := func(of *datapath.Snapshot) func() *datapath.Listeners {
@@ -50,6 +52,18 @@ func (d *Datapath) staleAfter(before, after *datapath.Snapshot, now uplinks) *st
 	}
 	s.egress, s.has = cached(d.host.egress), cached(d.host.holder)
 	return s
+}
+
+// idle reports whether no connection has to be checked.
+func (s *stale) idle() bool { return len(s.differ) == 0 && !s.failedOver && len(s.lost) == 0 }
+
+// lostUplink reports whether the source address of a connection has no usable uplink.
+func (s *stale) lostUplink(e *conntrack.Entry) bool {
+	if len(s.lost) == 0 || !e.SourceTranslated() {
+		return false
+	}
+	f := e.Flow()
+	return inPrefixes(s.lost, f.Reply.Dest.Addr())
 }
 
 // cached returns a function that looks up each address once.
@@ -79,6 +93,9 @@ func (s *stale) ends(e *conntrack.Entry) bool {
 	if e.Status&conntrack.Expected != 0 {
 		return false
 	}
+	if s.lostUplink(e) {
+		return e.Protocol != flow.TCP || e.Status&conntrack.FixedTimeout == 0 // else both sides already get a reset
+	}
 	f := e.Flow()
 	if e.CutOff() && s.toDown(&f) {
 		return false // both sides already get a reset
@@ -96,7 +113,7 @@ func (s *stale) ends(e *conntrack.Entry) bool {
 	return !slices.ContainsFunc(now, func(l datapath.Listener) bool { return !s.mismatched(&f, l) })
 }
 
-// cutOff reports whether a connection is open and its backend is down. Both sides then get a reset
+// cutOff reports whether a connection is open and its backend, or the uplink of its source, is down. Both sides then get a reset
 // for their next packet. Offloaded connections are excluded, because their packets bypass the
 // rules.
 func (s *stale) cutOff(e *conntrack.Entry) bool {
@@ -104,7 +121,7 @@ func (s *stale) cutOff(e *conntrack.Entry) bool {
 		return false
 	}
 	f := e.Flow()
-	return !closed(&f) && s.toDown(&f)
+	return !closed(&f) && (s.lostUplink(e) || s.toDown(&f))
 }
 
 // toDown reports whether the backend of a connection is down.
@@ -285,7 +302,7 @@ func addressesOf(names map[string]bool, snapshots ...*datapath.Snapshot) map[net
 // dumpFilter returns the filter for a dump of the kernel: one listen address, or nil for all
 // entries.
 func (s *stale) dumpFilter() *conntrack.Filter {
-	if s.failedOver || len(s.addresses) != 1 || slices.ContainsFunc(s.rules, s.differs) || slices.ContainsFunc(s.rulesWas, s.differs) {
+	if s.failedOver || len(s.lost) > 0 || len(s.addresses) != 1 || slices.ContainsFunc(s.rules, s.differs) || slices.ContainsFunc(s.rulesWas, s.differs) {
 		return nil
 	}
 	for only := range s.addresses {
@@ -298,7 +315,7 @@ func (s *stale) dumpFilter() *conntrack.Filter {
 // without the connections that move to another datapath. It reads the table once, or not at all if
 // nothing differs.
 func (d *Datapath) end(ctx context.Context, s *stale) (int, error) {
-	if len(s.differ) == 0 && !s.failedOver {
+	if s.idle() {
 		return 0, nil
 	}
 	c, err := d.tracking.Sibling()
@@ -340,7 +357,7 @@ func (d *Datapath) end(ctx context.Context, s *stale) (int, error) {
 
 // count returns the number of connections that end would end.
 func (d *Datapath) count(ctx context.Context, s *stale) (n int, err error) {
-	if len(s.differ) == 0 && !s.failedOver {
+	if s.idle() {
 		return 0, nil
 	}
 	c, err := d.tracking.Sibling()

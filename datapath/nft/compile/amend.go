@@ -92,7 +92,7 @@ func (c *compiler) source() source {
 func (c *compiler) sameButServices(previous *Result) bool {
 	was, is := previous.from, c.source()
 	if len(was.snapshot.Services) != len(is.snapshot.Services) || !sameHosts(&was.env, &is.env) ||
-		!sameRules(was.snapshot.NAT, is.snapshot.NAT) || !sameRules(was.snapshot.Rules, is.snapshot.Rules) {
+		!datapath.SameUplinks(was.snapshot.Uplinks, is.snapshot.Uplinks) || !sameRules(was.snapshot.NAT, is.snapshot.NAT) || !sameRules(was.snapshot.Rules, is.snapshot.Rules) {
 		return false
 	}
 	if slices.ContainsFunc(is.snapshot.NAT, func(n *config.NATRule) bool { return n.Type.ChecksumNeutral() }) {

@@ -160,8 +160,10 @@ func byOriginal(f rs.Family) []rs.Selector {
 // Base chains of the tables ip and ip6. Stateless translation and notrack run before connection
 // tracking (-200), and after its defragmentation (-400), because they read the ports.
 var baseChains = map[string]rs.Hook{
-	"raw":        {Type: "filter", Point: "prerouting", Priority: -300},
-	"mangle":     {Type: "filter", Point: "prerouting", Priority: -150},
+	"raw":    {Type: "filter", Point: "prerouting", Priority: -300},
+	"mangle": {Type: "filter", Point: "prerouting", Priority: -150},
+	// Before destination NAT, because the choice depends on the addresses of the client's packet.
+	chainChoice:  {Type: "filter", Point: "prerouting", Priority: -140},
 	"prerouting": {Type: "nat", Point: "prerouting", Priority: -100},
 	// After destination NAT (-100).
 	"untranslated": {Type: "filter", Point: "prerouting", Priority: -90},
@@ -169,6 +171,8 @@ var baseChains = map[string]rs.Hook{
 	"forward":      {Type: "filter", Point: "forward", Priority: -150},
 	"translate":    {Type: "filter", Point: "postrouting", Priority: -150},
 	"postrouting":  {Type: "nat", Point: "postrouting", Priority: 100},
+	// After source NAT.
+	chainForeign: {Type: "filter", Point: "postrouting", Priority: 300},
 }
 
 // Base chains of the table inet, for firewall rules without a family.
@@ -205,6 +209,7 @@ func (c *compiler) shared(b *base, p *peers) *rs.Fragment {
 			c.sameLinks(b, table)
 		}
 		c.markRules(b, f, table, head)
+		c.uplinks(f, table, head)
 		c.dispatchRules(b, f, table, head)
 		c.keepSources(b, p, table, head)
 	}

@@ -44,6 +44,11 @@ func snapshotOf(c *config.Config) *datapath.Snapshot {
 			s.Rules = append(s.Rules, &c.Firewall.Rules[i])
 		}
 	}
+	for i, u := range c.Uplinks {
+		s.Uplinks = append(s.Uplinks, datapath.Uplink{Name: u.Name, Interface: u.Interface, Mark: u.Mark(i), Weight: u.Weight,
+			Prefixes: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 51, byte(100 + i), 0}), 24), netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0x20, 1: 1, 15: byte(i)}), 128)},
+			Usable:   [2]bool{true, true}, Carries: [2]bool{u.Priority == 1, true}})
+	}
 	return s
 }
 

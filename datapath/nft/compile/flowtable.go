@@ -34,6 +34,9 @@ func (c *compiler) flowtable(b *base) {
 // SeesEveryPacket returns the first object of the snapshot that must see every packet of a
 // connection, or "" if none must. Such an object would miss the packets that a flowtable forwards.
 func SeesEveryPacket(s *datapath.Snapshot) string {
+	if len(s.Uplinks) > 0 {
+		return "the choice of the uplink"
+	}
 	for _, svc := range s.Services {
 		switch {
 		case svc.Limits.StrictTCP:

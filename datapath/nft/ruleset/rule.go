@@ -181,6 +181,15 @@ func (b *Builder) KnownOpen() *Builder {
 // CutOff matches packets of translated connections marked by conntrack.CutOff.
 func (b *Builder) CutOff() *Builder { return b.cutOff(unix.NFT_CMP_EQ, "==") }
 
+// CutOffSource is CutOff for connections with a translated source: IPS_SRC_NAT instead of IPS_DST_NAT.
+func (b *Builder) CutOffSource() *Builder {
+	const mask = 1<<4 | 1<<10
+	b.attrs.ctLoad(unix.NFT_CT_STATUS, -1, 0)
+	b.attrs.bitwise(0, 0, Number(mask).Raw, Number(0).Raw)
+	b.attrs.cmp(unix.NFT_CMP_EQ, 0, Number(mask).Raw)
+	return b.say("ct status & %#x == %#x", mask, mask)
+}
+
 func (b *Builder) cutOff(op uint32, text string) *Builder {
 	b.attrs.ctLoad(unix.NFT_CT_STATUS, -1, 0)
 	b.attrs.bitwise(0, 0, Number(cutOff).Raw, Number(0).Raw)
@@ -390,6 +399,26 @@ func (b *Builder) SetMark(v uint32) *Builder {
 	b.attrs.immediate(0, Number(v).Raw)
 	b.attrs.metaStore(unix.NFT_META_MARK, 0)
 	return b.say("meta mark set %s", Number(v).Text)
+}
+
+// SetMarkBits replaces the bits of a mask in the packet's mark.
+func (b *Builder) SetMarkBits(mask, v uint32) *Builder {
+	b.attrs.metaLoad(unix.NFT_META_MARK, 0)
+	b.attrs.bitwise(0, 0, Number(^mask).Raw, Number(v).Raw)
+	b.attrs.metaStore(unix.NFT_META_MARK, 0)
+	return b.say("meta mark set meta mark & %#x ^ %#x", ^mask, v)
+}
+
+// Reply matches packets from the responder of a connection to its initiator.
+func (b *Builder) Reply() *Builder { return b.direction("\x01", "reply") }
+
+// Initial matches packets from the initiator of a connection to its responder.
+func (b *Builder) Initial() *Builder { return b.direction("\x00", "original") }
+
+func (b *Builder) direction(value, text string) *Builder {
+	b.attrs.ctLoad(unix.NFT_CT_DIRECTION, -1, 0)
+	b.attrs.cmp(unix.NFT_CMP_EQ, 0, value)
+	return b.say("ct direction " + text)
 }
 
 // Trace makes the kernel report every further rule on the packet's path.

@@ -82,6 +82,14 @@ func OriginalDest(f Family) Selector {
 	return Selector{Text: "ct original ip daddr", Type: IPv4Addr, load: func(a *Attrs, dst int) { a.ctLoad(unix.NFT_CT_DST_IP, 0, dst) }}
 }
 
+// ReplyDest returns the destination address of the connection's reply tuple: its translated source address.
+func ReplyDest(f Family) Selector {
+	if f == IP6 {
+		return Selector{Text: "ct reply ip6 daddr", Type: IPv6Addr, load: func(a *Attrs, dst int) { a.ctLoad(unix.NFT_CT_DST_IP6, 1, dst) }}
+	}
+	return Selector{Text: "ct reply ip daddr", Type: IPv4Addr, load: func(a *Attrs, dst int) { a.ctLoad(unix.NFT_CT_DST_IP, 1, dst) }}
+}
+
 // Slots are the numbers First to First+Count-1; each packet gets one.
 type Slots struct {
 	First uint32
