@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// wire is a raw socket on an interface of a host, whose own stack drops all input.
+// wire is a raw socket on an interface of a host. The stack of the host drops all input.
 type wire struct {
 	t   *testing.T
 	fd  int
@@ -254,7 +254,7 @@ func strange(r *rand.Rand, from, to netip.AddrPort, proto byte, id uint16, seq, 
 	return s
 }
 
-// passage is a network whose packets are compared.
+// passage is a network between the two hosts of a comparison.
 type passage struct {
 	router         *lab.Node
 	client, server *wire

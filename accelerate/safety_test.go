@@ -68,8 +68,8 @@ func TestNewDropRule(t *testing.T) {
 	}
 }
 
-// TestConntrackDeleted deletes the entry of an accelerated flow: the next packets are those of a new connection, which
-// a rule drops.
+// TestConntrackDeleted deletes the entry of an accelerated flow. The next packets begin a new connection, and a rule drops
+// them.
 func TestConntrackDeleted(t *testing.T) {
 	l, _, k := accelerated(t, "udp", "nft")
 	n := l.Node("router")

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestPacketRules loads rules and compares what depends on single packets.
+// TestPacketRules loads rules and compares the parts that depend on single packets.
 func TestPacketRules(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Tool("nft"))
 	const begin = "table inet f {\n set fixed { type ipv4_addr; }\n set late { type ipv4_addr; timeout 1m; }\n chain limited { limit rate 5/second drop; }\n" +

@@ -24,7 +24,7 @@ func newAccelerate(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "accelerate",
 		GroupID: "gateway",
-		Short:   "Forward connections that the kernel translates faster, without a configuration",
+		Short:   "Make the host's own NAT rules faster, without a configuration",
 		Long: `Accelerate runs in the foreground, without a configuration file and beside 'sluice
 run'. The host's own rules (nftables, iptables, Docker, firewalld) and connection
 tracking decide about each connection. After 16 packets of an established and
@@ -40,7 +40,7 @@ packets) exclude acceleration: it ends with code 1 and names them, and it pauses
 while such a rule exists. Counters of rules and of connection tracking do not
 contain accelerated packets; 'sluice show accelerated' counts them. Needs root and
 Linux 6.6.`,
-		Example: "  sluice accelerate --dry-run   # what would be accelerated, and what prevents it\n" +
+		Example: "  sluice accelerate --dry-run   # the interfaces, and what prevents acceleration\n" +
 			"  sluice accelerate --interfaces eth0,eth1\n" +
 			"  sluice show accelerated\n" +
 			"  sluice accelerate stop",
