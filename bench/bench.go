@@ -209,7 +209,7 @@ func (t *Trial) closeLater(c io.Closer) { t.Cleanup(c.Close) }
 
 // Suites returns every suite in the order of the documentation.
 func Suites() []Suite {
-	return []Suite{packetsSuite(), flowsSuite(), rulesSuite(), dropSuite(), fnat64Suite(), latencySuite(), natTaxSuite(), routerSuite(), scaleSuite(), portsSuite(), tableSuite(), floodSuite(), peersSuite(), generatorSuite()}
+	return []Suite{packetsSuite(), flowsSuite(), rulesSuite(), dropSuite(), fnat64Suite(), latencySuite(), natTaxSuite(), routerSuite(), accelerateSuite(), scaleSuite(), portsSuite(), tableSuite(), floodSuite(), peersSuite(), generatorSuite()}
 }
 
 // Find returns the suite with the given name.
