@@ -91,6 +91,7 @@ func callAll(ctx context.Context, c *api.Client) {
 	_, _ = c.Interfaces(ctx)
 	_, _ = c.Addresses(ctx)
 	_, _ = c.Announcements(ctx)
+	_, _ = c.Uplinks(ctx)
 	_, _ = c.Nodes(ctx)
 	_, _ = c.Mappings(ctx)
 	_, _ = c.Flows(ctx, nil)
