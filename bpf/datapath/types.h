@@ -384,7 +384,7 @@ struct control {
 	__u64 index6;
 	__u64 next_index4;
 	__u64 next_index6;
-	__u64 watched; // ns of CLOCK_MONOTONIC: last probe of neighbours by user space; 0: none
+	__u64 watched; // ns of CLOCK_MONOTONIC: last probe of neighbours by user space; 0: none; 1: it has stopped
 	__u32 half_open; // handshakes in progress
 	__u32 sweep4;	 // next entry to sweep
 	__u32 sweep6;

@@ -84,6 +84,10 @@ func (d *Datapath) stampWatched() {
 	}
 }
 
+// stampStopped makes the programs pass packets to the kernel at once, not ten seconds after the last
+// probe.
+func (d *Datapath) stampStopped() { atomic.StoreUint64(&d.t.Control.Values[0].Watched, 1) }
+
 // usedHops is the set of next hops used by packets between two readings. Packets of a next hop
 // write hop.checked about once a second.
 type usedHops struct {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -229,13 +230,16 @@ func (d *Datapath) put(want *compile.Desired, s *datapath.Snapshot, h *compile.H
 		}
 	}
 	d.verified, d.uses = false, compile.Uses{}
-	programs, err := d.load(want.Switches)
+	oldHeld := d.held
+	programs, held, err := d.load(want.Switches)
 	if err != nil {
 		return err
 	}
-	if err := d.write(want, s, h, programs); err != nil {
+	if err := d.write(want, s, h, programs, held); err != nil {
+		d.runHeldBy(oldHeld)
 		if programs != d.programs {
 			programs.Close()
+			held.close()
 		}
 		return err
 	}
@@ -247,10 +251,8 @@ func (d *Datapath) put(want *compile.Desired, s *datapath.Snapshot, h *compile.H
 		}
 		d.programs, d.switches = programs, want.Switches
 		d.growMu.Unlock()
+		oldHeld.close()
 		d.forgetOnDemand()
-		if d.notifyHolder != nil {
-			d.notifyHolder()
-		}
 	}
 	if want.Switches.Mappings {
 		if err := d.loadOnDemand(want.Switches, "map_open", "map_close"); err != nil {
@@ -281,7 +283,7 @@ func (d *Datapath) put(want *compile.Desired, s *datapath.Snapshot, h *compile.H
 // write writes a desired state in order of reference: referenced entries, services, listeners. Then
 // it attaches the programs. Last, it enables the refusal of packets without a listener. A listener
 // that moves to another map is added there before its old entry is removed.
-func (d *Datapath) write(want *compile.Desired, s *datapath.Snapshot, h *compile.Host, programs *ebpf.Collection) error {
+func (d *Datapath) write(want *compile.Desired, s *datapath.Snapshot, h *compile.Host, programs *ebpf.Collection, held *heldPrograms) error {
 	t := d.t
 	if err := t.ForgetOthers(want.Draft); err != nil {
 		return err
@@ -327,6 +329,7 @@ func (d *Datapath) write(want *compile.Desired, s *datapath.Snapshot, h *compile
 		table.Equalise(t.Maps["listener_ranges"], want.Ranges, nil), table.Equalise(t.Maps["listeners"], want.Listeners, nil))
 	if err == nil {
 		d.putDirects(directs)
+		d.runHeldBy(held)
 		err = d.attach(s.Config, want.Switches.Paired, h, programs)
 	}
 	if err == nil {
@@ -360,13 +363,41 @@ func withoutNewlyOwned[K comparable](want, had map[K]uint64, list func(K) uint32
 // bump makes every flow look up its next hop again.
 func (d *Datapath) bump() { atomic.AddUint32(&d.t.Control.Values[0].Generation, 1) }
 
-// load returns the programs in force, or loads new ones if a switch has changed.
-func (d *Datapath) load(s wire.Switches) (*ebpf.Collection, error) {
+// load returns the programs in force and their copy for held packets, or loads new ones if a switch
+// has changed.
+func (d *Datapath) load(s wire.Switches) (*ebpf.Collection, *heldPrograms, error) {
 	if d.programs != nil && d.switches == s {
-		return d.programs, nil
+		return d.programs, d.held, nil
 	}
 	d.t.RouteEvery = d.opt.RouteEveryPacket
-	return d.t.Program(s, false)
+	if d.opt.NoAttach {
+		c, err := d.t.Program(s, false)
+		return c, nil, err
+	}
+	prepared, err := d.t.Prepare(s, false)
+	if err != nil {
+		return nil, nil, err
+	}
+	preparedHeld, err := d.t.Prepare(s, false, "sluice_tc")
+	if err != nil {
+		prepared.Close()
+		return nil, nil, err
+	}
+	held := &heldPrograms{switches: s}
+	var heldErr error
+	var both sync.WaitGroup
+	both.Go(func() { held.Collection, heldErr = preparedHeld.Load() })
+	c, err := prepared.Load()
+	both.Wait()
+	if err == nil && heldErr == nil {
+		return c, held, nil
+	}
+	for _, loaded := range []*ebpf.Collection{c, held.Collection} {
+		if loaded != nil {
+			loaded.Close()
+		}
+	}
+	return nil, nil, errors.Join(err, heldErr)
 }
 
 func startSweeper(c *ebpf.Collection) error {

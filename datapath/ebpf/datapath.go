@@ -59,6 +59,9 @@ type Datapath struct {
 	ephemeralErr error
 	hz           uint32
 
+	heldMu sync.Mutex    // Held while held changes and while held packets run.
+	held   *heldPrograms // Changes under mu and heldMu; nil before the first Apply, and with NoAttach.
+
 	growMu    sync.Mutex            // Held while programs changes and while a flow table grows.
 	growthErr atomic.Pointer[error] // Points to the error of the last attempt to grow a flow table, or to nil.
 
@@ -82,7 +85,6 @@ type Datapath struct {
 	unattached    map[int]error // why new interfaces have no program, by index
 	neighbours    neighbours
 	stop          context.CancelFunc // Stops the watcher.
-	notifyHolder  func()             // Notifies the holder of new programs.
 	watching      sync.WaitGroup
 	failedEvents  atomic.Uint64                         // Events that could not be handled.
 	logs          atomic.Pointer[map[uint32]config.Log] // Log options by service id, for the reader of events.
@@ -166,7 +168,8 @@ func (d *Datapath) release() (err error) {
 	if d.stop != nil {
 		d.stop()
 		d.watching.Wait()
-		d.stop, d.notifyHolder = nil, nil
+		d.stampStopped()
+		d.stop = nil
 	}
 	for at, a := range d.attached {
 		err = errors.Join(err, a.close())
@@ -177,6 +180,8 @@ func (d *Datapath) release() (err error) {
 		d.programs.Close()
 		d.programs = nil
 	}
+	d.held.close()
+	d.held = nil
 	if d.t != nil {
 		err = errors.Join(err, d.t.Close())
 		d.t = nil

@@ -16,7 +16,6 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/table"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/netdev"
@@ -34,39 +33,47 @@ const (
 // Intervals of the search for expired fragments and of log messages about failures.
 const expireEvery, reportEvery = 50 * time.Millisecond, time.Second
 
-// Delay between a change of programs and their loading by the holder, before a packet needs them.
-// Loading takes up to seconds, longer than a sender's timeout. The delay combines several changes.
-const prepareAfter = time.Second
-
 // holder keeps fragments received before their first fragment. When the first fragment arrives, it
-// runs them through its own copy of the program. Packets with an unresolved next hop wait for the
-// neighbour table. Two other kinds pass the program at once and leave in fragments: packets that
-// exceed the MTU after translation to IPv6, and packets that the kernel would not fragment. One
-// goroutine owns the holder.
+// runs them through the copy of the program (heldPrograms). Packets with an unresolved next hop wait
+// for the neighbour table. Two other kinds pass the program at once and leave in fragments: packets
+// that exceed the MTU after translation to IPv6, and packets that the kernel would not fragment. One
+// goroutine owns the holder. It never waits for mu of the datapath, because changes take up to seconds.
 type holder struct {
 	d          *Datapath
 	waiting    map[wire.FragmentKey][]heldFrame
 	senders    map[wire.Addr]int
 	frames     int
-	due        []wire.FragmentKey // Datagrams with a received first fragment.
-	run        []heldFrame        // Packets for the program: they need fragmentation, or their next hop is resolved or silent.
 	unresolved map[netdev.Hop]*unresolved
 	expired    time.Duration // monotonic time of the last call of expire
-
-	changed time.Duration // monotonic time of the last change of programs; 0 if they are loaded
 
 	failed   int // dropped packets that are not yet logged
 	failure  error
 	reported time.Duration // monotonic time of the last report
 
-	// The program uses the tables in force, but its own working memory, on one CPU. No other packet
-	// overwrites the plan between a run and its evaluation.
-	programs *ebpf.Collection
+	cpu    int // The only CPU of the holder's thread.
+	socket int
+}
+
+// heldPrograms is a copy of the program for held packets, with the tables and constants in force. Its
+// working memory is its own: packets of the network may interrupt a run by user space, and would
+// overwrite the plan in shared memory. The copy holds no packets. It is loaded before the programs
+// that hold packets for it are attached, so that no packet waits for the verifier.
+type heldPrograms struct {
+	*ebpf.Collection
 	switches wire.Switches
-	tables   *table.Tables
-	cpu      int
-	socket   int
-	loading  <-chan loading // nil if no loading is in progress
+}
+
+// runHeldBy sets the programs for held packets.
+func (d *Datapath) runHeldBy(p *heldPrograms) {
+	d.heldMu.Lock()
+	defer d.heldMu.Unlock()
+	d.held = p
+}
+
+func (p *heldPrograms) close() {
+	if p != nil {
+		p.Close()
+	}
 }
 
 type heldFrame struct {
@@ -76,15 +83,14 @@ type heldFrame struct {
 	hop     netdev.Hop // Next hop that the packet has waited for; zero for none.
 }
 
-// hold handles the fragments from the programs until the ring is closed. Flushing the ring signals
-// a change of programs.
+// hold handles the packets from the programs until the ring is closed.
 func (d *Datapath) hold(ring *ringbuf.Reader) {
-	h := &holder{d: d, changed: monotonic(), waiting: map[wire.FragmentKey][]heldFrame{}, senders: map[wire.Addr]int{}, unresolved: map[netdev.Hop]*unresolved{}}
+	h := &holder{d: d, waiting: map[wire.FragmentKey][]heldFrame{}, senders: map[wire.Addr]int{}, unresolved: map[netdev.Hop]*unresolved{}}
 	if err := h.enter(); err != nil {
-		d.opt.Log.Warn("fragments that come before their first one are dropped", "error", err)
+		d.opt.Log.Warn("packets to unresolved next hops, and fragments before their first one, are dropped", "error", err)
 		return
 	}
-	defer h.close()
+	defer unix.Close(h.socket)
 	h.serve(ring, &d.t.Control.Values[0].Holding)
 }
 
@@ -100,11 +106,8 @@ func (h *holder) serve(ring heldRing, holding *uint32) {
 	for {
 		*holding = uint32(h.frames)
 		wait, some := h.nextCheck(monotonic())
-		if h.frames+len(h.run)+h.failed > 0 {
+		if h.frames+h.failed > 0 {
 			wait, some = min(wait, expireEvery), true
-		}
-		if h.changed > 0 {
-			wait, some = min(wait, prepareAfter), true
 		}
 		if some {
 			ring.SetDeadline(time.Now().Add(wait))
@@ -114,12 +117,10 @@ func (h *holder) serve(ring heldRing, holding *uint32) {
 		err := ring.ReadInto(&r)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
-		case errors.Is(err, ringbuf.ErrFlushed):
-			h.changed = monotonic()
 		case errors.Is(err, os.ErrClosed):
 			return
 		case err != nil:
-			h.d.opt.Log.Warn("fragments that come before their first one are dropped", "error", err)
+			h.d.opt.Log.Warn("packets to unresolved next hops, and fragments before their first one, are dropped", "error", err)
 			return
 		default:
 			h.receive(r.RawSample)
@@ -128,12 +129,6 @@ func (h *holder) serve(ring heldRing, holding *uint32) {
 			h.expire(now)
 		}
 		h.resolve(monotonic())
-		h.release()
-		if now := monotonic(); h.changed > 0 && now-h.changed >= prepareAfter {
-			if _, err := h.ready(); err != nil { // release logs the error if a packet needs them
-				h.changed = now
-			}
-		}
 		h.report()
 	}
 }
@@ -151,24 +146,6 @@ func (h *holder) enter() (err error) {
 	return err
 }
 
-// close releases the holder's resources. It waits for a loading in progress.
-func (h *holder) close() {
-	if h.loading != nil {
-		if l := <-h.loading; l.err == nil {
-			l.programs.Close()
-		}
-	}
-	h.closePrograms()
-	unix.Close(h.socket)
-}
-
-func (h *holder) closePrograms() {
-	if h.programs != nil {
-		h.programs.Close()
-		h.programs = nil
-	}
-}
-
 func monotonic() time.Duration {
 	var t unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) != nil {
@@ -177,11 +154,12 @@ func monotonic() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// receive stores a fragment, or marks a datagram as due when its first fragment has arrived.
+// receive stores a packet that must wait, and sends one that must be fragmented. It sends the
+// fragments of a datagram when its first fragment has arrived.
 func (h *holder) receive(b []byte) {
 	if len(b) < int(unsafe.Sizeof(wire.Held{})) {
 		if len(b) >= int(unsafe.Sizeof(wire.FragmentKey{})) {
-			h.due = append(h.due, *(*wire.FragmentKey)(unsafe.Pointer(&b[0])))
+			h.release(*(*wire.FragmentKey)(unsafe.Pointer(&b[0])))
 		}
 		return
 	}
@@ -194,15 +172,12 @@ func (h *holder) receive(b []byte) {
 		return
 	}
 	if w.Out != 0 {
+		f.at = monotonic() // a request that waited for the start of the daemon is sent now
 		h.enqueue(netdev.Hop{Ifindex: int(w.Out), Addr: wire.AddrFrom(w.NextHop, w.NextFamily == wire.Family6)}, f)
 		return
 	}
 	if w.Key == (wire.FragmentKey{}) {
-		if len(h.run) >= heldFrames {
-			h.d.failedEvents.Add(1)
-			return
-		}
-		h.run = append(h.run, f)
+		h.send(f)
 		return
 	}
 	if h.frames >= heldFrames || h.senders[w.Key.Saddr] >= heldPerSender {
@@ -216,8 +191,15 @@ func (h *holder) receive(b []byte) {
 	h.d.t.Control.Values[0].Holding = uint32(h.frames)
 	var seen wire.Fragment
 	if h.d.t.Maps["fragments"].Lookup(w.Key, &seen) == nil {
-		h.due = append(h.due, w.Key)
+		h.release(w.Key)
 	}
+}
+
+// release sends the fragments of a datagram.
+func (h *holder) release(k wire.FragmentKey) {
+	list := h.waiting[k]
+	h.drop(k)
+	h.send(list...)
 }
 
 // fillSum completes the checksum of a UDP or TCP segment in a frame. The field contains the sum of
@@ -280,102 +262,6 @@ func (h *holder) expire(now time.Duration) {
 	}
 }
 
-// loading is the result of loading programs for a set of tables.
-type loading struct {
-	programs *ebpf.Collection
-	switches wire.Switches
-	tables   *table.Tables
-	err      error
-}
-
-// ready reports whether the holder's programs match the tables in force. If not, it starts loading
-// them in the background, so that packets waiting for a next hop are not delayed.
-func (h *holder) ready() (bool, error) {
-	select {
-	case l := <-h.loading:
-		h.loading = nil
-		if l.err != nil {
-			return false, l.err
-		}
-		h.closePrograms()
-		h.programs, h.switches, h.tables = l.programs, l.switches, l.tables
-	default:
-	}
-	if !h.d.mu.TryLock() {
-		return false, nil
-	}
-	defer h.d.mu.Unlock()
-	if h.d.t == nil || h.d.inForce == nil || h.loaded() {
-		h.changed = 0
-		return true, nil
-	}
-	if h.loading != nil {
-		return false, nil
-	}
-	l := loading{switches: h.d.switches, tables: h.d.t}
-	p, err := l.tables.Prepare(l.switches, false, "sluice_tc")
-	if err != nil {
-		return false, err
-	}
-	done := make(chan loading, 1)
-	h.loading = done
-	go func() {
-		l.programs, l.err = p.Load()
-		done <- l
-	}()
-	return false, nil
-}
-
-func (h *holder) loaded() bool {
-	return h.programs != nil && h.switches == h.d.switches && h.tables == h.d.t
-}
-
-// release sends due fragments and packets that need fragmentation. While the datapath is being
-// changed, the packets stay queued.
-func (h *holder) release() {
-	if len(h.run)+len(h.due) == 0 {
-		return
-	}
-	ok, err := h.ready()
-	if !ok && err == nil {
-		return
-	}
-	if len(h.run) > 0 && h.trySend(h.run, err) {
-		h.run = h.run[:0]
-	}
-	for len(h.due) > 0 {
-		k := h.due[0]
-		if list := h.waiting[k]; len(list) > 0 {
-			if !h.trySend(list, err) {
-				return
-			}
-			h.drop(k)
-		}
-		h.due = h.due[1:]
-	}
-}
-
-// trySend sends packets, or counts them as lost if the programs cannot be loaded. It returns false
-// if the packets must wait.
-func (h *holder) trySend(list []heldFrame, unloaded error) bool {
-	if unloaded != nil {
-		h.countLost(len(list), unloaded)
-		return true
-	}
-	if !h.d.mu.TryLock() {
-		return false
-	}
-	defer h.d.mu.Unlock()
-	if h.d.t == nil || h.d.inForce == nil {
-		return true
-	}
-	if !h.loaded() {
-		return false
-	}
-	h.send(list)
-	return true
-}
-
 // countLost counts dropped packets.
 func (h *holder) countLost(packets int, err error) {
 	h.d.failedEvents.Add(uint64(packets))
@@ -403,7 +289,9 @@ type skbMeta struct {
 const tcRedirect = 7 // TC_ACT_REDIRECT
 
 // send sends packets one by one.
-func (h *holder) send(list []heldFrame) {
+func (h *holder) send(list ...heldFrame) {
+	h.d.heldMu.Lock()
+	defer h.d.heldMu.Unlock()
 	for _, f := range list {
 		if err := h.forward(f); err != nil {
 			h.countLost(1, err)
@@ -414,12 +302,12 @@ func (h *holder) send(list []heldFrame) {
 // forward runs a packet through the program and sends the result.
 func (h *holder) forward(f heldFrame) error {
 	o := &ebpf.RunOptions{Data: f.frame, DataOut: make([]byte, len(f.frame)+256), Context: skbMeta{Ingress: f.ifindex, Ifindex: f.ifindex}}
-	verdict, err := h.programs.Programs["sluice_tc"].Run(o)
+	verdict, err := h.d.held.Programs["sluice_tc"].Run(o)
 	if err != nil {
 		return fmt.Errorf("run a held packet: %w", err)
 	}
 	var works []wire.Work
-	if err := h.programs.Maps["works"].Lookup(uint32(0), &works); err != nil {
+	if err := h.d.held.Maps["works"].Lookup(uint32(0), &works); err != nil {
 		return fmt.Errorf("map works: %w", err)
 	}
 	if hop := nextHopOf(&works[h.cpu]); works[h.cpu].Plan.Reason == wire.ReasonUnresolved && hop != f.hop {
@@ -436,7 +324,7 @@ func (h *holder) forward(f heldFrame) error {
 		if err != nil {
 			return err
 		}
-		if frames, err = h.fragments(f.frame, o.DataOut, int(out.Mtu)); err != nil {
+		if frames, err = fragments(f.frame, o.DataOut, int(out.Mtu), int(h.d.held.switches.LowestIPv6MTU)); err != nil {
 			return err
 		}
 		by = out.Ifindex
@@ -460,10 +348,10 @@ func (h *holder) forward(f heldFrame) error {
 
 // fragments splits a translated packet that exceeds the MTU. It handles IPv4 packets without DF,
 // and IPv6 packets translated to IPv4 without DF. After translation to IPv6, the fragments also fit
-// LowestIPv6MTU, so that every path carries them (RFC 7915 §4.1). Fragments keep the IPv4
+// lowest (config.LowestIPv6MTU), so that every path carries them (RFC 7915 §4.1). Fragments keep the IPv4
 // identification. A tunnel header with DF has no identification for fragments (RFC 2003 §3.1), so
 // its fragments get a random one.
-func (h *holder) fragments(was, is []byte, mtu int) ([][]byte, error) {
+func fragments(was, is []byte, mtu, lowest int) ([][]byte, error) {
 	const ethernet, ipv4, fragmentHeader = 14, 0x0800, 40 + 8
 	if len(is) < ethernet+20 {
 		return [][]byte{is}, nil
@@ -485,7 +373,6 @@ func (h *holder) fragments(was, is []byte, mtu int) ([][]byte, error) {
 		}
 		return packet.Fragments(is, (mtu-int(is[ethernet]&15)*4)&^7, id)
 	}
-	lowest := int(h.switches.LowestIPv6MTU)
 	most := mtu
 	if lowest > 0 {
 		most = min(most, lowest)

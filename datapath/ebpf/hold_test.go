@@ -4,7 +4,6 @@ package ebpf
 
 import (
 	"encoding/binary"
-	"errors"
 	"log/slog"
 	"os"
 	"strings"
@@ -15,8 +14,6 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/ringbuf"
 
-	"github.com/sluice-lb/sluice/datapath/ebpf/compile"
-	"github.com/sluice-lb/sluice/datapath/ebpf/table"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/netdev"
@@ -66,13 +63,12 @@ func TestHeldFailEachForItself(t *testing.T) {
 	}
 	defer works.Close()
 	var log strings.Builder
-	d := &Datapath{t: &table.Tables{}, inForce: &compile.Desired{}, opt: Options{Log: slog.New(slog.NewTextHandler(&log, nil))}}
-	h := &holder{d: d, tables: d.t, programs: &ebpf.Collection{Programs: map[string]*ebpf.Program{"sluice_tc": p}, Maps: map[string]*ebpf.Map{"works": works}}}
+	d := &Datapath{opt: Options{Log: slog.New(slog.NewTextHandler(&log, nil))},
+		held: &heldPrograms{Collection: &ebpf.Collection{Programs: map[string]*ebpf.Program{"sluice_tc": p}, Maps: map[string]*ebpf.Map{"works": works}}}}
+	h := &holder{d: d}
 	good, bad := heldFrame{ifindex: 1, frame: make([]byte, 64)}, heldFrame{ifindex: 1, frame: make([]byte, 1)} // shorter than Ethernet's header
 	for range 3 {
-		if !h.trySend([]heldFrame{bad, good, bad}, nil) {
-			t.Fatal("the datapath is not being changed, and yet the packets wait")
-		}
+		h.send(bad, good, bad)
 	}
 	if h.failed != 6 || d.failedEvents.Load() != 6 {
 		t.Errorf("6 packets failed, and %d (%d) were counted", h.failed, d.failedEvents.Load())
@@ -90,37 +86,6 @@ func TestHeldFailEachForItself(t *testing.T) {
 	}
 }
 
-// TestHeldProgramsAreLoadedBefore: the first packet that the daemon holds does not wait for programs that take seconds
-// to load, also after a change.
-func TestHeldProgramsAreLoadedBefore(t *testing.T) {
-	s := changing(t, "services: [{name: web, protocol: udp, mode: dnat, listen: [{address: 192.0.2.10, ports: [53]}], backends: [{name: a, address: 10.0.2.2}]}]")
-	h := &holder{d: s.d, changed: monotonic() - prepareAfter}
-	defer h.closePrograms()
-	var holding uint32
-	patience := time.Now().Add(time.Minute)
-	h.serve(busyRing(func() bool { return h.changed == 0 || time.Now().After(patience) }), &holding)
-	if h.programs == nil || !h.loaded() {
-		t.Fatal("nobody sent a packet, and the programs are not loaded")
-	}
-	h.serve(&ringOf{os.ErrDeadlineExceeded, ringbuf.ErrFlushed}, &holding)
-	if h.changed == 0 {
-		t.Error("the programs may have changed, and are not looked at again")
-	}
-}
-
-// ringOf has these errors, and is closed after them.
-type ringOf []error
-
-func (*ringOf) SetDeadline(time.Time) {}
-
-func (r *ringOf) ReadInto(*ringbuf.Record) (err error) {
-	if len(*r) == 0 {
-		return os.ErrClosed
-	}
-	err, *r = (*r)[0], (*r)[1:]
-	return err
-}
-
 // deadlineRing keeps the deadline of its only read.
 type deadlineRing struct{ late bool }
 
@@ -128,38 +93,17 @@ func (r *deadlineRing) SetDeadline(t time.Time) { r.late = t.IsZero() || t.After
 
 func (*deadlineRing) ReadInto(*ringbuf.Record) error { return os.ErrClosed }
 
-// TestNextHopsAreLookedAtAtOnce: a packet whose next hop is to be looked at now does not wait for anything else that is
-// to be done later.
+// TestNextHopsAreLookedAtAtOnce: no later deadline delays the check of a next hop.
 func TestNextHopsAreLookedAtAtOnce(t *testing.T) {
 	for name, h := range map[string]*holder{
-		"quiet":                  {},
-		"programs to load later": {changed: monotonic()},
-		"fragments wait":         {frames: 1},
+		"quiet":          {},
+		"fragments wait": {frames: 1},
 	} {
 		h.unresolved = map[netdev.Hop]*unresolved{{Ifindex: 1}: {nextCheck: 1}}
 		var ring deadlineRing
 		if h.serve(&ring, new(uint32)); ring.late {
 			t.Errorf("%s: the next hop is not looked at now", name)
 		}
-	}
-}
-
-// TestHeldDoNotWaitForPrograms: while programs are being loaded, which takes up to seconds, the rest goes on.
-func TestHeldDoNotWaitForPrograms(t *testing.T) {
-	s := changing(t, "services: [{name: web, protocol: udp, mode: dnat, listen: [{address: 192.0.2.10, ports: [53]}], backends: [{name: a, address: 10.0.2.2}]}]")
-	k := wire.FragmentKey{Id: 1}
-	result := make(chan loading, 1)
-	h := &holder{d: s.d, socket: -1, loading: result, changed: monotonic() - prepareAfter, run: []heldFrame{{frame: make([]byte, 1)}},
-		waiting: map[wire.FragmentKey][]heldFrame{k: {{at: monotonic() - heldLife - time.Second}}}, senders: map[wire.Addr]int{k.Saddr: 1}, frames: 1}
-	defer h.close()
-	var holding uint32
-	h.serve(&ringOf{os.ErrDeadlineExceeded, os.ErrDeadlineExceeded}, &holding)
-	if h.frames != 0 || len(h.run) != 1 || h.changed == 0 {
-		t.Errorf("%d fragments of too long ago wait still, %d packets for the programs", h.frames, len(h.run))
-	}
-	result <- loading{err: errors.New("refused")}
-	if h.serve(&ringOf{os.ErrDeadlineExceeded}, &holding); len(h.run) != 0 || s.d.failedEvents.Load() != 1 {
-		t.Errorf("the programs do not load, and %d packets wait for them; %d are counted", len(h.run), s.d.failedEvents.Load())
 	}
 }
 
@@ -184,7 +128,7 @@ func TestPiecesFitTheLink(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			is := packet.MustText(eth + c.is).Build()
 			whole := append([]byte(nil), is...)
-			pieces, err := (&holder{}).fragments(was, is, c.mtu)
+			pieces, err := fragments(was, is, c.mtu, 0)
 			if err != nil || len(pieces) != c.pieces {
 				t.Fatalf("%d pieces, want %d: %v", len(pieces), c.pieces, err)
 			}
@@ -220,7 +164,7 @@ func TestPiecesOfIPv6(t *testing.T) {
 		"ip4(src=198.51.100.1,dst=192.0.2.1,id=9,off=1200,mf)/data(1200)":          2,
 		"ip6(src=fd00:2::2,dst=fd00:2::3)/udp(sport=1,dport=2)/data(1200)":         1,
 	} {
-		pieces, err := (&holder{}).fragments(was, packet.MustText(eth+is).Build(), 1000)
+		pieces, err := fragments(was, packet.MustText(eth+is).Build(), 1000, 0)
 		if err != nil || len(pieces) != want {
 			t.Errorf("%s: %d pieces, want %d: %v", is, len(pieces), want, err)
 		}

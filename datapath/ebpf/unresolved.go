@@ -78,10 +78,6 @@ func (h *holder) resolve(now time.Duration) {
 		if u.nextCheck > now {
 			continue
 		}
-		if len(h.run) >= heldFrames { // the program is being loaded
-			u.nextCheck = now + maxCheckInterval
-			continue
-		}
 		age := now - u.frames[0].at
 		u.nextCheck = now + min(max(age/4, minCheckInterval), maxCheckInterval)
 		state, err := netdev.ResolutionOf(hop)
@@ -89,11 +85,10 @@ func (h *holder) resolve(now time.Duration) {
 		switch {
 		case err != nil:
 			h.countLost(len(u.frames), err)
+			delete(h.unresolved, hop)
 		case state == netdev.Resolved, state == netdev.Failed && u.asked, age > unresolvedLife:
-			h.run = append(h.run, u.frames...)
-		default:
-			continue
+			delete(h.unresolved, hop)
+			h.send(u.frames...)
 		}
-		delete(h.unresolved, hop)
 	}
 }

@@ -39,7 +39,7 @@ func (d *Datapath) watch() {
 	}
 	early, err := ringbuf.NewReader(d.t.Maps["early"])
 	if err != nil {
-		d.opt.Log.Warn("fragments that come before their first one are dropped", "error", err)
+		d.opt.Log.Warn("packets to unresolved next hops, and fragments before their first one, are dropped", "error", err)
 	}
 	d.stop = func() {
 		cancel()
@@ -81,7 +81,6 @@ func (d *Datapath) watch() {
 		d.watching.Go(func() { d.serve(events) })
 	}
 	if early != nil {
-		d.notifyHolder = func() { _ = early.Flush() } // if it fails, the holder loads the programs when a packet needs them
 		d.watching.Go(func() { d.hold(early) })
 	}
 }

@@ -140,7 +140,8 @@ BOTH_HOOKS(enum reason, fragment4, !p || !plan ? REASON_INTERNAL : fragment4(ctx
 // Handles a packet that no rewrite has changed yet, to a next hop with an unknown hardware address.
 // User space waits for the address, then runs the packet through its own program. That program
 // sends the packet, or answers for the next hop if it is still unknown. Without user space the
-// kernel gets the translated packet.
+// kernel gets the translated packet, if it accepts the source. Other packets wait in the ring buffer
+// for the next start of user space.
 static __always_inline enum reason unresolved(void *ctx, const struct packet *p, struct plan *plan, const bool xdp)
 {
 	struct control *c = the_control();
@@ -153,8 +154,8 @@ static __always_inline enum reason unresolved(void *ctx, const struct packet *p,
 		plan->answer = ANSWER_UNREACHABLE_HOST;
 		return REASON_UNRESOLVED;
 	}
-	if (user_space_gone(c) || (without_neighbours(((struct bpf_fib_lookup *)w->fib)->ifindex) &&
-				   (v6 || kernel_accepts(ctx, p, plan))))
+	if ((user_space_gone(c) || without_neighbours(((struct bpf_fib_lookup *)w->fib)->ifindex)) &&
+	    (v6 || kernel_accepts(ctx, p, plan)))
 		return REASON_NO_NEIGHBOUR;
 	if (dry_run)
 		return p->frame_len > HELD_FRAME ? REASON_NO_NEIGHBOUR : REASON_UNRESOLVED;

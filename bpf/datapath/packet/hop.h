@@ -434,7 +434,8 @@ static __noinline bool way_back(void *ctx, __u32 ifindex, __be32 from)
 #define USER_SPACE_GONE_NS 10000000000ULL // user space probes neighbours every second
 #define KERNEL_PROBE_SECONDS 5		  // seconds, as the kernel waits before a probe (delay_first_probe_time)
 
-// Reports whether user space has stopped. It writes the time of its last check once a second.
+// Reports whether user space has stopped. It writes the time of its last check once a second, and 1
+// when it stops in order.
 static __always_inline bool user_space_gone(const struct control *c)
 {
 	return c->watched && bpf_ktime_get_ns() - c->watched >= USER_SPACE_GONE_NS;
