@@ -60,7 +60,7 @@ func (d *Datapath) idle(s *datapath.Snapshot) bool {
 }
 
 // Apply makes the kernel's state equal to the snapshot, in four steps: open the tables, compile, write, and end the
-// flows that the snapshot makes stale. A change of backends alone takes the short way of amend.
+// flows that the snapshot makes stale. If only backends change, it writes an amendment instead.
 func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datapath.Change, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
