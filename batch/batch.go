@@ -5,7 +5,7 @@ package batch
 
 import "sync"
 
-// Queue collects requests while an operation for earlier requests runs. The next operation handles all of them.
+// Queue collects requests while an operation for earlier requests runs. The next operation handles all waiting requests.
 type Queue[T any] struct {
 	turn chan struct{} // holds an element while an operation runs
 	mu   sync.Mutex    // protects list
@@ -22,7 +22,7 @@ func New[T any]() *Queue[T] { return &Queue[T]{turn: make(chan struct{}, 1)} }
 
 // Do adds a request and returns after an operation has handled it. If none runs, it runs handle. handle calls take once
 // to get the requests, and its operation includes those that arrive until then. take returns none if the previous
-// operation has handled all of them.
+// operation has handled every request.
 func (q *Queue[T]) Do(request T, handle func(take func() []T)) {
 	own := waiting[T]{request, make(chan struct{})}
 	q.mu.Lock()

@@ -26,7 +26,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// fixed is a suite whose rows report given values.
+// fixed returns a suite with rows that report given values.
 func fixed(limit, row float64) Suite {
 	say := func(v float64) func(*Trial) error {
 		return func(t *Trial) error { t.Report("rate", v); return nil }
@@ -225,8 +225,8 @@ func TestNeededTable(t *testing.T) {
 	}
 }
 
-// TestDaemonsChildren: a program whose children keep its output open does not block. A program that ends early
-// is an error.
+// TestDaemonsChildren: if the children of a program keep its output open, the test does not block. A program
+// that ends early is an error.
 func TestDaemonsChildren(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	l := labtest.New(t, lab.Topology{Name: "daemon", Nodes: []lab.NodeSpec{{Name: "server"}}})

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestNoiseIsTold has one row of several whose repetitions differ. The row and every ratio with it are marked;
-// others are not.
+// TestNoiseIsTold has several rows; the repetitions of one row differ. This row and every ratio with it are
+// marked; others are not.
 func TestNoiseIsTold(t *testing.T) {
 	s, n := fixed(4, 2), 0.0
 	s.Rows[1].Run = func(t *Trial) error { n++; t.Report("rate", n); return nil }
@@ -36,8 +36,8 @@ func TestNoiseIsTold(t *testing.T) {
 	}
 }
 
-// TestSpeedCancelsOut has a machine whose speed changes between repetitions. The figures change, and their
-// ratios do not.
+// TestSpeedCancelsOut changes the speed of the machine between repetitions. The figures change, and their ratios
+// do not.
 func TestSpeedCancelsOut(t *testing.T) {
 	s, speed := fixed(4, 2), 1.0
 	s.Rows[0].Run = func(t *Trial) error { speed *= 1.5; t.Report("rate", 4*speed); return nil }

@@ -390,8 +390,8 @@ func TestSave(t *testing.T) {
 	g.want(t, "10.0.0.1 up, 10.0.0.2 up")
 }
 
-// TestTrial: a change on trial is reverted if nobody confirms it, or if the daemon ends, and stays after a
-// confirmation. Until then, other changes are refused, and a changed file waits.
+// TestTrial: a change on trial stays only after a confirmation. Without one it is reverted at the deadline or at
+// the end of the daemon. Until then, other changes are refused, and a changed file waits.
 func TestTrial(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "sluice.yaml")
@@ -440,7 +440,7 @@ func TestTrial(t *testing.T) {
 }
 
 // TestRefusedChangesFloodNothing: clients that repeat refused changes cause few lines in the log, the events and
-// the record. A failed precondition is no event. Accepted changes appear in all of these.
+// the record. A failed precondition is no event. All accepted changes are logged, reported and recorded.
 func TestRefusedChangesFloodNothing(t *testing.T) {
 	for name, cause := range map[string]error{"precondition": engine.ErrChanged, "invalid": config.Errors{{Cause: "no"}}, "missing": config.ErrNoObject} {
 		t.Run(name, func(t *testing.T) {

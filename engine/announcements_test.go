@@ -159,7 +159,7 @@ func TestAnnouncements(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("after the repair", "192.0.2.10"+pools)
-	for range 3 { // a network change whose apply fails leaves the present rules
+	for range 3 { // if the apply after a network change fails, the present rules remain
 		fast.fail = errors.New("no such device")
 		_ = e.reapplyWhere(t.Context(), 0, "", func(datapath.Datapath) (bool, error) { return true, nil })
 	}

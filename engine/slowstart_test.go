@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/disk/damage"
 )
 
-// slow returns a service with slow-start whose backends have these weights.
+// slow returns a service with slow-start and one backend for each weight.
 func slow(weights ...int) config.Service {
 	s := service("web")
 	s.Scheduler, s.SlowStart = config.SchedulerWRR, config.Duration(30*time.Second)

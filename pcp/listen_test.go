@@ -138,8 +138,8 @@ func TestWhatFailsIsSaidOnce(t *testing.T) {
 	}
 }
 
-// TestUnusedAddresses: requests from addresses that nobody has, whose replies wait for ARP or neighbour
-// discovery, do not keep a host from being answered, and are counted.
+// TestUnusedAddresses: replies to addresses without a host wait for ARP or neighbour discovery. Requests from
+// such addresses are counted and do not delay other hosts.
 func TestUnusedAddresses(t *testing.T) {
 	labtest.Require(t, labtest.Root)
 	l := labtest.New(t, lab.Topology{Name: "pcpflood", Nodes: []lab.NodeSpec{{Name: "gateway"}, {Name: "host"}}, Links: []lab.LinkSpec{{

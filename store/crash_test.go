@@ -18,7 +18,7 @@ import (
 const crashDir = "SLUICE_STORE_CRASH"
 
 // TestKill kills a process 200 times while it writes one document after the other. The file then has one
-// complete document, not older than the last one whose write had returned.
+// complete document, not older than the last completed write.
 func TestKill(t *testing.T) {
 	if dir := os.Getenv(crashDir); dir != "" {
 		changeForEver(t, dir)

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestCPUs expects CPUs by their numbers, some of them offline. A clock that was set back and a new CPU have no
-// time.
+// TestCPUs expects CPUs by their numbers, including offline ones. A clock that was set back and a new CPU have
+// no time.
 func TestCPUs(t *testing.T) {
 	before := ParseCPUs("cpu  1 1 1 1 1 1 1 1 0 0\ncpu0 10 0 10 80 5 0 0 0 0 0\ncpu2 10 0 10 80 0 0 0 0 0 0\ncpu3 10 0 0 0 0 0 0 0\nintr 5\n")
 	after := ParseCPUs("cpu  1 1 1 1 1 1 1 1 0 0\ncpu0 10 0 10 180 4 0 0 0 0 0\ncpu1 900 0 0 0 0 0 900 0\ncpu2 10 0 10 120 0 0 60 0 7 0\ncpu3 10 0 0 0 0 0 0 0\n")

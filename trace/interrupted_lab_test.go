@@ -18,9 +18,9 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// TestInterruptedDrops drops packets of a program on the router on every CPU. At the same time, timers of the
-// client send thousands of SYNs in a burst. They interrupt the probe and are dropped too. All of these drops
-// must be counted.
+// TestInterruptedDrops drops packets of a program on every CPU of the router. At the same time, timers of the
+// client send thousands of SYNs in a burst. They interrupt the probe and are dropped too. All these drops must
+// be counted.
 func TestInterruptedDrops(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Nftables, labtest.Tool("nft"))
 	l := labtest.New(t, faults.Topology("traceint"))

@@ -45,8 +45,8 @@ func redirector(t *testing.T, to int) *ebpf.Program {
 	return p
 }
 
-// TestLosses lets one XDP program redirect frames to a veth whose peer does not accept them, and another one
-// abort. Each frame must be counted with its destination and cause.
+// TestLosses lets one XDP program redirect frames to a veth with a peer that does not accept them, and another
+// one abort. Each frame must be counted with its destination and cause.
 func TestLosses(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Kernel("6.3", "XDP features"))
 	l := labtest.New(t, lab.Topology{

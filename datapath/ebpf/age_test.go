@@ -119,7 +119,7 @@ func (s *subject) olderLimits(ticks, took uint32) {
 	}
 }
 
-// hashed is a hash whose elements change together.
+// hashed is a hash with elements that change together.
 type hashed[K, V any] struct {
 	keys   []K
 	values []V

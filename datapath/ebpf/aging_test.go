@@ -36,7 +36,7 @@ services:
 tables: {flows: 4096, flows6: 4096}
 `
 
-// silentChange is a host on a link whose hardware address changes, and a stream of datagrams to this host.
+// silentChange is a stream of datagrams to a host that changes its hardware address.
 type silentChange struct {
 	name     string
 	to       string // destination of the client

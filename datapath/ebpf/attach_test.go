@@ -266,8 +266,8 @@ func TestProgramsThatAreNeeded(t *testing.T) {
 	}
 }
 
-// TestAttachWithoutTheProgram: a return to the previous configuration can find a new interface whose program is
-// not loaded.
+// TestAttachWithoutTheProgram: a return to the previous configuration can find a new interface that needs an
+// unloaded program.
 func TestAttachWithoutTheProgram(t *testing.T) {
 	d := &Datapath{attached: map[attachPoint]*attachment{}}
 	for _, hook := range []config.Attach{config.AttachXDP, config.AttachTC} {

@@ -78,7 +78,7 @@ func testBulk(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// TestBulkBeyond64K is TestBulk on links with BIG TCP packets, whose IP headers cannot hold their length.
+// TestBulkBeyond64K is TestBulk on links with BIG TCP packets. Their IP headers cannot hold their length.
 func TestBulkBeyond64K(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachTC)
 	for _, node := range l.Nodes() {

@@ -42,8 +42,8 @@ func randomAddress(r *rand.Rand, v6 bool) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// TestDeniedPrefixes denies random prefixes of all lengths. Exactly the sources in one of them are
-// denied, by the short path and for packets that only the full path handles.
+// TestDeniedPrefixes denies random prefixes of all lengths. A source is denied if and only if a prefix contains
+// it, on the short path and for packets that need the full path.
 func TestDeniedPrefixes(t *testing.T) {
 	for _, hook := range []string{"xdp", "tc"} {
 		t.Run(hook, func(t *testing.T) {

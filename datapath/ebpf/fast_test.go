@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
-// TestHints keeps hints longer than their flow, whose entries another flow gets, and fills the table of hints.
-// No packet may be translated differently.
+// TestHints keeps hints longer than their flow, while another flow gets its entries, and fills the table of
+// hints. No packet may be translated differently.
 func TestHints(t *testing.T) {
 	const packets = 40
 	s := office(t, "")

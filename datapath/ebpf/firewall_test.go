@@ -28,7 +28,7 @@ func TestFirewallRateGoesOn(t *testing.T) {
 	}
 }
 
-// whileLoading applies a configuration whose programs cannot be loaded, and calls watch until the load fails,
+// whileLoading applies a configuration with programs that cannot be loaded. It calls watch until the load fails,
 // which takes as long as a verification.
 func (s *subject) whileLoading(yaml string, watch func()) {
 	s.t.Helper()

@@ -38,9 +38,9 @@ tables: {flows: 110000, flows6: 110000}
 `
 )
 
-// TestTablesGrow opens 100,000 flows in each table, which begins with room for a third of them, while
-// connections are open. No flow is refused, no connection breaks, and each flow keeps its entry. The next
-// process adopts the tables with their size.
+// TestTablesGrow opens 100,000 flows in each table while connections are open. A table begins with room for a
+// third. No flow is refused, no connection breaks, and each flow keeps its entry. The next process adopts the
+// tables with their size.
 func TestTablesGrow(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachXDP)
 	mirror(t, l.Node("s1"), ":8080")

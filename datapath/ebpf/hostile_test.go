@@ -93,7 +93,7 @@ func (h *hostile) flows() (n int, err error) {
 	return n, err
 }
 
-// round sends a thousand packets, the last 200 of them ICMP errors.
+// round sends a thousand packets; the last 200 are ICMP errors.
 func (h *hostile) round() error {
 	for range 800 {
 		in := h.traffic.First()

@@ -67,7 +67,7 @@ func apply(t *testing.T, d *Datapath, hook config.Attach, yaml string) *datapath
 	return c
 }
 
-// snapshotOf parses a configuration and assigns all of it to this datapath. Every backend is up unless it is
+// snapshotOf parses a configuration and assigns all objects to this datapath. Every backend is up unless it is
 // drained.
 func snapshotOf(t *testing.T, hook config.Attach, yaml string) *datapath.Snapshot {
 	t.Helper()
@@ -255,7 +255,7 @@ func TestDNAT(t *testing.T) {
 				{"tcp", "192.0.2.10:80", "10.0.1.2"}, {"tcp", "[2001:db8::11]:80", "fd00:1::2"}, {"udp", "192.0.2.10:53", "10.0.1.2"},
 			} {
 				seen := map[string]int{}
-				for i := range 40 { // by chance, all of them use one server: 2 in 2^40
+				for i := range 40 { // by chance, all use one server: 2 in 2^40
 					server, client, err := ask(l.Node("client"), c.network, c.addr)
 					if err != nil {
 						t.Fatalf("%s %s, connection %d: %v\n%s", c.network, c.addr, i, err, describeReasons(d))

@@ -225,8 +225,8 @@ func (c hopChange) run(t *testing.T, l *lab.Lab, d *Datapath, h hops) {
 	}
 }
 
-// TestLaterNextHops finds the entries of next hops from a later generation than that of the packet's lookup.
-// Flows refer to these entries, so the lookup replaces none.
+// TestLaterNextHops looks up next hops in an old generation, after others have stored newer ones. Flows refer to
+// the newer entries, so the lookup replaces none.
 func TestLaterNextHops(t *testing.T) {
 	s := office(t, "")
 	theirs := wire.Hop{Ifindex: uint32(s.ifaces["wan0"]), Gen: s.d.t.Control.Values[0].Generation + 1, Mtu: 1500, Dmac: [6]uint8{2, 0, 0, 0, 9, 9}}

@@ -55,7 +55,7 @@ func TestFragmentsOfOwnAddress(t *testing.T) {
 	}
 }
 
-// withoutDF returns a socket whose datagrams routers may fragment.
+// withoutDF returns a socket that sends datagrams without DF.
 func withoutDF(t *testing.T, n *lab.Node, to string) net.Conn {
 	t.Helper()
 	var c net.Conn

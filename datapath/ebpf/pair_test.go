@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestPair sends much data over TCP through a gateway whose link to the servers accepts no frames from XDP. TC
+// TestPair sends much data over TCP through a gateway. Its link to the servers accepts no frames from XDP, so TC
 // handles packets to the servers, and XDP the replies.
 func TestPair(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF, labtest.Kernel("6.3", "features of XDP"))

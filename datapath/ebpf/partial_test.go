@@ -26,9 +26,8 @@ services:
 tables: {flows: 4096, flows6: 4096}
 `
 
-// TestAnswersSummedLater sends packets whose checksum is completed later (CHECKSUM_PARTIAL), as GRO of a card
-// does too. An answer that the program writes into such a packet must be valid after the kernel completes a
-// checksum.
+// TestAnswersSummedLater sends packets with a partial checksum (CHECKSUM_PARTIAL), as GRO of a card does too. An
+// answer that the program writes into such a packet must be valid after the kernel completes the checksum.
 func TestAnswersSummedLater(t *testing.T) {
 	topology := lab.Balancer()
 	for i := range topology.Links {

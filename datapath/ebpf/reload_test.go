@@ -31,7 +31,7 @@ import (
 // oneOf returns a random text.
 func oneOf(r *rand.Rand, list ...string) string { return list[r.IntN(len(list))] }
 
-// randomBackends returns some of five backends; one of them may have another address.
+// randomBackends returns some of five backends, one with a variable address.
 func randomBackends(r *rand.Rand, format, port string) string {
 	var list []string
 	for i := range 5 {
@@ -409,8 +409,8 @@ func TestClientAddressGoes(t *testing.T) {
 	}
 }
 
-// TestModeChanges changes a service from a mode whose flows have one direction to a mode with two, and to
-// another family. The next packet of its client opens a flow of the new mode.
+// TestModeChanges changes the mode and the family of a service. The old mode's flows have one direction, the new
+// mode's have two. The next packet of the client opens a flow of the new mode.
 func TestModeChanges(t *testing.T) {
 	yaml := func(options string) string {
 		return "services:\n  - {name: web, listen: [{address: 192.0.2.10, ports: [80]}], protocol: udp, " + options + "}\n"

@@ -65,9 +65,9 @@ func TestMemoryAtRest(t *testing.T) {
 	}
 }
 
-// TestNumbersGetRoom adds a service whose connections need entries of adjusts, which is small until then.
-// Numbered datagrams of another service continue meanwhile, the connections find their entries, and the next
-// process adopts the map with either size.
+// TestNumbersGetRoom adds a service that needs entries of adjusts, which is small until then. Numbered datagrams
+// of another service continue meanwhile. The connections find their entries, and the next process adopts the map
+// with either size.
 func TestNumbersGetRoom(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachTC)
 	mirror(t, l.Node("s1"), ":8080")

@@ -44,8 +44,8 @@ type shared struct {
 }
 
 // mostLoaded is the maximum number of loaded programs of all pools. Linux 6.18 frees each program in a work item
-// and runs 1,024 of them at once. If a process with more programs ends, these items wait for a later one for
-// ever, and the machine loads no program any more (docs/internals/debugging.md).
+// and runs 1,024 items at once. If a process with more programs ends, these items wait for a later one for ever,
+// and the machine loads no program any more (docs/internals/debugging.md).
 const mostLoaded = 700
 
 // keep stores programs for their next use. It closes unused programs, the least recently used first.

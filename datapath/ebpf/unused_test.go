@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// TestUnusedInterfaceWithoutXDP has an interface whose driver supports no XDP. It prevents an apply only if a
-// rule uses it, and a warning names it.
+// TestUnusedInterfaceWithoutXDP has an interface without XDP support in its driver. It prevents an apply only if
+// a rule uses it, and a warning names it.
 func TestUnusedInterfaceWithoutXDP(t *testing.T) {
 	l := labFor(t, lab.Balancer(), config.AttachXDP)
 	gw := l.Node("gateway")

@@ -111,7 +111,7 @@ func mustStay(t *testing.T, arrivals []labhost.Arrival) {
 	}
 }
 
-// upgradeYAML has flows whose backend and port only the table knows: round robin, and a source pool.
+// upgradeYAML has flows that depend on the table for their backend and port: round robin, and a source pool.
 const upgradeYAML = `
 services:
   - name: names
