@@ -98,8 +98,10 @@ func explainedBy(c *outcome.Class, f *Finding) int {
 		}
 	}
 	if scope == nil {
-		// Without a scope or a drop of its kind a finding explains only by its weight.
-		if f.Verdict < Warn && !listed {
+		// Without a scope or a drop of its kind a finding explains only by its weight. A notrack rule is the reason why
+		// packets without an entry are not translated.
+		untracked := f.Check == "RL16" && c.Stage == outcome.Untranslated && !c.Example.Tracked()
+		if f.Verdict < Warn && !listed && !untracked {
 			return 0
 		}
 		return rate + f.weight/10

@@ -163,7 +163,7 @@ func (r *Report) causeOf(n *observe.Namespace, c *outcome.Class) (best *Finding)
 }
 
 // counting are checks with counters that matter only if connections fail.
-var counting = []string{"CT07", "CT10", "ST02", "ST08", "ST11", "PT03", "RL14", "RL15", "FW04", "FW07", "FW08", "FW09", "FW12", "LS02", "RX02"}
+var counting = []string{"CT07", "CT10", "ST02", "ST08", "ST11", "PT03", "RL14", "RL15", "FW04", "FW07", "FW08", "FW09", "FW12", "LS02", "RX02", "RX10"}
 
 // noteCounters makes notes of findings by counters in namespaces without failing connections.
 func (r *Report) noteCounters(s *observe.Sample) {

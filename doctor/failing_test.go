@@ -63,6 +63,11 @@ func noAnswer(request flow.Tuple) []trace.Packet {
 		Source: netip.AddrPortFrom(netip.MustParseAddr("203.0.113.1"), request.Source.Port()), Dest: request.Dest}, TCPFlags: trace.TCPSyn}}
 }
 
+// untranslated leaves by wan1 with its private source, without a connection tracking entry.
+func untranslated(request flow.Tuple) []trace.Packet {
+	return []trace.Packet{{Point: trace.Transmitted, Interface: "wan1", InIfIndex: 3, Tuple: request, TCPFlags: trace.TCPSyn}}
+}
+
 // TestFailingClasses wants the first line to name the connections that fail, and the finding that explains them.
 func TestFailingClasses(t *testing.T) {
 	for _, tc := range []struct {
@@ -79,6 +84,10 @@ func TestFailingClasses(t *testing.T) {
 		{"not explained by a counter of another one", 6, dropsOf(trace.CauseQdisc, false), func(n *observe.Namespace) {
 			n.Delta["TcpExt.IPReversePathFilter"] = 400
 		}, outcomesCheck, []string{"6 of 6 connections", "did not leave this host", "queueing discipline"}},
+		{"untracked by a rule", 6, untranslated, func(n *observe.Namespace) {
+			n.Rules.Forwards.IPv4, n.Rules.Untracked.IPv4 = 1, 1
+		}, "RL16", []string{"6 of 6 connections", "untranslated", "notrack rule keeps"}},
+		{"untranslated without a rule", 6, untranslated, func(*observe.Namespace) {}, outcomesCheck, []string{"6 of 6 connections", "untranslated"}},
 		{"no check finds anything", 6, noAnswer, func(*observe.Namespace) {}, outcomesCheck, []string{"6 of 6 connections", "198.51.100.8:443", "wan0", "nothing came back"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -112,10 +121,11 @@ func TestCountersWithoutVictims(t *testing.T) {
 			for i := range s.After.Softnet {
 				s.After.Softnet[i].Squeezed += 10_000
 			}
+			s.After.CPUs[0].Total, s.After.CPUs[0].Softirq = s.After.CPUs[0].Total+300, s.After.CPUs[0].Softirq+200
 			exchanges(s, 12, 1, tc.lost, noAnswer)
 			r := Judge(context.Background(), s)
 			for _, f := range r.Findings {
-				if (f.Check == "FW08" || f.Check == "RX02") && f.Verdict != tc.want {
+				if (f.Check == "FW08" || f.Check == "RX02" || f.Check == "RX10") && f.Verdict != tc.want {
 					t.Errorf("%s: %s, want %s", f.Summary, f.Verdict, tc.want)
 				}
 			}

@@ -80,6 +80,8 @@ type Class struct {
 	Value     string    `json:"value"`
 	Failing   int       `json:"failing"`
 	Of        int       `json:"of"` // exchanges with the attribute, healthy ones included
+	// Alike are the exchanges that fail at this stage for this reason, those of other classes included.
+	Alike int `json:"alike"`
 	// All are the exchanges of the namespace that were decided, healthy ones included.
 	All    int    `json:"all"`
 	Reason Reason `json:"-"`
@@ -232,6 +234,7 @@ func counts(list []*Exchange, into map[trait]int) map[trait]int {
 
 // classes divides exchanges that fail alike by the traits that separate them best from all.
 func classes(members []*Exchange, all map[trait]int, decided int) (list []Class) {
+	alike := len(members)
 	for len(members) > 0 && len(list) < mostClasses {
 		failing := counts(members, nil)
 		var best trait
@@ -245,7 +248,7 @@ func classes(members []*Exchange, all map[trait]int, decided int) (list []Class)
 				best, score = t, s
 			}
 		}
-		c := Class{Attribute: best.attribute, Value: best.value, Of: max(all[best], failing[best]), All: max(decided, len(members))}
+		c := Class{Attribute: best.attribute, Value: best.value, Of: max(all[best], failing[best]), Alike: alike, All: max(decided, len(members))}
 		var rest []*Exchange
 		attempts := 0
 		for _, e := range members {
@@ -275,7 +278,7 @@ const (
 	manyFailing  = 3
 	manyAttempts = 4
 	shareFailing = 0.2
-	// shareRemote is the share of all exchanges from which on a remote server without answers matters.
+	// shareRemote is the share of all exchanges from which on remote servers without answers matter.
 	shareRemote = 0.2
 )
 
@@ -292,7 +295,7 @@ func (c *Class) sizable(attempts int) bool {
 		}
 		switch c.Attribute {
 		case ByServer, ByServerAddress, ByPort, BySource, BySourceNetwork, ByProtocol, ByNothing:
-			return float64(c.Failing) >= shareRemote*float64(c.All)
+			return float64(c.Alike) >= shareRemote*float64(c.All)
 		}
 	}
 	return true

@@ -205,6 +205,9 @@ func (w *way) merge(o *way) {
 // SourceTranslated reports whether the client's endpoint is translated.
 func (e *Exchange) SourceTranslated() bool { return e.Reply.Dest.Addr() != e.Request.Source.Addr() }
 
+// Tracked reports whether a packet of the exchange had a connection tracking entry.
+func (e *Exchange) Tracked() bool { return e.known }
+
 // DestTranslated reports whether the server's endpoint is translated.
 func (e *Exchange) DestTranslated() bool {
 	return e.Reply.Source.Addr() != e.Request.Dest.Addr() || e.Request.Protocol.HasPorts() && e.Reply.Source.Port() != e.Request.Dest.Port()

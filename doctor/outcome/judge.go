@@ -344,13 +344,14 @@ func (c *Collector) stalled(e *Exchange) (Verdict, bool) {
 const (
 	scannedTargets = 8
 	scannedShare   = 0.1 // of a scanner's exchanges are answered at most
+	scannedAgain   = 3   // exchanges with one target: a client repeats what fails
 )
 
-// findScans takes exchanges of sources that try many targets in vain for noise, where other sources
-// are answered.
+// findScans takes exchanges of sources that try many targets in vain for noise, if other sources are answered.
+// Exchanges with a target that the source tries again and again remain failures.
 func (c *Collector) findScans(verdicts map[*Exchange]Verdict) {
 	type source struct {
-		targets   map[netip.AddrPort]bool
+		targets   map[netip.AddrPort]int
 		good, all int
 	}
 	sources := map[netip.Addr]*source{}
@@ -361,13 +362,11 @@ func (c *Collector) findScans(verdicts map[*Exchange]Verdict) {
 		}
 		s := sources[e.Request.Source.Addr()]
 		if s == nil {
-			s = &source{targets: map[netip.AddrPort]bool{}}
+			s = &source{targets: map[netip.AddrPort]int{}}
 			sources[e.Request.Source.Addr()] = s
 		}
 		s.all++
-		if len(s.targets) < scannedTargets {
-			s.targets[e.Request.Dest] = true
-		}
+		s.targets[e.Request.Dest]++
 		if v == Good {
 			s.good++
 			good++
@@ -378,7 +377,7 @@ func (c *Collector) findScans(verdicts map[*Exchange]Verdict) {
 		if v != Filtered && !(v == Failed && mayBeScan(e)) || s == nil || len(s.targets) < scannedTargets || float64(s.good) > scannedShare*float64(s.all) {
 			continue
 		}
-		if good-s.good > 0 {
+		if good-s.good > 0 && s.targets[e.Request.Dest] <= scannedAgain {
 			verdicts[e] = Noise
 		}
 	}

@@ -342,6 +342,53 @@ func TestServersRefuse(t *testing.T) {
 	}
 }
 
+// TestServersFailTogether expects servers that refuse to matter together, if a healthy server has the same port.
+func TestServersFailTogether(t *testing.T) {
+	var s scene
+	for i := range 78 {
+		c, answer := outbound(i, "198.51.100.40:8443"), byte(synAck)
+		switch {
+		case i < 18:
+			c, answer = outbound(i, fmt.Sprintf("198.51.100.%d:8443", 20+i%3)), rst
+		case i < 38:
+			c = outbound(i, "198.51.100.7:443")
+		}
+		s.opens(c, 8, 1)
+		s.answers(c, answer)
+	}
+	r := s.report(trace.PacketLoss{})
+	if len(r.Classes) != 3 {
+		t.Fatalf("report %+v: %v", r, r.Classes)
+	}
+	for _, c := range r.Classes {
+		if c.Attribute != ByServer || c.Failing != 6 || c.Alike != 18 || !c.Sizable {
+			t.Errorf("class %s: %+v", &c, c)
+		}
+	}
+}
+
+// TestClientAmongScan expects the connections of a client to be refused by a rule, although its address also scans.
+func TestClientAmongScan(t *testing.T) {
+	var s scene
+	for i := range 12 {
+		r := tuple(flow.TCP, fmt.Sprintf("198.51.100.7:%d", 3000+i), "203.0.113.1:8443")
+		s.see(trace.Received, "wan0", r, flags(syn))
+		s.see(trace.Transmitted, "wan0", r.Reverse(), flags(synAck), own)
+	}
+	for i := range 40 {
+		to := fmt.Sprintf("198.51.100.%d:161", 10+i)
+		if i%2 == 0 {
+			to = "198.51.100.8:443"
+		}
+		r := tuple(flow.TCP, fmt.Sprintf("10.0.0.2:%d", 4000+i), to)
+		s.see(trace.Received, "lan0", r, flags(syn))
+		s.see(trace.Dropped, "lan0", r, flags(syn), dropped(trace.CauseNftRule))
+	}
+	if r := s.report(trace.PacketLoss{}); r.Filtered != 20 || r.Noise != 20 || len(r.Refused) == 0 || !r.Refused[0].Sizable {
+		t.Errorf("report %+v: %v", r, r.Refused)
+	}
+}
+
 // TestRejectionsAreLimited expects connections without an answer to have the cause of the ICMP error that their
 // server sent about another one.
 func TestRejectionsAreLimited(t *testing.T) {
