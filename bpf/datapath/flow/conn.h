@@ -298,7 +298,8 @@ __noinline int conn_update(struct entry_meta *m, __u32 tcp_flags, __u32 v6)
 	twin = m->twin == NO_ENTRY ? m : twin_meta(m, v6);
 	if (!twin)
 		return 0;
-	heard = m->heard;
+	before = *(volatile __u8 *)&m->heard; // one read: bits that another CPU changes later must stay as they are
+	heard = before;
 	if (tcp_flags & NOT_TCP) {
 		heard |= HEARD_ACK;
 	} else if (tcp_flags & TCP_RST) {
@@ -316,7 +317,6 @@ __noinline int conn_update(struct entry_meta *m, __u32 tcp_flags, __u32 v6)
 		if (tcp_flags & TCP_FIN)
 			heard |= HEARD_FIN;
 	}
-	before = m->heard;
 	set = heard & ~before; // atomic, because the other direction may close the flow at the same time
 	if (before & ~heard)
 		__sync_fetch_and_and(flags_word(m), ~((before & ~heard) << HEARD_SHIFT));
