@@ -23,8 +23,9 @@ func TwoUplinks() Topology {
 			},
 			{Name: "lan", Switch: true},
 			{
-				Name: "internet",
-				Owns: []string{"203.0.113.0/24", "2001:db8:f::/64"},
+				Name:      "internet",
+				Addresses: []string{"203.0.113.10/32", "2001:db8:f::10/128"},
+				Owns:      []string{"203.0.113.0/24", "2001:db8:f::/64"},
 				Routes: []Route{
 					{To: "198.51.100.0/24", Via: "100.64.1.1"}, {To: "2001:db8:a::/64", Via: "2001:db8:1::1"},
 					{To: "192.0.2.0/24", Via: "100.64.2.1"}, {To: "2001:db8:b::/64", Via: "2001:db8:2::1"},
