@@ -37,9 +37,6 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if !crosses && !v.v6 && v.sourceRoute { // Linux drops it (accept_source_route) before it sends an error
 		return Outcome{Action: Drop, Reason: ReasonUntranslatable}
 	}
-	if v.ttl <= 1 {
-		return m.withAnswer(in, v, ttlExceeded, Outcome{Action: Drop, Reason: ReasonTTLExceeded})
-	}
 	if !p.to.Source.IsValid() {
 		p.to = v.tuple()
 	}
@@ -51,6 +48,12 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		via = p.via
 	}
 	next, routed := m.host.route(via)
+	if !routed && !m.host.Owns(via) && !leftToKernel(via) {
+		return m.withAnswer(in, v, noRoute, Outcome{Action: Drop, Reason: ReasonNoRoute})
+	}
+	if v.ttl <= 1 {
+		return m.withAnswer(in, v, ttlExceeded, Outcome{Action: Drop, Reason: ReasonTTLExceeded})
+	}
 	crossing := p.to.Source.Addr().Is6() != v.v6
 	mac, known := next.mac, next.known
 	if p.mac != (packet.MAC{}) {
@@ -121,6 +124,16 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	}
 	b = append(b, v.trailer...) // padding keeps its place: no length field counts it
 	return Outcome{Action: p.action, Reason: p.reason, Out: []Departure{{next.Name, link(next.MAC, mac, b)}}}
+}
+
+// leftToKernel reports whether the kernel decides about a destination without a route: this network,
+// loopback, link-local IPv6, multicast and reserved addresses.
+func leftToKernel(a netip.Addr) bool {
+	first := a.AsSlice()[0]
+	if a.Is6() {
+		return first >= 0xfe
+	}
+	return first == 0 || first == 127 || first >= 224
 }
 
 // dropUntranslatable drops a packet that has no translation and sends an ICMP error to its sender.
@@ -248,6 +261,7 @@ var (
 	noAnswer          = answer{}
 	ttlExceeded       = answer{kind4: message{11, 0}, kind6: message{3, 0}}
 	tooBig            = answer{kind4: message{3, 4}, kind6: message{2, 0}}
+	noRoute           = answer{kind4: message{3, 0}, kind6: message{1, 0}}
 	hostUnreachable   = answer{kind4: message{3, 1}, kind6: message{1, 3}}
 	portUnreachable   = answer{kind4: message{3, 3}, kind6: message{1, 4}}
 	prohibited        = answer{kind4: message{3, 13}, kind6: message{1, 1}}

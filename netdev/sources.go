@@ -13,35 +13,56 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OwnSource is an IPv4 address of this host, or a broadcast address of one of its networks.
+// OwnSource is an address of this host, or a broadcast address of one of its IPv4 networks.
 type OwnSource struct {
 	Addr      netip.Addr
 	Broadcast bool
 }
 
-// OwnSources lists the single addresses in the local table.
-func OwnSources() ([]OwnSource, error) {
+// OwnSources lists the single addresses in the local tables of both families. whole4 and whole6 report whether
+// they are all local destinations of the family: the table has no local prefix but the loopback network.
+func OwnSources() (list []OwnSource, whole4, whole6 bool, err error) {
+	list, whole4, err = ownSources(unix.AF_INET)
+	if err != nil {
+		return nil, false, false, err
+	}
+	list6, whole6, err := ownSources(unix.AF_INET6)
+	return append(list, list6...), whole4, whole6, err
+}
+
+func ownSources(family uint8) (list []OwnSource, whole bool, err error) {
 	s, err := nl.Subscribe(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("local routes: %w", err)
+		return nil, false, fmt.Errorf("local routes: %w", err)
 	}
 	defer s.Close()
 	if err := unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
-		return nil, fmt.Errorf("local routes: %w", err)
+		return nil, false, fmt.Errorf("local routes: %w", err)
 	}
-	return Whole(func() (list []OwnSource, err error) {
+	single := uint8(32)
+	if family == unix.AF_INET6 {
+		single = 128
+	}
+	list, err = Whole(func() (list []OwnSource, err error) {
+		whole = true
 		req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
 		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
-		req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: unix.AF_INET, Table: unix.RT_TABLE_LOCAL}})
+		req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: family, Table: unix.RT_TABLE_LOCAL}})
 		err = req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE, func(m []byte) bool {
-			if len(m) < unix.SizeofRtMsg || m[1] != 32 || m[7] != unix.RTN_LOCAL && m[7] != unix.RTN_BROADCAST {
+			if len(m) < unix.SizeofRtMsg || m[7] != unix.RTN_LOCAL && m[7] != unix.RTN_BROADCAST && m[7] != unix.RTN_ANYCAST {
 				return true
 			}
+			dst := netip.IPv6Unspecified()
 			attributes(m[unix.SizeofRtMsg:], func(kind uint16, value []byte) {
 				if a, ok := netip.AddrFromSlice(value); ok && kind == unix.RTA_DST {
-					list = append(list, OwnSource{Addr: a, Broadcast: m[7] == unix.RTN_BROADCAST})
+					dst = a
 				}
 			})
+			if m[1] == single {
+				list = append(list, OwnSource{Addr: dst, Broadcast: m[7] == unix.RTN_BROADCAST})
+			} else if !dst.IsLoopback() {
+				whole = false
+			}
 			return true
 		})
 		if errors.Is(err, unix.ENOENT) {
@@ -52,11 +73,12 @@ func OwnSources() ([]OwnSource, error) {
 		}
 		return list, nil
 	})
+	return list, whole, err
 }
 
-// HasRules reports whether "ip rule" has IPv4 rules other than the three default ones.
-func HasRules() (bool, error) {
-	rules, err := Whole(func() ([]netlink.Rule, error) { return netlink.RuleList(unix.AF_INET) })
+// HasRules reports whether "ip rule" has rules of a family other than the default ones.
+func HasRules(family int) (bool, error) {
+	rules, err := Whole(func() ([]netlink.Rule, error) { return netlink.RuleList(family) })
 	if err != nil {
 		return false, fmt.Errorf("routing rules: %w", err)
 	}

@@ -156,7 +156,7 @@ static __always_inline bool direct_find(struct direct_packet *s, void *data, voi
 		return false;
 	d = direct_of(ip->daddr | (__u64)ports->dest << 32 | (__u64)ip->protocol << 48);
 	if (!d || (d->ifindex && d->ifindex != ifindex) || martian4(ip->saddr) ||
-	    maybe_own(ip->saddr) || checks_now() & CHECK_EACH)
+	    maybe_own(ip->saddr) || checks_now() & CHECK_EACH || forwarding_off(ifindex))
 		return false;
 	s->length = bpf_ntohs(ip->tot_len);
 	s->ecn = ip->tos & ECN_MASK;

@@ -46,6 +46,16 @@ struct {
 	__type(value, __u32);
 } own_sources SEC(".maps");
 
+// IPv6 addresses of this host, to distinguish them from destinations without a route. Written by
+// user space when addresses change.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, union addr);
+	__type(value, __u32);
+} own_addresses6 SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

@@ -40,11 +40,12 @@ enum iface_key {
 	ANY_IFACE_OF_SERVICE = 0xc0000000U, // not an interface index
 };
 
-// Value of source_checks: the kernel's checks of IPv4 sources on an ingress interface.
+// Value of source_checks: the kernel's checks of IPv4 packets on an ingress interface.
 enum source_check {
 	SOURCE_STRICT = 0x01, // rp_filter 1
 	SOURCE_LOOSE = 0x02,  // rp_filter 2
 	SOURCE_ACCEPT_LOCAL = 0x04,
+	SOURCE_FORWARDING_OFF = 0x08, // forwarding 0
 };
 
 // Value of own_sources.

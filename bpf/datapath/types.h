@@ -188,6 +188,7 @@ enum answer {
 	ANSWER_SOURCE_ROUTE,
 	ANSWER_COOKIE,
 	ANSWER_UNREACHABLE_ROUTE,
+	ANSWER_NO_ROUTE,
 };
 
 enum encap {
@@ -366,6 +367,10 @@ enum check {
 	CHECK_EACH = 0x08,	 // rp_filter may refuse packets without a flow
 	CHECK_MULTIPATH = 0x10,	 // IPv4 routes over several next hops
 	CHECK_RULES = 0x20,	 // IPv4 rules of "ip rule" other than the default ones
+	CHECK_RULES6 = 0x40,	 // the same for IPv6
+	CHECK_FORWARDING = 0x80, // interfaces with IPv4 forwarding off
+	CHECK_OWN4 = 0x100,	 // own_sources has all local IPv4 destinations
+	CHECK_OWN6 = 0x200,	 // own_addresses6 has all local IPv6 destinations
 };
 
 // Global words of the datapath, in one element. Every packet reads the first cache line, which is

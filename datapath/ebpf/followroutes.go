@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-lb/sluice/datapath/ebpf/table"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 	"github.com/sluice-lb/sluice/kernel"
@@ -28,7 +30,7 @@ func setChecks(t *table.Tables, which, to uint32) {
 	}
 }
 
-// sourceChecks returns how the kernel checks the sources of packets that an interface receives. read
+// sourceChecks returns how the kernel checks IPv4 packets that an interface receives. read
 // returns the value of a setting.
 func sourceChecks(read func(key string) string, iface string) (flags uint32) {
 	number := func(of, name string) int {
@@ -41,6 +43,9 @@ func sourceChecks(read func(key string) string, iface string) (flags uint32) {
 		flags = wire.SourceStrict
 	default:
 		flags = wire.SourceLoose
+	}
+	if number(iface, "forwarding") == 0 {
+		flags |= wire.SourceForwardingOff
 	}
 	if number("all", "accept_local") != 0 || number(iface, "accept_local") != 0 { // IN_DEV_ACCEPT_LOCAL
 		flags |= wire.SourceAcceptLocal
@@ -55,11 +60,15 @@ func putSources(t *table.Tables, routes netdev.RouteFacts) error {
 	if err != nil {
 		return err
 	}
-	own, err := netdev.OwnSources()
+	own, whole4, whole6, err := netdev.OwnSources()
 	if err != nil {
 		return err
 	}
-	rules, err := netdev.HasRules()
+	rules, err := netdev.HasRules(unix.AF_INET)
+	if err != nil {
+		return err
+	}
+	rules6, err := netdev.HasRules(unix.AF_INET6)
 	if err != nil {
 		return err
 	}
@@ -71,6 +80,9 @@ func putSources(t *table.Tables, routes netdev.RouteFacts) error {
 			continue
 		}
 		flags[uint32(i.Index)] = f
+		if f&wire.SourceForwardingOff != 0 {
+			checks |= wire.CheckForwarding
+		}
 		switch {
 		case f&wire.SourceStrict != 0:
 			checks |= wire.CheckRpFilter | wire.CheckStrict | wire.CheckEach
@@ -87,10 +99,23 @@ func putSources(t *table.Tables, routes netdev.RouteFacts) error {
 	if rules {
 		checks |= wire.CheckRules | checks&wire.CheckRpFilter/wire.CheckRpFilter*wire.CheckEach
 	}
+	if rules6 {
+		checks |= wire.CheckRules6
+	}
 	kinds, filter := map[uint32]uint32{}, wire.OwnFilter{}
+	six, most6 := map[wire.Addr]uint32{}, int(t.Maps["own_addresses6"].MaxEntries())
 	for _, o := range own {
+		if o.Addr.Is6() {
+			if len(six) == most6 {
+				whole6 = false // a destination without a route is left to the kernel
+				continue
+			}
+			six[wire.AddrOf(o.Addr)] = wire.OwnAddress
+			continue
+		}
 		if len(kinds) == int(t.Maps["own_sources"].MaxEntries()) {
-			err = fmt.Errorf("the host has %d IPv4 addresses, and %d have room", len(own), len(kinds))
+			err = fmt.Errorf("the host has more than %d IPv4 addresses", len(kinds))
+			whole4 = false
 			break
 		}
 		key := wire.AddrOf(o.Addr).W[0]
@@ -101,10 +126,19 @@ func putSources(t *table.Tables, routes netdev.RouteFacts) error {
 		bit := key * 0x9e3779b1 >> 20
 		filter.Words[bit/64] |= 1 << (bit % 64)
 	}
+	if whole4 && !rules { // a rule may select a table with local routes, or a mark that only the kernel sees
+		checks |= wire.CheckOwn4
+	}
+	if whole6 && !rules6 {
+		checks |= wire.CheckOwn6
+	}
 	zero := uint32(0)
 	err = errors.Join(err, table.Equalise(t.Maps["source_checks"], flags, nil), table.Equalise(t.Maps["own_sources"], kinds, nil),
-		t.Maps["own_filter"].Put(&zero, &filter))
-	setChecks(t, wire.CheckRpFilter|wire.CheckStrict|wire.CheckEach|wire.CheckMultipath|wire.CheckRules, checks)
+		table.Equalise(t.Maps["own_addresses6"], six, nil), t.Maps["own_filter"].Put(&zero, &filter))
+	if err != nil {
+		checks &^= wire.CheckOwn4 | wire.CheckOwn6
+	}
+	setChecks(t, ^uint32(wire.CheckRouteMtus), checks)
 	return err
 }
 

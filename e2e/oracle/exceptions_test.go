@@ -44,6 +44,7 @@ var exceptions = []exception{
 	{"own-errors-name-the-gateway", ownErrors},
 	{"no-errors-to-nowhere", errorsToNowhere},
 	{"no-route-errors", noRouteErrors},
+	{"unresolved-before-size", unresolvedBeforeSize},
 	{"broadcast-sources", broadcastSources},
 	{"nftables-stateless-errors", statelessErrors},
 	{"nftables-stateless-sources", statelessSources},
@@ -437,9 +438,12 @@ func errorsToNowhere(s *situation) (missing, extra []string) {
 	}), nil
 }
 
-// noRouteErrors: a translated packet without a route goes to the kernel, whose error quotes it as translated and has the
-// translated source as its destination.
+// noRouteErrors: with rules of "ip rule", a translated packet without a route goes to the kernel, whose error quotes it as
+// translated and has the translated source as its destination.
 func noRouteErrors(s *situation) (missing, extra []string) {
+	if !slices.ContainsFunc(s.run.script, func(line string) bool { return strings.Contains(line, " rule add ") }) {
+		return nil, nil
+	}
 	const noRoute = 0
 	unreachable := func(_ string, f parsed) bool {
 		return f.error != nil && f.error.Type == map[bool]uint8{true: 1, false: 3}[f.error.V6] && f.error.Code == noRoute
@@ -447,6 +451,19 @@ func noRouteErrors(s *situation) (missing, extra []string) {
 	missing, extra = filter(s.missing, unreachable), filter(s.extra, unreachable)
 	if len(missing) > 0 {
 		extra = append(extra, filter(s.extra, func(_ string, f parsed) bool { a, ok := f.asksFor(); return ok && pooled[a] })...)
+	}
+	return missing, extra
+}
+
+// unresolvedBeforeSize: a packet that is too big for a next hop that does not answer gets the error of the next hop on
+// eBPF, and the error about its size from the kernel.
+func unresolvedBeforeSize(s *situation) (missing, extra []string) {
+	missing = filter(s.missing, func(_ string, f parsed) bool { return tooBig(f.p) })
+	extra = filter(s.extra, func(_ string, f parsed) bool {
+		return f.error != nil && (f.error.V6 && f.error.Type == 1 && f.error.Code == 3 || !f.error.V6 && f.error.Type == 3 && f.error.Code == 1)
+	})
+	if len(missing) == 0 || len(missing) != len(extra) {
+		return nil, nil
 	}
 	return missing, extra
 }

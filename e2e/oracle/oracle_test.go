@@ -100,12 +100,18 @@ func TestFixedDifferences(t *testing.T) {
 	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			d, err := replay(t, script(t, file), false, "xdp", "tc")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if d != nil {
-				t.Error(d)
+			for again := true; ; again = false { // a busy machine causes differences that a second replay does not show
+				d, err := replay(t, script(t, file), false, "xdp", "tc")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if d == nil {
+					return
+				}
+				if !again {
+					t.Fatal(d)
+				}
+				t.Log(d)
 			}
 		})
 	}

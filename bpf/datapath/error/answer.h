@@ -74,6 +74,9 @@ static __always_inline void icmp_words(struct icmp_header *icmp, const struct pl
 		icmp->type = v6 ? ICMP6_UNREACHABLE : ICMP4_UNREACHABLE;
 		icmp->code = v6 ? 1 : 13;
 		return;
+	case ANSWER_NO_ROUTE:
+		icmp->type = v6 ? ICMP6_UNREACHABLE : ICMP4_UNREACHABLE;
+		return;
 	case ANSWER_UNREACHABLE_HOST:
 	case ANSWER_UNREACHABLE_ROUTE:
 		icmp->type = v6 ? ICMP6_UNREACHABLE : ICMP4_UNREACHABLE;

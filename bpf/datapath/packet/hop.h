@@ -190,11 +190,24 @@ static __noinline __u32 generation_now(void)
 }
 
 // Returns a number that is added to the generation in a flow's entry while interfaces have
-// rp_filter 1. Packets that arrive by another interface then find no cached next hop, and their
-// source is checked.
+// rp_filter 1 or IPv4 forwarding off. Packets that arrive by another interface then find no cached
+// next hop, and the interface and the source are checked.
 static __always_inline __u32 arrival(const struct control *c, __u32 ifindex)
 {
-	return c->checks & CHECK_STRICT ? ifindex * 0x9e3779b1U : 0;
+	return c->checks & (CHECK_STRICT | CHECK_FORWARDING) ? ifindex * 0x9e3779b1U : 0;
+}
+
+// Reports whether IPv4 forwarding is off on an interface. Backends cache next hops for packets of
+// all interfaces.
+static __always_inline bool forwarding_off(__u32 ifindex)
+{
+	struct control *c = the_control();
+	__u32 *flags;
+
+	if (!c || !(*(volatile __u32 *)&c->checks & CHECK_FORWARDING))
+		return false;
+	flags = bpf_map_lookup_elem(&source_checks, &ifindex);
+	return flags && *flags & SOURCE_FORWARDING_OFF;
 }
 
 // Returns the next hop in a slot if it was stored in the current generation, or null. ifindex: the
@@ -431,6 +444,20 @@ static __noinline bool way_back(void *ctx, __u32 ifindex, __be32 from)
 	return false;
 }
 
+// Reports whether a destination for which bpf_fib_lookup returns NOT_FWDED has no route. Local,
+// broadcast and multicast destinations have the same result, and the kernel decides about them.
+static __noinline bool without_route(const struct control *c, const struct plan *plan)
+{
+	const union addr *to = &plan->gateway;
+	__u32 first = bpf_ntohl(to->w[0]) >> 24;
+
+	if (plan->gateway_family == FAMILY_6)
+		return c->checks & CHECK_OWN6 && first != 0xff && first != 0xfe &&
+		       !bpf_map_lookup_elem(&own_addresses6, to);
+	return c->checks & CHECK_OWN4 && first != 0 && first != 127 && first < 224 &&
+	       !bpf_map_lookup_elem(&own_sources, &to->w[0]);
+}
+
 #define USER_SPACE_GONE_NS 10000000000ULL // user space probes neighbours every second
 #define KERNEL_PROBE_SECONDS 5		  // seconds, as the kernel waits before a probe (delay_first_probe_time)
 
@@ -482,11 +509,15 @@ static __always_inline enum reason route(void *ctx, const struct packet *p, stru
 	    plan->gateway.d[1] != p->tuple.daddr.d[1]) {
 		gen = *(volatile __u32 *)&c->generation;
 		fib_request(fib, p, plan);
-		found = plan->family == p->family ? (int)bpf_fib_lookup(ctx, fib, sizeof(*fib), 0) :
-						    fib_found(ctx, fib);
+		found = plan->family == p->family && p->ttl > 1 && c->checks & CHECK_RULES6 ?
+				(int)bpf_fib_lookup(ctx, fib, sizeof(*fib), 0) : // a rule may match the interface
+				fib_found(ctx, fib);
 		reason = fib_reason(found);
 	}
-	if (found == BPF_FIB_LKUP_RET_NOT_FWDED && plan->flags & PLAN_REPLY) {
+	if (found == BPF_FIB_LKUP_RET_NOT_FWDED && without_route(c, plan)) {
+		plan->answer = ANSWER_NO_ROUTE;
+		reason = REASON_NO_ROUTE;
+	} else if (found == BPF_FIB_LKUP_RET_NOT_FWDED && plan->flags & PLAN_REPLY) {
 		plan->to = p->tuple;
 		plan->flags |= PLAN_SAME;
 	}
@@ -533,7 +564,7 @@ static __always_inline bool hop_current(const struct packet *p, struct plan *pla
 {
 	struct hop *h = hop_remembered(plan->hop, plan->hop_gen, plan->backend_hop == NO_ENTRY ? p->ifindex : 0);
 
-	if (!h)
+	if (!h || (p->family == FAMILY_4 && plan->backend_hop != NO_ENTRY && forwarding_off(p->ifindex)))
 		return false;
 	plan->flags |= PLAN_ROUTED;
 	if (hop_fresh(h, p->now))

@@ -823,6 +823,7 @@ const (
 	MapMembers              = "members"
 	MapNatOrders            = "nat_orders"
 	MapNatRules             = "nat_rules"
+	MapOwnAddresses6        = "own_addresses6"
 	MapOwnFilter            = "own_filter"
 	MapOwnSources           = "own_sources"
 	MapOwnStations          = "own_stations"
@@ -1058,6 +1059,7 @@ type MapSpecs struct {
 	Members        *ebpf.MapSpec `ebpf:"members"`
 	NatOrders      *ebpf.MapSpec `ebpf:"nat_orders"`
 	NatRules       *ebpf.MapSpec `ebpf:"nat_rules"`
+	OwnAddresses6  *ebpf.MapSpec `ebpf:"own_addresses6"`
 	OwnFilter      *ebpf.MapSpec `ebpf:"own_filter"`
 	OwnSources     *ebpf.MapSpec `ebpf:"own_sources"`
 	OwnStations    *ebpf.MapSpec `ebpf:"own_stations"`
@@ -1247,6 +1249,7 @@ type Maps struct {
 	Members        *ebpf.Map `ebpf:"members"`
 	NatOrders      *ebpf.Map `ebpf:"nat_orders"`
 	NatRules       *ebpf.Map `ebpf:"nat_rules"`
+	OwnAddresses6  *ebpf.Map `ebpf:"own_addresses6"`
 	OwnFilter      *ebpf.Map `ebpf:"own_filter"`
 	OwnSources     *ebpf.Map `ebpf:"own_sources"`
 	OwnStations    *ebpf.Map `ebpf:"own_stations"`
@@ -1309,6 +1312,7 @@ func (m *Maps) Close() error {
 		m.Members,
 		m.NatOrders,
 		m.NatRules,
+		m.OwnAddresses6,
 		m.OwnFilter,
 		m.OwnSources,
 		m.OwnStations,

@@ -21,6 +21,7 @@ const (
 	AnswerSourceRoute      = 7
 	AnswerCookie           = 8
 	AnswerUnreachableRoute = 9
+	AnswerNoRoute          = 10
 )
 
 // Values of enum backend_state.
@@ -32,12 +33,16 @@ const (
 
 // Values of enum check.
 const (
-	CheckRouteMtus = 1
-	CheckRpFilter  = 2
-	CheckStrict    = 4
-	CheckEach      = 8
-	CheckMultipath = 16
-	CheckRules     = 32
+	CheckRouteMtus  = 1
+	CheckRpFilter   = 2
+	CheckStrict     = 4
+	CheckEach       = 8
+	CheckMultipath  = 16
+	CheckRules      = 32
+	CheckRules6     = 64
+	CheckForwarding = 128
+	CheckOwn4       = 256
+	CheckOwn6       = 512
 )
 
 // Values of enum choice.
@@ -387,9 +392,10 @@ const (
 
 // Values of enum source_check.
 const (
-	SourceStrict      = 1
-	SourceLoose       = 2
-	SourceAcceptLocal = 4
+	SourceStrict        = 1
+	SourceLoose         = 2
+	SourceAcceptLocal   = 4
+	SourceForwardingOff = 8
 )
 
 // Values of enum spliced.
