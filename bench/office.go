@@ -3,26 +3,19 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"math"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
-	"strings"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/sluice-lb/sluice/capacity"
 	"github.com/sluice-lb/sluice/lab"
 	sluiced "github.com/sluice-lb/sluice/lab/daemon"
 	"github.com/sluice-lb/sluice/lab/host"
@@ -302,136 +295,6 @@ func (r *iperfResult) run(cmd *exec.Cmd) error {
 	return nil
 }
 
-// dhcpLoad are the DHCP clients of the office.
-type dhcpLoad struct {
-	clients *host.DHCP
-	leases  []host.Lease
-	renewed atomic.Uint64
-}
-
-// lease obtains an address for every client.
-func (o *office) lease(ctx context.Context) (*dhcpLoad, error) {
-	clients, err := host.OpenDHCP(o.client, "eth0")
-	if err != nil {
-		return nil, err
-	}
-	d := &dhcpLoad{clients: clients, leases: make([]host.Lease, program.Leases)}
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	group, ctx := errgroup.WithContext(ctx)
-	for i := range d.leases {
-		group.Go(func() (err error) {
-			d.leases[i], err = clients.Lease(ctx, net.HardwareAddr{2, 0, 0, 10, 0, byte(i)})
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
-		clients.Close()
-		return nil, err
-	}
-	return d, nil
-}
-
-// dhcpPause is the time between two renewals of a client.
-const dhcpPause = 500 * time.Millisecond
-
-// renew renews all leases until ctx ends.
-func (d *dhcpLoad) renew(ctx context.Context) error {
-	group, ctx := errgroup.WithContext(ctx)
-	for _, l := range d.leases {
-		group.Go(func() error {
-			for ctx.Err() == nil {
-				if _, err := d.clients.Renew(ctx, l); err != nil {
-					if ctx.Err() != nil {
-						break // the end of the measurement
-					}
-					return err
-				}
-				d.renewed.Add(1)
-				_ = wait(ctx, int(dhcpPause.Milliseconds())) // the loop checks ctx
-			}
-			return nil
-		})
-	}
-	return group.Wait()
-}
-
-// heldList are open connections.
-type heldList []held
-
-// held is an open connection with a request that its server answers.
-type held struct {
-	net.Conn
-	request []byte
-}
-
-func (l heldList) close() {
-	for _, c := range l {
-		c.Close()
-	}
-}
-
-// hold opens the connections: half of them from the office, the others from outside to its servers.
-func (o *office) hold(out, web, ftp netip.Addr) (all heldList, err error) {
-	const get = "GET / HTTP/1.1\r\nHost: office\r\n\r\n"
-	for _, part := range []struct {
-		from    *lab.Node
-		to      netip.AddrPort
-		count   int
-		request string
-	}{
-		{o.client, netip.AddrPortFrom(out, 80), heldConnections / 2, get},
-		{o.server, netip.AddrPortFrom(web, 80), heldConnections/2 - 100, get},
-		{o.server, netip.AddrPortFrom(ftp, 21), 100, "NOOP\r\n"},
-	} {
-		err := part.from.Do(func() error {
-			for range part.count {
-				c, err := (&net.Dialer{Timeout: 10 * time.Second}).DialContext(o.t, "tcp", part.to.String())
-				if err != nil {
-					return err
-				}
-				all = append(all, held{c, []byte(part.request)})
-			}
-			return nil
-		})
-		if err != nil {
-			return all, err
-		}
-	}
-	return all, nil
-}
-
-// Requests on held connections: workers send them in turn, each with a pause, so that they are 800 a second at most
-// and take no notable part of the line.
-const (
-	heldWorkers = 8
-	heldPause   = 10 * time.Millisecond
-)
-
-// use sends requests on the connections in turn until ctx ends.
-func (l heldList) use(ctx context.Context) error {
-	var group errgroup.Group
-	for w := range heldWorkers {
-		group.Go(func() error {
-			answer := make([]byte, 4096)
-			for i := w; ctx.Err() == nil; i = (i + heldWorkers) % len(l) {
-				c := l[i]
-				_ = c.SetDeadline(time.Now().Add(10 * time.Second)) // fails only on a closed connection
-				_, err := c.Write(c.request)
-				if err == nil {
-					_, err = c.Read(answer)
-				}
-				if err != nil {
-					return fmt.Errorf("connection %d of %d: %w", i, len(l), err)
-				}
-				_ = wait(ctx, int(heldPause.Milliseconds())) // the loop checks ctx
-			}
-			return nil
-		})
-	}
-	return group.Wait()
-}
-
 // reportMemory reports the memory that the gateway uses for the connections, and its programs.
 func (o *office) reportMemory() error {
 	connections, err := o.connectionMemory(o.sluice)
@@ -450,79 +313,4 @@ func (o *office) reportMemory() error {
 	}
 	o.t.Report("memory of programs", float64(resident)/1e3)
 	return nil
-}
-
-// proportionalSize returns the proportional set size of a process in bytes.
-func proportionalSize(pid int) (uint64, error) {
-	file := fmt.Sprintf("/proc/%d/smaps_rollup", pid)
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return 0, err
-	}
-	for line := range bytes.Lines(b) {
-		if rest, ok := bytes.CutPrefix(line, []byte("Pss:")); ok {
-			kb, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(string(rest)), " kB"), 10, 64)
-			return kb << 10, err
-		}
-	}
-	return 0, fmt.Errorf("%s: no Pss", file)
-}
-
-// connectionMemory returns the bytes of the gateway's entries in connection tracking and of the BPF maps of a process,
-// 0 for none.
-func (n *network) connectionMemory(pid int) (uint64, error) {
-	entries, err := n.tracked()
-	if err != nil || pid == 0 {
-		return entries * capacity.EntryBytes(capacity.Extensions{NAT: true}), err
-	}
-	maps, err := mapMemory(pid)
-	return entries*capacity.EntryBytes(capacity.Extensions{NAT: true}) + maps, err
-}
-
-// tracked returns the number of connections that the gateway's kernel tracks.
-func (n *network) tracked() (entries uint64, err error) {
-	const file = "/proc/sys/net/netfilter/nf_conntrack_count"
-	err = n.gateway.Do(func() error {
-		if !readable(file) {
-			return nil // without the module there are no entries
-		}
-		entries, err = strconv.ParseUint(readLine(file), 10, 64)
-		return err
-	})
-	return entries, err
-}
-
-// mapMemory returns the memory that the kernel charges for the BPF maps of a process.
-func mapMemory(pid int) (sum uint64, err error) {
-	dir := fmt.Sprintf("/proc/%d/fdinfo", pid)
-	fds, err := os.ReadDir(dir)
-	if err != nil {
-		return 0, err
-	}
-	seen := map[string]bool{} // a map may have several descriptors
-	for _, fd := range fds {
-		b, err := os.ReadFile(filepath.Join(dir, fd.Name()))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // closed meanwhile
-		}
-		if err != nil {
-			return 0, err
-		}
-		of := map[string]string{}
-		for line := range strings.Lines(string(b)) {
-			key, value, _ := strings.Cut(line, ":")
-			of[key] = strings.TrimSpace(value)
-		}
-		id := of["map_id"]
-		if id == "" || seen[id] {
-			continue
-		}
-		seen[id] = true
-		bytes, err := strconv.ParseUint(of["memlock"], 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("map %s: memlock: %w", id, err)
-		}
-		sum += bytes
-	}
-	return sum, nil
 }

@@ -429,7 +429,7 @@ type Changes struct {
 	File     string
 	Revision uint64
 	Edits    []config.Edit
-	States   []store.State
+	States   []store.Override
 	History  []store.Revision
 	Trial    *store.Trial // nil without a trial
 }

@@ -101,9 +101,9 @@ func (c *Control) runCounts(ctx context.Context) {
 
 // endDrains ends the drains with a past deadline. During the trial of a change it waits.
 func (c *Control) endDrains(ctx context.Context, now time.Time) {
-	due := func(s store.State) bool { return !s.Until.IsZero() && !now.Before(s.Until) }
+	due := func(s store.Override) bool { return !s.Until.IsZero() && !now.Before(s.Until) }
 	c.mu.Lock()
-	ending := slices.DeleteFunc(c.store.States(), func(s store.State) bool { return !due(s) })
+	ending := slices.DeleteFunc(c.store.States(), func(s store.Override) bool { return !due(s) })
 	wait := c.trial != nil || now.Before(c.drains.after)
 	c.mu.Unlock()
 	if len(ending) == 0 || wait {
@@ -133,7 +133,7 @@ func (c *Control) endDrains(ctx context.Context, now time.Time) {
 	}
 }
 
-func nameOf(s store.State) string {
+func nameOf(s store.Override) string {
 	if s.Service == "" {
 		return "the gateway"
 	}
@@ -177,7 +177,7 @@ func (c *Control) Drains() map[engine.Backend]Drain {
 	c.mu.Lock()
 	states := c.store.States()
 	c.mu.Unlock()
-	own := map[engine.Backend]store.State{}
+	own := map[engine.Backend]store.Override{}
 	for _, s := range states {
 		own[engine.Backend{Service: s.Service, Name: s.Backend}] = s
 	}

@@ -26,7 +26,7 @@ func gatewayWith(t *testing.T, text string) *gateway {
 	return begin(t, file, filepath.Join(dir, "store"))
 }
 
-func (g *gateway) set(t *testing.T, service, backend string, to State) {
+func (g *gateway) set(t *testing.T, service, backend string, to Override) {
 	t.Helper()
 	if err := g.SetState(t.Context(), me, service, backend, to, nil); err != nil {
 		t.Fatal(err)
@@ -38,7 +38,7 @@ func TestDrainEnds(t *testing.T) {
 	for then, want := range map[string]string{"": "10.0.0.1 drain, 10.0.0.2 up", Keep: "10.0.0.1 drain, 10.0.0.2 up", Reset: "10.0.0.1 down, 10.0.0.2 up"} {
 		t.Run("then "+then, func(t *testing.T) {
 			g := gatewayWith(t, two)
-			g.set(t, "web", "a", State{State: "drain", Deadline: time.Hour, Then: then})
+			g.set(t, "web", "a", Override{State: "drain", Deadline: time.Hour, Then: then})
 			g.want(t, "10.0.0.1 drain, 10.0.0.2 up")
 			begun := time.Now()
 			g.endDrains(t.Context(), begun.Add(59*time.Minute))
@@ -62,7 +62,7 @@ func TestDrainEnds(t *testing.T) {
 			if s := g.Changes().States; len(s) != 1 || s[0].State != "drain" || s[0].Until.IsZero() {
 				t.Errorf("reverted to %v", s)
 			}
-			g.set(t, "web", "a", State{State: "auto"})
+			g.set(t, "web", "a", Override{State: "auto"})
 			g.want(t, "10.0.0.1 up, 10.0.0.2 up")
 		})
 	}
@@ -72,8 +72,8 @@ func TestDrainEnds(t *testing.T) {
 // At the deadline the connections end.
 func TestDrainOfTheGateway(t *testing.T) {
 	g := gatewayWith(t, two)
-	g.set(t, "web", "b", State{State: "up"})
-	g.set(t, "", "", State{State: "drain", Deadline: time.Minute, Then: Reset})
+	g.set(t, "web", "b", Override{State: "up"})
+	g.set(t, "", "", Override{State: "drain", Deadline: time.Minute, Then: Reset})
 	g.want(t, "10.0.0.1 drain, 10.0.0.2 drain")
 	g = begin(t, g.file, g.at)
 	g.want(t, "10.0.0.1 drain, 10.0.0.2 drain")
@@ -85,7 +85,7 @@ func TestDrainOfTheGateway(t *testing.T) {
 	}
 	g.endDrains(t.Context(), time.Now().Add(2*time.Minute))
 	g.want(t, "10.0.0.1 down, 10.0.0.2 down")
-	g.set(t, "", "", State{State: "auto"})
+	g.set(t, "", "", Override{State: "auto"})
 	g.want(t, "10.0.0.1 up, 10.0.0.2 up")
 	if len(g.Drains()) != 0 {
 		t.Errorf("drains %v", g.Drains())
@@ -96,7 +96,7 @@ func TestDrainOfTheGateway(t *testing.T) {
 // one is tried again.
 func TestDrainWaitsForATrial(t *testing.T) {
 	g := gatewayWith(t, two)
-	g.set(t, "web", "a", State{State: "drain", Deadline: time.Minute, Then: Reset})
+	g.set(t, "web", "a", Override{State: "drain", Deadline: time.Minute, Then: Reset})
 	if _, err := g.Apply(t.Context(), me, decode(t, strings.Replace(two, "10.0.0.2", "10.0.0.3", 1)), nil, time.Hour); err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestConnectionsLeft(t *testing.T) {
 	g := gatewayWith(t, two)
 	a := engine.Backend{Service: "web", Name: "a"}
 	g.flows(100, "a")
-	g.set(t, "web", "a", State{State: "drain"})
+	g.set(t, "web", "a", Override{State: "drain"})
 	if d := g.Drains()[a]; d.Left != -1 || !d.Counted.IsZero() {
 		t.Errorf("before the first count: %+v", d)
 	}
@@ -131,7 +131,7 @@ func TestConnectionsLeft(t *testing.T) {
 	if d := g.Drains()[a]; d.Left != 75 || d.Estimate != 150*time.Second {
 		t.Errorf("%+v, want 75 left and 2.5 minutes", d)
 	}
-	g.set(t, "", "", State{State: "drain"})
+	g.set(t, "", "", Override{State: "drain"})
 	g.countDrains(t.Context(), start.Add(60*time.Second))
 	if whole := g.Drains()[engine.Backend{}]; whole.Left != 75 {
 		t.Errorf("the whole gateway: %+v", whole)
@@ -194,13 +194,13 @@ func TestDrainEndsAtItsDeadline(t *testing.T) {
 		go g.Run(ctx)
 		time.Sleep(7300*time.Microsecond + 4*time.Second)
 		for _, deadline := range []time.Duration{time.Second, 2700 * time.Millisecond, time.Hour + 499*time.Millisecond} {
-			g.set(t, "web", "a", State{State: "drain", Deadline: deadline, Then: Reset})
+			g.set(t, "web", "a", Override{State: "drain", Deadline: deadline, Then: Reset})
 			due := time.Now().Add(deadline).Truncate(time.Millisecond)
 			time.Sleep(deadline + 5*time.Second)
 			if len(f.ended) != 1 || !f.ended[0].Equal(due) {
 				t.Errorf("deadline %v: ended at %v, due at %v", deadline, f.ended, due)
 			}
-			g.set(t, "web", "a", State{State: "auto"})
+			g.set(t, "web", "a", Override{State: "auto"})
 			f.ended = nil
 		}
 		cancel()
@@ -211,7 +211,7 @@ func TestDrainEndsAtItsDeadline(t *testing.T) {
 // TestStatesThatAreNone: invalid states are refused, and nothing changes.
 func TestStatesThatAreNone(t *testing.T) {
 	g := gatewayWith(t, two)
-	for want, to := range map[string]State{
+	for want, to := range map[string]Override{
 		`state "sideways": not one of`:           {State: "sideways"},
 		"only drain has a deadline":              {State: "down", Deadline: time.Minute},
 		"only drain has":                         {State: "auto", Then: Keep},
@@ -224,7 +224,7 @@ func TestStatesThatAreNone(t *testing.T) {
 			t.Errorf("%+v: %v, want %s", to, err, want)
 		}
 	}
-	if err := g.SetState(t.Context(), me, "", "", State{State: "down"}, nil); !errors.Is(err, ErrState) {
+	if err := g.SetState(t.Context(), me, "", "", Override{State: "down"}, nil); !errors.Is(err, ErrState) {
 		t.Errorf("the whole gateway down: %v", err)
 	}
 	if c := g.Changes(); c.Revision != 1 {

@@ -80,11 +80,11 @@ func TestChangesAreMadeTogether(t *testing.T) {
 			case 1:
 				errs[i] = weight(i, 700)
 			case 2:
-				errs[i] = g.SetState(t.Context(), me, "s2", "nobody", State{State: "down"}, nil)
+				errs[i] = g.SetState(t.Context(), me, "s2", "nobody", Override{State: "down"}, nil)
 			case 3:
-				errs[i] = g.SetState(t.Context(), me, "s3", "a", State{State: "drain"}, nil)
+				errs[i] = g.SetState(t.Context(), me, "s3", "a", Override{State: "drain"}, nil)
 			case 4:
-				errs[i] = g.SetState(gone, me, "s4", "a", State{State: "drain"}, nil)
+				errs[i] = g.SetState(gone, me, "s4", "a", Override{State: "drain"}, nil)
 			default:
 				errs[i] = weight(i, 5)
 			}
@@ -149,7 +149,7 @@ func TestOneOfSeveralIsRefused(t *testing.T) {
 			t.Errorf("service s%d has weight %d, want %d", i, w, want)
 		}
 	}
-	if err := g.SetState(t.Context(), me, "s0", "nobody", State{State: "up"}, nil); !errors.Is(err, engine.ErrNotFound) {
+	if err := g.SetState(t.Context(), me, "s0", "nobody", Override{State: "up"}, nil); !errors.Is(err, engine.ErrNotFound) {
 		t.Errorf("a backend that is not there: %v", err)
 	}
 }

@@ -28,8 +28,8 @@ const (
 // MaxDeadline is the longest deadline of a drain.
 const MaxDeadline = 30 * 24 * time.Hour
 
-// State is a state set by the operator.
-type State struct {
+// Override is a state of a backend set by the operator.
+type Override struct {
 	State    string        // Up, drain, down, or auto: decided by configuration and check.
 	Deadline time.Duration // Duration of a drain; 0: unlimited.
 	Then     string        // Keep or Reset, with a deadline; "" is Keep.
@@ -39,7 +39,7 @@ type State struct {
 var ErrState = errors.New("not a state")
 
 // check returns an error for an invalid state.
-func (s State) check() error {
+func (s Override) check() error {
 	if err := s.wrong(); err != nil {
 		return stateError{err}
 	}
@@ -51,7 +51,7 @@ type stateError struct{ error }
 
 func (stateError) Is(err error) bool { return err == ErrState }
 
-func (s State) wrong() error {
+func (s Override) wrong() error {
 	switch _, known := states[s.State]; {
 	case !known && s.State != "auto":
 		return fmt.Errorf("state %q: not one of up, drain, down, auto", s.State)
@@ -70,14 +70,14 @@ func (s State) wrong() error {
 // SetState sets the state of a backend to up, drain or down until auto removes it. Without names it
 // sets the whole gateway, which can only drain. The state survives restarts. SetState returns
 // [engine.ErrChanged] if expected, which may be nil, rejects the configuration in force.
-func (c *Control) SetState(ctx context.Context, by Author, service, backend string, to State, expected func(*config.Config) bool) error {
+func (c *Control) SetState(ctx context.Context, by Author, service, backend string, to Override, expected func(*config.Config) bool) error {
 	if err := to.check(); err != nil {
 		return err
 	}
 	if service == "" && to.State != "drain" && to.State != "auto" {
 		return stateError{fmt.Errorf("state %q: the whole gateway can drain alone", to.State)}
 	}
-	made := store.State{Service: service, Backend: backend, State: to.State}
+	made := store.Override{Service: service, Backend: backend, State: to.State}
 	if to.Deadline > 0 {
 		made.Until, made.Then = time.Now().Add(to.Deadline).UTC().Truncate(time.Millisecond), to.Then
 		if made.Then == "" {
@@ -93,7 +93,7 @@ func (c *Control) SetState(ctx context.Context, by Author, service, backend stri
 				return now, err
 			}
 		}
-		now.States = slices.DeleteFunc(slices.Clone(now.States), func(s store.State) bool { return s.Service == service && s.Backend == backend })
+		now.States = slices.DeleteFunc(slices.Clone(now.States), func(s store.Override) bool { return s.Service == service && s.Backend == backend })
 		if to.State != "auto" {
 			now.States = append(now.States, made)
 		}
@@ -108,7 +108,7 @@ func (c *Control) SetState(ctx context.Context, by Author, service, backend stri
 	return err
 }
 
-func overrides(of []store.State) []engine.Override {
+func overrides(of []store.Override) []engine.Override {
 	var list []engine.Override
 	for _, s := range of {
 		list = append(list, engine.Override{Service: s.Service, Backend: s.Backend, State: states[s.State], Why: why(s)})
@@ -117,7 +117,7 @@ func overrides(of []store.State) []engine.Override {
 }
 
 // why describes a state set by the operator.
-func why(s store.State) string {
+func why(s store.Override) string {
 	who := "set by the operator"
 	if s.Service == "" {
 		who = "the gateway drains"
