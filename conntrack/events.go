@@ -12,12 +12,12 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// Event is the kernel's reason for an event message about an entry.
-type Event uint8
+// Group is a multicast group of the kernel's messages about entries.
+type Group uint8
 
-// The events are bits, combined for Listen.
+// The groups are bits, combined for Listen.
 const (
-	New     Event = 1 << iota // The kernel confirmed the first packet of a connection.
+	New     Group = 1 << iota // The kernel confirmed the first packet of a connection.
 	Update                    // Its state changed; about four for each TCP connection.
 	Destroy                   // The entry was removed; counters are final.
 )
@@ -34,7 +34,7 @@ type Listener struct {
 }
 
 // Listen subscribes to the given events in the namespace.
-func Listen(ns netdev.Namespace, events Event) (*Listener, error) {
+func Listen(ns netdev.Namespace, events Group) (*Listener, error) {
 	if events == 0 || events&^(New|Update|Destroy) != 0 {
 		return nil, fmt.Errorf("conntrack events %#x: want a combination of New, Update and Destroy", uint8(events))
 	}
@@ -75,7 +75,7 @@ func (l *Listener) Close() error { return l.conn.Close() }
 // Read waits for at least one event and calls visit for each. The entry is reused. lost is the number of events that
 // the kernel dropped since the last Read because this process was too slow. A caller that mirrors the table must then
 // read it again with Dump.
-func (l *Listener) Read(ctx context.Context, visit func(Event, *Entry) error) (lost uint32, err error) {
+func (l *Listener) Read(ctx context.Context, visit func(Group, *Entry) error) (lost uint32, err error) {
 	done := l.conn.guard(ctx)
 	var n int
 	for n == 0 && err == nil {
@@ -110,7 +110,7 @@ func (l *Listener) Read(ctx context.Context, visit func(Event, *Entry) error) (l
 	}
 }
 
-func eventOf(m message) Event {
+func eventOf(m message) Group {
 	switch m.kind {
 	case unix.NFNL_SUBSYS_CTNETLINK<<8 | msgNew:
 		if m.flags&(unix.NLM_F_CREATE|unix.NLM_F_EXCL) != 0 {

@@ -220,9 +220,9 @@ func TestEvents(t *testing.T) {
 	if _, err := c.Delete(ctx, &e); err != nil {
 		t.Fatal(err)
 	}
-	var got []Event
+	var got []Group
 	for len(got) < 2 {
-		if _, err := l.Read(ctx, func(ev Event, x *Entry) error {
+		if _, err := l.Read(ctx, func(ev Group, x *Entry) error {
 			if x.Original != e.Original {
 				t.Errorf("event tells %v", x.Flow().Original)
 			}
@@ -237,7 +237,7 @@ func TestEvents(t *testing.T) {
 	}
 	short, stop := context.WithCancel(ctx)
 	stop()
-	if _, err := l.Read(short, func(Event, *Entry) error { return nil }); !errors.Is(err, context.Canceled) {
+	if _, err := l.Read(short, func(Group, *Entry) error { return nil }); !errors.Is(err, context.Canceled) {
 		t.Errorf("a cancelled Read answers %v", err)
 	}
 }
@@ -267,7 +267,7 @@ func TestEventsLost(t *testing.T) {
 	}
 	seen, lost := 0, uint32(0)
 	for seen+int(lost) < len(entries) {
-		n, err := l.Read(ctx, func(Event, *Entry) error { seen++; return nil })
+		n, err := l.Read(ctx, func(Group, *Entry) error { seen++; return nil })
 		if err != nil {
 			t.Fatalf("after %d events seen and %d lost: %v", seen, lost, err)
 		}

@@ -27,7 +27,7 @@ func NewRate(ctx context.Context, ns netdev.Namespace, longest time.Duration, en
 	start, n := time.Now(), uint64(0)
 	for err == nil {
 		var lost uint32
-		lost, err = l.Read(ctx, func(Event, *Entry) error {
+		lost, err = l.Read(ctx, func(Group, *Entry) error {
 			if n++; n == enough {
 				return errEnough
 			}

@@ -76,7 +76,7 @@ func (d Datapaths) left() (bool, error) {
 
 // newMonitor returns the backend checks of a daemon; they wake its engine.
 func newMonitor(d *daemon) *health.Monitor {
-	return health.New(health.Options{OnChange: func(e health.Event) {
+	return health.New(health.Options{OnChange: func(e health.Transition) {
 		d.Log.Info("backend changed", "service", e.Service, "backend", e.Backend, "up", e.Up, "reason", e.Reason)
 		if d.engine != nil {
 			d.engine.BackendChanged()

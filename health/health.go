@@ -27,7 +27,7 @@ import (
 type Options struct {
 	// OnChange is called when a backend changes its state, and after its first probe. Calls for one backend are in
 	// order; calls for several may overlap.
-	OnChange func(Event)
+	OnChange func(Transition)
 	// OnLack is called at most once a minute if a probe failed because of this host, not the server. The argument is
 	// the cause ("no local port free: cannot assign requested address").
 	OnLack func(string)
@@ -42,8 +42,8 @@ type Options struct {
 	MaxInFlight int
 }
 
-// Event reports a change of a backend's state.
-type Event struct {
+// Transition reports a change of a backend's state.
+type Transition struct {
 	Service string
 	Backend string
 	Index   int // of the backend in its service
@@ -117,7 +117,7 @@ type Monitor struct {
 	watches map[backendKey]*watch
 	// generation counts the calls of Configure.
 	generation uint64
-	queue      queue // watches that wait for their next probe
+	queue      dueHeap // watches that wait for their next probe
 	inFlight   int
 	lastLack   time.Time // time of the last probe that failed because of this host
 }
@@ -131,7 +131,7 @@ func New(opt Options) *Monitor {
 		opt.MaxInFlight = defaultInFlight()
 	}
 	if opt.OnChange == nil {
-		opt.OnChange = func(Event) {}
+		opt.OnChange = func(Transition) {}
 	}
 	if opt.OnLack == nil {
 		opt.OnLack = func(string) {}

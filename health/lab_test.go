@@ -86,7 +86,7 @@ func TestWindowInProbes(t *testing.T) {
 	d := &diary{Prober: tcpProber{inside}, answers: map[string]string{}}
 	var mu sync.Mutex
 	events := map[string][]string{}
-	m := New(Options{Probers: map[config.CheckType]Prober{config.CheckTCP: d}, OnChange: func(e Event) {
+	m := New(Options{Probers: map[config.CheckType]Prober{config.CheckTCP: d}, OnChange: func(e Transition) {
 		d.mu.Lock() // the backend's next probe begins after this
 		probes := len(d.answers[e.Backend])
 		d.mu.Unlock()

@@ -92,8 +92,8 @@ func monitor(t *testing.T, s Prober, opt Options) *Monitor {
 func TestDownAndUpAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServers()
-		var events []Event
-		m := monitor(t, s, Options{OnChange: func(e Event) { events = append(events, e) }})
+		var events []Transition
+		m := monitor(t, s, Options{OnChange: func(e Transition) { events = append(events, e) }})
 		m.Configure(farm(1, tcp(time.Second, 500*time.Millisecond, 2, 3)))
 		if _, known := m.Healthy("web", "b0"); known {
 			t.Error("known before the first probe")
@@ -132,8 +132,8 @@ func TestDetectionWindow(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServers()
 			s.took["b0"] = min(timeout/2, 10*time.Millisecond)
-			var down []Event
-			m := monitor(t, s, Options{OnChange: func(e Event) {
+			var down []Transition
+			m := monitor(t, s, Options{OnChange: func(e Transition) {
 				if !e.Up {
 					down = append(down, e)
 				}

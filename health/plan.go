@@ -84,7 +84,7 @@ func (m *Monitor) probe(w *watch, t *Target, start time.Time, lost uint32) {
 	m.mu.Lock()
 	m.inFlight--
 	gone := w.ctx.Err() != nil
-	var event *Event
+	var event *Transition
 	var news bool
 	if !gone && w.target == t { // a result for an old target does not count
 		w.seen.Probes++
@@ -100,7 +100,7 @@ func (m *Monitor) probe(w *watch, t *Target, start time.Time, lost uint32) {
 			w.seen.Failures++
 		}
 		if lack == "" && w.observe(err, end) {
-			event = &Event{Service: t.Service, Backend: t.Backend, Index: w.index, Up: w.up, Reason: w.reason(), Since: w.since}
+			event = &Transition{Service: t.Service, Backend: t.Backend, Index: w.index, Up: w.up, Reason: w.reason(), Since: w.since}
 		}
 	}
 	m.mu.Unlock()
@@ -169,25 +169,25 @@ func inWords(err error, t *Target) error {
 	return err
 }
 
-// queue is a heap of watches by due time.
-type queue []*watch
+// dueHeap is a heap of watches by due time.
+type dueHeap []*watch
 
-func (q queue) Len() int           { return len(q) }
-func (q queue) Less(i, j int) bool { return q[i].due.Before(q[j].due) }
-func (q queue) Swap(i, j int) {
+func (q dueHeap) Len() int           { return len(q) }
+func (q dueHeap) Less(i, j int) bool { return q[i].due.Before(q[j].due) }
+func (q dueHeap) Swap(i, j int) {
 	q[i], q[j] = q[j], q[i]
 	q[i].position, q[j].position = i, j
 }
 
 // Push and Pop are for container/heap; use push.
-func (q *queue) Push(x any) {
+func (q *dueHeap) Push(x any) {
 	w := x.(*watch)
 	w.position = len(*q)
 	*q = append(*q, w)
 }
 
 // Pop takes the last element.
-func (q *queue) Pop() any {
+func (q *dueHeap) Pop() any {
 	old := *q
 	w := old[len(old)-1]
 	old[len(old)-1] = nil
@@ -195,6 +195,6 @@ func (q *queue) Pop() any {
 	return w
 }
 
-func (q *queue) push(w *watch)   { heap.Push(q, w) }
-func (q *queue) fix(w *watch)    { heap.Fix(q, w.position) }
-func (q *queue) remove(w *watch) { heap.Remove(q, w.position) }
+func (q *dueHeap) push(w *watch)   { heap.Push(q, w) }
+func (q *dueHeap) fix(w *watch)    { heap.Fix(q, w.position) }
+func (q *dueHeap) remove(w *watch) { heap.Remove(q, w.position) }

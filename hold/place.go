@@ -26,25 +26,25 @@ type Want struct {
 	Listens bool
 }
 
-// State of an address.
-type State string
+// AddressState is the state of an address on this host.
+type AddressState string
 
 // States.
 const (
-	Held    State = "held"    // On an interface, added by Sluice.
-	Probing State = "probing" // About to be held: duplicate address detection runs.
-	Own     State = "own"     // The host has it; another program added it.
-	Routed  State = "routed"  // in no connected network: routers forward it to this host
-	Lost    State = "lost"    // Was Own, and the other program removed it: never held.
-	Foreign State = "foreign" // Another station answers for it.
-	Absent  State = "absent"  // in a connected network, but no station answers; Why is the reason why Sluice does not hold it
+	Held    AddressState = "held"    // On an interface, added by Sluice.
+	Probing AddressState = "probing" // About to be held: duplicate address detection runs.
+	Own     AddressState = "own"     // The host has it; another program added it.
+	Routed  AddressState = "routed"  // in no connected network: routers forward it to this host
+	Lost    AddressState = "lost"    // Was Own, and the other program removed it: never held.
+	Foreign AddressState = "foreign" // Another station answers for it.
+	Absent  AddressState = "absent"  // in a connected network, but no station answers; Why is the reason why Sluice does not hold it
 )
 
 // Status is the state of a range of addresses.
 type Status struct {
 	First, Last netip.Addr
 	Owners      []string
-	State       State
+	State       AddressState
 	Interface   string
 	// Station is the hardware address of the station with a foreign address.
 	Station string

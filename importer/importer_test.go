@@ -138,7 +138,7 @@ func everyLine(t *testing.T, s sample, r *draft.Result) {
 // rest.
 func places(t *testing.T, s sample, r *draft.Result) {
 	t.Helper()
-	at := map[int]draft.Place{}
+	at := map[int]draft.Disposition{}
 	for _, l := range r.Lines {
 		if at[l.Number] != "" {
 			t.Errorf("line %d has two places", l.Number)

@@ -47,7 +47,7 @@ type FlowSpec struct {
 	Timeout time.Duration `json:"timeout_ns"`
 	// Tries is the number of transmissions of a packet before the connection fails; 0 means 6.
 	Tries int `json:"tries"`
-	// Interface of the client's place, and further interfaces that receive replies.
+	// Interface of the client's netns, and further interfaces that receive replies.
 	Interface string   `json:"interface"`
 	Returns   []string `json:"returns,omitempty"`
 	// DestMAC is the gateway's hardware address; nil looks it up.
@@ -160,7 +160,7 @@ func (s *FlowSpec) normalize() error {
 
 // Client is the client end of connections: an XDP program on its interfaces and an injector on each CPU.
 type Client struct {
-	place     Place
+	netns     Namespace
 	spec      FlowSpec
 	cpus      []int
 	objects   *flowsObjects
@@ -171,7 +171,7 @@ type Client struct {
 }
 
 // NewClient loads the client end and attaches it. cpus are the injecting CPUs; nil means CPU 0.
-func NewClient(place Place, spec FlowSpec, cpus []int) (*Client, error) {
+func NewClient(netns Namespace, spec FlowSpec, cpus []int) (*Client, error) {
 	if err := spec.normalize(); err != nil {
 		return nil, err
 	}
@@ -182,11 +182,11 @@ func NewClient(place Place, spec FlowSpec, cpus []int) (*Client, error) {
 		return nil, fmt.Errorf("flows: memory limit: %w", err)
 	}
 	cpus = cpus[:min(len(cpus), spec.Connections)] // each CPU needs a connection
-	plan, err := spec.plan(place)
+	plan, err := spec.plan(netns)
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{place: place, spec: spec, cpus: cpus, clock: newCPUClock(cpus), ended: make([]atomic.Int64, len(cpus))}
+	c := &Client{netns: netns, spec: spec, cpus: cpus, clock: newCPUClock(cpus), ended: make([]atomic.Int64, len(cpus))}
 	if c.objects, err = loadFlowEnd(plan, nil, 0, nil, spec.Connections); err != nil {
 		return nil, err
 	}
@@ -203,7 +203,7 @@ func NewClient(place Place, spec FlowSpec, cpus []int) (*Client, error) {
 		c.injectors = append(c.injectors, o)
 	}
 	for _, iface := range append([]string{spec.Interface}, spec.Returns...) {
-		l, err := attachXDP(place, iface, c.objects.LoadClient)
+		l, err := attachXDP(netns, iface, c.objects.LoadClient)
 		if err != nil {
 			c.Close()
 			return nil, err
@@ -213,7 +213,7 @@ func NewClient(place Place, spec FlowSpec, cpus []int) (*Client, error) {
 	return c, nil
 }
 
-func (s *FlowSpec) plan(place Place) (flowsFlowPlan, error) {
+func (s *FlowSpec) plan(netns Namespace) (flowsFlowPlan, error) {
 	request := requestFor(s.ResponseSize)
 	p := flowsFlowPlan{
 		Slots: uint32(s.Connections), Ports: s.Source.ports(), SourcePort: uint32(s.Source.Ports.First),
@@ -231,7 +231,7 @@ func (s *FlowSpec) plan(place Place) (flowsFlowPlan, error) {
 	copy(p.Source[16-len(from):], from)
 	copy(p.Dest[16-len(to):], to)
 	copy(p.Request[:], request)
-	err := place.Do(func() error {
+	err := netns.Do(func() error {
 		i, err := net.InterfaceByName(s.Interface)
 		if err != nil {
 			return fmt.Errorf("interface %s: %w", s.Interface, err)
@@ -298,7 +298,7 @@ func (c *Client) Run(ctx context.Context, started chan<- struct{}) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for nth, cpu := range c.cpus {
 		r := liveRun{
-			place: c.place, prog: c.injectors[nth].LoadInject, frame: make([]byte, 192), cpu: cpu, started: begun, thread: &c.clock.threads[nth],
+			netns: c.netns, prog: c.injectors[nth].LoadInject, frame: make([]byte, 192), cpu: cpu, started: begun, thread: &c.clock.threads[nth],
 			ended: &c.ended[nth],
 		}
 		if c.spec.Rate > 0 {

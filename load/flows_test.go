@@ -162,9 +162,9 @@ func TestLongResponses(t *testing.T) {
 	}
 }
 
-func runFlows(t *testing.T, place Place, spec FlowSpec, cpus ...int) FlowCounts {
+func runFlows(t *testing.T, netns Namespace, spec FlowSpec, cpus ...int) FlowCounts {
 	t.Helper()
-	client, err := NewClient(place, spec, cpus)
+	client, err := NewClient(netns, spec, cpus)
 	if err != nil {
 		t.Fatal(err)
 	}

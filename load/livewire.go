@@ -47,7 +47,7 @@ const (
 // done returns true. It uses one system call if possible, because each call waits about 20 ms for an RCU grace
 // period. It must run on a goroutine that may lock its thread.
 type liveRun struct {
-	place   Place
+	netns   Namespace
 	prog    *ebpf.Program
 	frame   []byte
 	cpu     int
@@ -71,7 +71,7 @@ func (r *liveRun) run(ctx context.Context) error {
 		return fmt.Errorf("cpu %d: %w", r.cpu, err)
 	}
 	defer unix.SchedSetaffinity(0, &before)
-	return r.place.Do(func() error { return r.loop(ctx) })
+	return r.netns.Do(func() error { return r.loop(ctx) })
 }
 
 // loop makes the calls. A watcher interrupts a call with SIGURG, which the Go runtime tolerates because it preempts

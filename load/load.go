@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Place is a network namespace, usually a *lab.Node. Do calls its argument on the calling goroutine, inside the
+// Namespace is a network namespace, usually a *lab.Node. Do calls its argument on the calling goroutine, inside the
 // namespace.
-type Place interface {
+type Namespace interface {
 	Do(func() error) error
 }
 

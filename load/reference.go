@@ -49,7 +49,7 @@ type BareFlow struct {
 
 // ReferenceOptions configures a reference program.
 type ReferenceOptions struct {
-	In, Out string // interfaces of the place
+	In, Out string // interfaces of the namespace
 	// SourceMAC and DestMAC are the hardware addresses in packets of BareDNAT.
 	SourceMAC, DestMAC net.HardwareAddr
 	// Flow returns the flows of BareDNAT for 0 … FlowCount-1.
@@ -61,7 +61,7 @@ type ReferenceOptions struct {
 }
 
 // NewReference loads a reference program and attaches it to the interface In.
-func NewReference(place Place, kind ReferenceKind, o ReferenceOptions) (*Reference, error) {
+func NewReference(netns Namespace, kind ReferenceKind, o ReferenceOptions) (*Reference, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, fmt.Errorf("reference %s: memory limit: %w", kind, err)
 	}
@@ -71,7 +71,7 @@ func NewReference(place Place, kind ReferenceKind, o ReferenceOptions) (*Referen
 	}
 	out := 0
 	if o.Out != "" {
-		if out, err = ifindexOf(place, o.Out); err != nil {
+		if out, err = ifindexOf(netns, o.Out); err != nil {
 			return nil, err
 		}
 	}
@@ -100,7 +100,7 @@ func NewReference(place Place, kind ReferenceKind, o ReferenceOptions) (*Referen
 	if kind == RedirectTC {
 		attach = attachTC
 	}
-	l, err := attach(place, o.In, prog)
+	l, err := attach(netns, o.In, prog)
 	if err != nil {
 		r.Close()
 		return nil, err
@@ -109,9 +109,9 @@ func NewReference(place Place, kind ReferenceKind, o ReferenceOptions) (*Referen
 	return r, nil
 }
 
-func ifindexOf(place Place, iface string) (int, error) {
+func ifindexOf(netns Namespace, iface string) (int, error) {
 	index := 0
-	err := place.Do(func() error {
+	err := netns.Do(func() error {
 		i, err := net.InterfaceByName(iface)
 		if err != nil {
 			return fmt.Errorf("interface %s: %w", iface, err)
@@ -176,7 +176,7 @@ type Reflector struct {
 }
 
 // NewReflector attaches a reflector to an interface.
-func NewReflector(place Place, iface string) (*Reflector, error) {
+func NewReflector(netns Namespace, iface string) (*Reflector, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, fmt.Errorf("reflector: memory limit: %w", err)
 	}
@@ -185,7 +185,7 @@ func NewReflector(place Place, iface string) (*Reflector, error) {
 		return nil, fmt.Errorf("reflector: load program: %w", err)
 	}
 	var err error
-	if r.link, err = attachXDP(place, iface, r.objects.LoadReflect); err != nil {
+	if r.link, err = attachXDP(netns, iface, r.objects.LoadReflect); err != nil {
 		return nil, errors.Join(err, r.objects.Close())
 	}
 	return r, nil

@@ -15,7 +15,7 @@ import (
 
 // Sender sends packets from one interface, with one program per CPU.
 type Sender struct {
-	place   Place
+	netns   Namespace
 	spec    PacketSpec
 	cpus    []int
 	frame   []byte
@@ -32,8 +32,8 @@ const maxStampers = 64
 var breakPlan func(*packetsPlan)
 
 // NewSender loads the programs. cpus are the sending CPUs; nil means CPU 0. Missing hardware addresses are filled in:
-// the source's from the interface, the destination's from the place's neighbour table.
-func NewSender(place Place, spec PacketSpec, cpus []int) (*Sender, error) {
+// the source's from the interface, the destination's from the namespace's neighbour table.
+func NewSender(netns Namespace, spec PacketSpec, cpus []int) (*Sender, error) {
 	if err := spec.normalize(); err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func NewSender(place Place, spec PacketSpec, cpus []int) (*Sender, error) {
 		return nil, fmt.Errorf("packets: memory limit: %w", err)
 	}
 	var ifindex, mtu int
-	err := place.Do(func() error {
+	err := netns.Do(func() error {
 		i, err := net.InterfaceByName(spec.Interface)
 		if err != nil {
 			return fmt.Errorf("interface %s: %w", spec.Interface, err)
@@ -77,7 +77,7 @@ func NewSender(place Place, spec PacketSpec, cpus []int) (*Sender, error) {
 	if spec.Size > mtu+ethLen {
 		return nil, fmt.Errorf("packets: size %d: interface %s takes frames of %d bytes (MTU %d)", spec.Size, spec.Interface, mtu+ethLen, mtu)
 	}
-	s := &Sender{place: place, spec: spec, cpus: cpus, frame: t.frame, clock: newCPUClock(cpus), ended: make([]atomic.Int64, len(cpus))}
+	s := &Sender{netns: netns, spec: spec, cpus: cpus, frame: t.frame, clock: newCPUClock(cpus), ended: make([]atomic.Int64, len(cpus))}
 	for nth := range cpus {
 		plan := t.fill(&spec, nth, len(cpus), ifindex)
 		if breakPlan != nil {
@@ -125,7 +125,7 @@ func (s *Sender) Run(ctx context.Context, started chan<- struct{}) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for nth, cpu := range s.cpus {
 		r := liveRun{
-			place: s.place, prog: s.objects[nth].LoadSend, frame: s.frame, cpu: cpu, started: begun, thread: &s.clock.threads[nth],
+			netns: s.netns, prog: s.objects[nth].LoadSend, frame: s.frame, cpu: cpu, started: begun, thread: &s.clock.threads[nth],
 			ended: &s.ended[nth],
 		}
 		if s.loop {

@@ -63,7 +63,7 @@ type ServerOptions struct {
 }
 
 // NewServer loads the server end and attaches it to an interface.
-func NewServer(place Place, iface string, o ServerOptions) (*Server, error) {
+func NewServer(netns Namespace, iface string, o ServerOptions) (*Server, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, fmt.Errorf("flows: memory limit: %w", err)
 	}
@@ -73,7 +73,7 @@ func NewServer(place Place, iface string, o ServerOptions) (*Server, error) {
 	}
 	reply := 0
 	if o.ReplyBy != "" {
-		if reply, err = ifindexOf(place, o.ReplyBy); err != nil {
+		if reply, err = ifindexOf(netns, o.ReplyBy); err != nil {
 			return nil, err
 		}
 	}
@@ -85,7 +85,7 @@ func NewServer(place Place, iface string, o ServerOptions) (*Server, error) {
 	if s.objects, err = loadFlowEnd(flowsFlowPlan{ResponseLen: uint32(size)}, []byte(head), reply, nil, 1); err != nil {
 		return nil, err
 	}
-	l, err := attachXDP(place, iface, s.objects.LoadServer)
+	l, err := attachXDP(netns, iface, s.objects.LoadServer)
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}

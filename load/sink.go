@@ -72,8 +72,8 @@ func NewSink(o SinkOptions) (*Sink, error) {
 }
 
 // Attach attaches the far end to an interface with native XDP.
-func (s *Sink) Attach(place Place, iface string) error {
-	l, err := attachXDP(place, iface, s.objects.LoadSink)
+func (s *Sink) Attach(netns Namespace, iface string) error {
+	l, err := attachXDP(netns, iface, s.objects.LoadSink)
 	if err != nil {
 		return err
 	}
@@ -81,22 +81,22 @@ func (s *Sink) Attach(place Place, iface string) error {
 	return nil
 }
 
-func attachXDP(place Place, iface string, prog *ebpf.Program) (link.Link, error) {
-	return attach(place, iface, "XDP in driver mode", func(index int) (link.Link, error) {
+func attachXDP(netns Namespace, iface string, prog *ebpf.Program) (link.Link, error) {
+	return attach(netns, iface, "XDP in driver mode", func(index int) (link.Link, error) {
 		return link.AttachXDP(link.XDPOptions{Program: prog, Interface: index, Flags: link.XDPDriverMode})
 	})
 }
 
 // attachTC attaches a program to the interface's TC ingress (TCX, Linux 6.6).
-func attachTC(place Place, iface string, prog *ebpf.Program) (link.Link, error) {
-	return attach(place, iface, "TCX", func(index int) (link.Link, error) {
+func attachTC(netns Namespace, iface string, prog *ebpf.Program) (link.Link, error) {
+	return attach(netns, iface, "TCX", func(index int) (link.Link, error) {
 		return link.AttachTCX(link.TCXOptions{Program: prog, Interface: index, Attach: ebpf.AttachTCXIngress})
 	})
 }
 
-func attach(place Place, iface, how string, to func(index int) (link.Link, error)) (link.Link, error) {
+func attach(netns Namespace, iface, how string, to func(index int) (link.Link, error)) (link.Link, error) {
 	var l link.Link
-	err := place.Do(func() error {
+	err := netns.Do(func() error {
 		i, err := net.InterfaceByName(iface)
 		if err != nil {
 			return fmt.Errorf("interface %s: %w", iface, err)

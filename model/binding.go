@@ -274,7 +274,7 @@ func (b *binding) alternatives() []netip.Addr {
 
 // outsideFor allocates an outside endpoint with one of the addresses under the rule.
 func (m *Model) outsideFor(r *rule, c *client, v *view, addresses []netip.Addr) (outsideKey, bool) {
-	q := request{addresses: addresses, protocol: v.protocol, wanted: v.src.Port(), client: c, paired: r.counts(), ports: r.Ports, block: r.PortBlock}
+	q := portRequest{addresses: addresses, protocol: v.protocol, wanted: v.src.Port(), client: c, paired: r.counts(), ports: r.Ports, block: r.PortBlock}
 	if portClass(v.protocol) == flow.ICMP && r.PortBlock == 0 && len(r.Ports) <= 1 { // query identifiers have no privileged range
 		q.ports = config.PortSet{{First: 0, Last: 65535}}
 	}

@@ -36,8 +36,8 @@ func expand(ranges []config.AddressRange, v6 bool) []netip.Addr {
 	return out
 }
 
-// request is a request for a port of a pool.
-type request struct {
+// portRequest is a request for a port of a pool.
+type portRequest struct {
 	addresses []netip.Addr
 	protocol  flow.Protocol
 	wanted    uint16  // Inside port; the result has its parity and range if possible.
@@ -62,7 +62,7 @@ func (b portBlock) has(a netip.AddrPort) bool {
 
 // allocate returns a free outside endpoint. RFC 6888 REQ-2: a client keeps its address, even
 // without a free port there.
-func (m *Model) allocate(r request) (outsideKey, bool) {
+func (m *Model) allocate(r portRequest) (outsideKey, bool) {
 	for _, address := range m.addressOrder(r) {
 		if key, ok := m.allocateOn(r, address); ok {
 			if s := m.yieldingSession(key); s != nil {
@@ -79,7 +79,7 @@ func (m *Model) allocate(r request) (outsideKey, bool) {
 }
 
 // addressOrder returns the addresses in allocation order.
-func (m *Model) addressOrder(r request) []netip.Addr {
+func (m *Model) addressOrder(r portRequest) []netip.Addr {
 	switch {
 	case r.fixed != nil:
 		return []netip.Addr{r.fixed.address}
@@ -92,7 +92,7 @@ func (m *Model) addressOrder(r request) []netip.Addr {
 
 // allocateOn allocates a port on one address. It prefers the parity and the range of the wanted
 // port (RFC 4787 REQ-3a, REQ-4).
-func (m *Model) allocateOn(r request, address netip.Addr) (outsideKey, bool) {
+func (m *Model) allocateOn(r portRequest, address netip.Addr) (outsideKey, bool) {
 	spans := []flow.Ports(r.ports)
 	switch {
 	case r.fixed != nil:
@@ -121,7 +121,7 @@ func (m *Model) allocateOn(r request, address netip.Addr) (outsideKey, bool) {
 const firstLocalPort = 32768
 
 // search returns a free port in the spans. It tries three rounds: range and parity, range, any.
-func (m *Model) search(r request, address netip.Addr, spans []flow.Ports) (outsideKey, bool) {
+func (m *Model) search(r portRequest, address netip.Addr, spans []flow.Ports) (outsideKey, bool) {
 	any := func(uint16) bool { return true }
 	rounds := []func(port uint16) bool{
 		func(p uint16) bool { return p&1 == r.wanted&1 && (p < 1024) == (r.wanted < 1024) },
@@ -155,7 +155,7 @@ func (m *Model) search(r request, address netip.Addr, spans []flow.Ports) (outsi
 	return outsideKey{}, false
 }
 
-func (m *Model) sameClassPossible(r request, spans []flow.Ports) bool {
+func (m *Model) sameClassPossible(r portRequest, spans []flow.Ports) bool {
 	for _, s := range spans {
 		if r.wanted < 1024 && s.First < 1024 || r.wanted >= 1024 && s.Last >= 1024 {
 			return true
@@ -190,7 +190,7 @@ func (r *rule) mayAllocate(p flow.Protocol, port uint16) bool {
 }
 
 // freeBlock returns a port block without an owner.
-func (m *Model) freeBlock(r request, address netip.Addr) (portBlock, bool) {
+func (m *Model) freeBlock(r portRequest, address netip.Addr) (portBlock, bool) {
 	ports := r.ports.Span()
 	n := ports.Len() / r.block
 	if n == 0 {

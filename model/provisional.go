@@ -214,7 +214,7 @@ func (m *Model) reallocatePort(s *session, ports config.PortSet) {
 	choices := m.choices
 	m.choices = m.chance // the observed endpoint is not the session's
 	defer func() { m.choices = choices }()
-	other, ok := m.allocate(request{addresses: []netip.Addr{s.port.endpoint.Addr()}, protocol: s.tuple[0].Protocol, wanted: s.tuple[0].Source.Port(), ports: ports})
+	other, ok := m.allocate(portRequest{addresses: []netip.Addr{s.port.endpoint.Addr()}, protocol: s.tuple[0].Protocol, wanted: s.tuple[0].Source.Port(), ports: ports})
 	if !ok {
 		return
 	}

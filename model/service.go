@@ -356,7 +356,7 @@ func (m *Model) fullnatSource(s *service, v *view, to netip.AddrPort, was *sessi
 	}
 	key, ok := m.formerPort(s, to, addresses)
 	if !ok {
-		key, ok = m.allocate(request{addresses: addresses, protocol: v.protocol, wanted: v.src.Port(),
+		key, ok = m.allocate(portRequest{addresses: addresses, protocol: v.protocol, wanted: v.src.Port(),
 			ports: config.PortSet{{First: 1024, Last: 65535}}})
 	}
 	if !ok {

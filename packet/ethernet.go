@@ -30,7 +30,7 @@ func (e *Ethernet) fields() []field {
 	return []field{hardware("src", &e.Src), hardware("dst", &e.Dst), force("type", &e.Type, 16)}
 }
 
-func (e *Ethernet) encode(payload []byte, at place) []byte {
+func (e *Ethernet) encode(payload []byte, at encoding) []byte {
 	b := make([]byte, 14, 14+len(payload))
 	copy(b, e.Dst[:])
 	copy(b[6:], e.Src[:])
@@ -68,7 +68,7 @@ func (v *VLAN) fields() []field {
 	return []field{shown("id", &v.ID), number("prio", &v.Priority, 0), flag("dei", &v.Drop), force("type", &v.Type, 16)}
 }
 
-func (v *VLAN) encode(payload []byte, at place) []byte {
+func (v *VLAN) encode(payload []byte, at encoding) []byte {
 	b := make([]byte, 4, 4+len(payload))
 	tag := uint16(v.Priority&7)<<13 | v.ID&0xfff
 	if v.Drop {
@@ -94,7 +94,7 @@ func (a *ARP) fields() []field {
 		hardware("tha", &a.TargetMAC), address("tpa", &a.Target)}
 }
 
-func (a *ARP) encode(payload []byte, _ place) []byte {
+func (a *ARP) encode(payload []byte, _ encoding) []byte {
 	b := make([]byte, 28, 28+len(payload))
 	binary.BigEndian.PutUint16(b, 1)
 	binary.BigEndian.PutUint16(b[2:], TypeIPv4)
@@ -148,7 +148,7 @@ func (d *Data) fields() []field {
 		set: func(s string, _ bool) (err error) { d.Bytes, err = readData(s); return err }}}
 }
 
-func (d *Data) encode(payload []byte, _ place) []byte {
+func (d *Data) encode(payload []byte, _ encoding) []byte {
 	return append(append(make([]byte, 0, len(d.Bytes)+len(payload)), d.Bytes...), payload...)
 }
 
@@ -166,4 +166,4 @@ func (t *Trailer) fields() []field {
 		set: func(s string, _ bool) (err error) { t.Bytes, err = parseHex(s); return err }}}
 }
 
-func (t *Trailer) encode(payload []byte, _ place) []byte { return append(payload, t.Bytes...) }
+func (t *Trailer) encode(payload []byte, _ encoding) []byte { return append(payload, t.Bytes...) }

@@ -165,7 +165,7 @@ func (i *ICMP) lengthByte() (position, unit int) {
 	return 0, 0
 }
 
-func (i *ICMP) encode(payload []byte, at place) []byte {
+func (i *ICMP) encode(payload []byte, at encoding) []byte {
 	b := make([]byte, 8, 8+len(payload))
 	b[0], b[1] = i.Type, i.Code
 	binary.BigEndian.PutUint32(b[4:], i.Rest)
@@ -207,7 +207,7 @@ func (e *Extension) fields() []field {
 }
 
 // encode appends the structure to the preceding padded packet.
-func (e *Extension) encode(packet []byte, _ place) []byte {
+func (e *Extension) encode(packet []byte, _ encoding) []byte {
 	b := append([]byte{2 << 4, 0, 0, 0}, e.Objects...)
 	binary.BigEndian.PutUint16(b[2:], uint16(e.Checksum.or(uint32(Checksum(b)))))
 	return append(packet, b...)

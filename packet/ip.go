@@ -52,7 +52,7 @@ func (ip *IPv4) fields() []field {
 	}
 }
 
-func (ip *IPv4) encode(payload []byte, at place) []byte {
+func (ip *IPv4) encode(payload []byte, at encoding) []byte {
 	words := 5 + (len(ip.Options)+3)/4
 	b := make([]byte, words*4, words*4+len(payload))
 	b[0] = 4<<4 | byte(ip.IHL.or(uint32(words)))&15
@@ -127,7 +127,7 @@ func (ip *IPv6) fields() []field {
 	}
 }
 
-func (ip *IPv6) encode(payload []byte, at place) []byte {
+func (ip *IPv6) encode(payload []byte, at encoding) []byte {
 	b := make([]byte, 40, 40+len(payload))
 	binary.BigEndian.PutUint32(b, 6<<28|uint32(ip.TrafficClass)<<20|ip.FlowLabel&0xfffff)
 	binary.BigEndian.PutUint16(b[4:], uint16(ip.Length.or(uint32(len(payload)))))
@@ -159,7 +159,7 @@ func (o *Options6) fields() []field {
 	return []field{octets("opts", &o.Options), force("next", &o.NextHeader, 10), force("len", &o.Length, 10)}
 }
 
-func (o *Options6) encode(payload []byte, at place) []byte {
+func (o *Options6) encode(payload []byte, at encoding) []byte {
 	n := (2 + len(o.Options) + 7) / 8
 	b := make([]byte, 8*n, 8*n+len(payload))
 	b[0] = byte(o.NextHeader.or(protocolOf(at.next, family6)))
@@ -188,7 +188,7 @@ func (r *Routing) fields() []field {
 		force("next", &r.NextHeader, 10), force("len", &r.Length, 10)}
 }
 
-func (r *Routing) encode(payload []byte, at place) []byte {
+func (r *Routing) encode(payload []byte, at encoding) []byte {
 	n := (4 + len(r.Data) + 7) / 8
 	b := make([]byte, 8*n, 8*n+len(payload))
 	b[0] = byte(r.NextHeader.or(protocolOf(at.next, family6)))
@@ -215,7 +215,7 @@ func (f *Fragment) fields() []field {
 		hexNumber("res", &f.Reserved, 0), force("next", &f.NextHeader, 10)}
 }
 
-func (f *Fragment) encode(payload []byte, at place) []byte {
+func (f *Fragment) encode(payload []byte, at encoding) []byte {
 	b := make([]byte, 8, 8+len(payload))
 	b[0] = byte(f.NextHeader.or(protocolOf(at.next, family6)))
 	b[1] = byte(f.Reserved >> 8)

@@ -30,11 +30,11 @@ type Layer interface {
 	// fields returns the fields of the text form in order.
 	fields() []field
 	// encode returns the header followed by payload.
-	encode(payload []byte, at place) []byte
+	encode(payload []byte, at encoding) []byte
 }
 
-// place is the context of a layer during encoding.
-type place struct {
+// encoding is the context of a layer during encoding.
+type encoding struct {
 	next      Layer      // The next layer, or nil.
 	src, dst  netip.Addr // of the innermost enclosing IP layer, for pseudo headers
 	extension *Extension // of an ICMP error (RFC 4884), or nil
@@ -118,16 +118,16 @@ func (p Packet) Build() []byte {
 }
 
 // around returns the place of a layer after p.
-func (p Packet) around() place {
+func (p Packet) around() encoding {
 	for i := len(p) - 1; i >= 0; i-- {
 		switch ip := p[i].(type) {
 		case *IPv4:
-			return place{src: ip.Src, dst: ip.Dst, family: family4}
+			return encoding{src: ip.Src, dst: ip.Dst, family: family4}
 		case *IPv6:
-			return place{src: ip.Src, dst: ip.Dst, family: family6}
+			return encoding{src: ip.Src, dst: ip.Dst, family: family6}
 		}
 	}
-	return place{}
+	return encoding{}
 }
 
 // String returns the text form, on one line.

@@ -254,7 +254,7 @@ func (r *reader) tcp(b []byte) {
 		if len(b) > 12 {
 			t.DataOffset = Force(uint32(b[12] >> 4))
 		}
-		if !bytes.Equal(t.encode(nil, place{}), b) { // a part of the checksum is present
+		if !bytes.Equal(t.encode(nil, encoding{}), b) { // a part of the checksum is present
 			r.data(b)
 			return
 		}
@@ -334,7 +334,7 @@ func (r *reader) extended(body []byte, size, unit int) bool {
 	}
 	e := body[size:]
 	r.extension = &Extension{Objects: bytes.Clone(e[4:])}
-	if !bytes.Equal(r.extension.encode(nil, place{}), e) {
+	if !bytes.Equal(r.extension.encode(nil, encoding{}), e) {
 		r.extension.Checksum = Force(uint32(binary.BigEndian.Uint16(e[2:])))
 	}
 	return true

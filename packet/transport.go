@@ -90,7 +90,7 @@ func (t *TCP) setFlags(s string, _ bool) error {
 	return nil
 }
 
-func (t *TCP) encode(payload []byte, at place) []byte {
+func (t *TCP) encode(payload []byte, at encoding) []byte {
 	words := 5 + (len(t.Options)+3)/4
 	b := make([]byte, words*4, words*4+len(payload))
 	binary.BigEndian.PutUint16(b, t.SrcPort)
@@ -233,7 +233,7 @@ func (u *UDP) fields() []field {
 	return []field{shown("sport", &u.SrcPort), shown("dport", &u.DstPort), force("len", &u.Length, 10), force("sum", &u.Checksum, 16)}
 }
 
-func (u *UDP) encode(payload []byte, at place) []byte {
+func (u *UDP) encode(payload []byte, at encoding) []byte {
 	b := make([]byte, 8, 8+len(payload))
 	binary.BigEndian.PutUint16(b, u.SrcPort)
 	binary.BigEndian.PutUint16(b[2:], u.DstPort)
@@ -261,7 +261,7 @@ func (s *SCTP) fields() []field {
 	return []field{shown("sport", &s.SrcPort), shown("dport", &s.DstPort), number("tag", &s.Tag, 0), force("sum", &s.Checksum, 16)}
 }
 
-func (s *SCTP) encode(payload []byte, _ place) []byte {
+func (s *SCTP) encode(payload []byte, _ encoding) []byte {
 	b := make([]byte, 12, 12+len(payload))
 	binary.BigEndian.PutUint16(b, s.SrcPort)
 	binary.BigEndian.PutUint16(b[2:], s.DstPort)
@@ -289,7 +289,7 @@ func (g *GUE) fields() []field {
 	return []field{hexNumber("first", &g.First, 0), force("proto", &g.Protocol, 10), hexNumber("flags", &g.Flags, 0)}
 }
 
-func (g *GUE) encode(payload []byte, at place) []byte {
+func (g *GUE) encode(payload []byte, at encoding) []byte {
 	b := make([]byte, 4, 4+len(payload))
 	b[0] = g.First
 	b[1] = byte(g.Protocol.or(protocolOf(at.next, family4)))

@@ -24,7 +24,7 @@ type Control interface {
 	Apply(ctx context.Context, by control.Author, cfg *config.Config, expected func(*config.Config) bool, trial time.Duration) (engine.Applied, error)
 	Confirm(context.Context, control.Author) error
 	Change(ctx context.Context, by control.Author, make func(*config.Config) (*config.Config, error)) (engine.Applied, error)
-	SetState(ctx context.Context, by control.Author, service, backend string, to control.State, expected func(*config.Config) bool) error
+	SetState(ctx context.Context, by control.Author, service, backend string, to control.Override, expected func(*config.Config) bool) error
 	Drains() map[engine.Backend]control.Drain
 	Revert(ctx context.Context, by control.Author, revision uint64) (engine.Applied, error)
 	RevertAll(context.Context, control.Author) (engine.Applied, error)

@@ -50,12 +50,12 @@ func (s *server) setBackend(ctx context.Context, in *backendInput) (*struct{}, e
 	return nil, nil
 }
 
-func stateOf(state string, deadline int, then string) control.State {
-	return control.State{State: state, Deadline: time.Duration(deadline) * time.Second, Then: then}
+func stateOf(state string, deadline int, then string) control.Override {
+	return control.Override{State: state, Deadline: time.Duration(deadline) * time.Second, Then: then}
 }
 
 // stateText returns a state change in the form of the command line.
-func stateText(to control.State) string {
+func stateText(to control.Override) string {
 	text := to.State
 	if to.Deadline > 0 {
 		text += " --deadline " + to.Deadline.String()
@@ -86,7 +86,7 @@ func (s *server) startDrain(ctx context.Context, in *body[api.StartDrain]) (*bod
 }
 
 func (s *server) cancelDrain(ctx context.Context, _ *struct{}) (*body[api.GatewayDrain], error) {
-	if err := s.opt.Control.SetState(ctx, by(ctx, "drain --cancel"), "", "", control.State{State: "auto"}, nil); err != nil {
+	if err := s.opt.Control.SetState(ctx, by(ctx, "drain --cancel"), "", "", control.Override{State: "auto"}, nil); err != nil {
 		return nil, statusError(err)
 	}
 	return s.gatewayDrain(ctx, nil)

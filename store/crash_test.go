@@ -93,9 +93,9 @@ func changeForEver(t *testing.T, dir string) {
 		for i := range c.Services[0].Backends {
 			c.Services[0].Backends[i].MaxConnections = n / 256
 		}
-		var states []State
+		var states []Override
 		if n%2 == 1 {
-			states = []State{{Service: "web", Backend: "a", State: "drain"}}
+			states = []Override{{Service: "web", Backend: "a", State: "drain"}}
 		}
 		change(t, s, file, Content{Config: c, States: states}, "change")
 		fmt.Println(n)

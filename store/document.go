@@ -30,7 +30,7 @@ type document struct {
 	Base     string        `json:"base"` // File of the same directory: the configuration that the edits begin from.
 	Revision uint64        `json:"revision"`
 	Edits    []config.Edit `json:"edits"` // they turn the file's configuration into the one in force
-	States   []State       `json:"states"`
+	States   []Override    `json:"states"`
 	History  []Revision    `json:"history"` // oldest first
 	Trial    *Trial        `json:"trial,omitempty"`
 }

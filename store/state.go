@@ -12,7 +12,7 @@ import (
 )
 
 // String returns the form of the state in an edit: "drain until 2026-11-25T20:00:00Z then reset".
-func (s State) String() string {
+func (s Override) String() string {
 	text := s.State
 	if !s.Until.IsZero() {
 		text += " until " + s.Until.UTC().Format(time.RFC3339)
@@ -24,7 +24,7 @@ func (s State) String() string {
 }
 
 // check returns an error for a state that no operator can set.
-func (s State) check() error {
+func (s Override) check() error {
 	switch {
 	case !slices.Contains([]string{"up", "drain", "down"}, s.State):
 		return fmt.Errorf("state %q of backend %q of service %q: not one of up, drain, down", s.State, s.Backend, s.Service)
@@ -35,7 +35,7 @@ func (s State) check() error {
 }
 
 // parseState parses the result of String.
-func parseState(text string) (s State) {
+func parseState(text string) (s Override) {
 	words := strings.Fields(text)
 	for i, word := range words {
 		switch {
@@ -51,10 +51,10 @@ func parseState(text string) (s State) {
 }
 
 // stateEdits returns the edits that turn the states from into the states to.
-func stateEdits(from, to []State) []config.Edit {
+func stateEdits(from, to []Override) []config.Edit {
 	values := map[string][2]string{}
 	var paths []string
-	for i, states := range [][]State{from, to} {
+	for i, states := range [][]Override{from, to} {
 		for _, s := range states {
 			v := values[s.path()]
 			v[i] = s.String()
@@ -85,13 +85,13 @@ func splitEdits(edits []config.Edit) (ofConfig, ofStates []config.Edit) {
 }
 
 // applyStateEdits applies edits to states.
-func applyStateEdits(states []State, edits []config.Edit) []State {
+func applyStateEdits(states []Override, edits []config.Edit) []Override {
 	for _, e := range edits {
 		s := parseState(e.After)
 		if steps := config.Split(e.Path); len(steps) == 5 {
 			s.Service, s.Backend = steps[1], steps[3]
 		}
-		states = slices.DeleteFunc(slices.Clone(states), func(old State) bool { return old.path() == s.path() })
+		states = slices.DeleteFunc(slices.Clone(states), func(old Override) bool { return old.path() == s.path() })
 		if e.After != "" {
 			states = append(states, s)
 		}

@@ -30,9 +30,9 @@ type Trial struct {
 	Until time.Time `json:"until"`
 }
 
-// State is a state set by the operator for a backend, or for the whole gateway if both names are
+// Override is a state set by the operator for a backend, or for the whole gateway if both names are
 // empty: up, drain or down.
-type State struct {
+type Override struct {
 	Service string    `json:"service"`
 	Backend string    `json:"backend"`
 	State   string    `json:"state"`
@@ -41,7 +41,7 @@ type State struct {
 }
 
 // path returns the path of a backend's state in an edit. It is no key of the file.
-func (s State) path() string {
+func (s Override) path() string {
 	if s.Service == "" {
 		return "@state"
 	}
@@ -70,7 +70,7 @@ func (r Revision) Edits() []config.Edit {
 // Content is the desired configuration and states.
 type Content struct {
 	Config *config.Config
-	States []State
+	States []Override
 	// Until is the time at which an unconfirmed change is reverted; zero: never.
 	Until time.Time
 }
@@ -172,7 +172,7 @@ func (s *Store) Revision() uint64 { return s.doc.Revision }
 func (s *Store) Edits() []config.Edit { return slices.Clone(s.doc.Edits) }
 
 // States returns the states set by the operator.
-func (s *Store) States() []State { return slices.Clone(s.doc.States) }
+func (s *Store) States() []Override { return slices.Clone(s.doc.States) }
 
 // History returns the last revisions, oldest first.
 func (s *Store) History() []Revision { return slices.Clone(s.doc.History) }
@@ -225,7 +225,7 @@ func (s *Store) Merge(file *config.Config) (Content, error) {
 
 // knownStates removes the states of backends that the configuration does not have and that no discovery
 // can find.
-func knownStates(c *config.Config, states []State) []State {
+func knownStates(c *config.Config, states []Override) []Override {
 	if len(states) == 0 {
 		return nil
 	}
@@ -233,17 +233,19 @@ func knownStates(c *config.Config, states []State) []State {
 	for _, s := range states {
 		of[s.Service] = true
 	}
-	have := map[State]bool{{}: true} // The whole gateway.
-	finds := map[string]bool{}       // Services with discovery.
+	have := map[Override]bool{{}: true} // The whole gateway.
+	finds := map[string]bool{}          // Services with discovery.
 	for i := range c.Services {
 		if sv := &c.Services[i]; of[sv.Name] {
 			finds[sv.Name] = sv.BackendsFrom != nil
 			for _, b := range sv.Backends {
-				have[State{Service: sv.Name, Backend: b.Name}] = true
+				have[Override{Service: sv.Name, Backend: b.Name}] = true
 			}
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(states), func(s State) bool { return !finds[s.Service] && !have[State{Service: s.Service, Backend: s.Backend}] })
+	return slices.DeleteFunc(slices.Clone(states), func(s Override) bool {
+		return !finds[s.Service] && !have[Override{Service: s.Service, Backend: s.Backend}]
+	})
 }
 
 // At returns the content as of one of the revisions of the history.

@@ -69,7 +69,7 @@ func TestSurvives(t *testing.T) {
 	file := decode(t, "services:\n"+service("web", 1, 1))
 	s := open(t, dir)
 	change(t, s, file, Content{Config: file}, "start")
-	drained := []State{{Service: "web", Backend: "b", State: "drain"}, {Service: "web", Backend: "gone", State: "down"}}
+	drained := []Override{{Service: "web", Backend: "b", State: "drain"}, {Service: "web", Backend: "gone", State: "down"}}
 	change(t, s, file, Content{Config: decode(t, "services:\n"+service("web", 5, 1)+service("shop", 1, 1)), States: drained}, "apply")
 
 	s = open(t, dir)
@@ -122,9 +122,9 @@ func TestHistory(t *testing.T) {
 		if i%3 == 0 {
 			services = service("other", 1, i) + services
 		}
-		var states []State
+		var states []Override
 		if i%2 == 0 {
-			states = []State{{Service: "web", Backend: "a", State: "drain"}}
+			states = []Override{{Service: "web", Backend: "a", State: "drain"}}
 		}
 		change(t, s, file, Content{Config: decode(t, "services:\n"+services), States: states}, fmt.Sprint("change ", i))
 	}
@@ -202,7 +202,7 @@ func TestDamage(t *testing.T) {
 	s := open(t, dir)
 	file := decode(t, "services:\n"+service("web", 1, 1))
 	change(t, s, file, Content{Config: file}, "start")
-	drained := []State{{Service: "web", Backend: "b", State: "drain", Until: time.Unix(1, 0).UTC(), Then: "reset"}}
+	drained := []Override{{Service: "web", Backend: "b", State: "drain", Until: time.Unix(1, 0).UTC(), Then: "reset"}}
 	change(t, s, file, Content{Config: decode(t, "services:\n"+service("web", 5, 1)), States: drained}, "apply")
 	intact, err := os.ReadFile(s.Path())
 	if err != nil {

@@ -24,7 +24,7 @@ type Model struct {
 	width, height int
 
 	counts  *Counts
-	table   *Table
+	table   *TableSummary
 	drops   *trace.DropReport
 	profile *trace.Profile
 	wait    time.Duration
@@ -57,7 +57,7 @@ type page struct {
 // ranked caches a page's rows as long as the table is the same. Ranking a hundred thousand sources for every key
 // press would cost more than the dump.
 type ranked struct {
-	table *Table
+	table *TableSummary
 	rows  []row
 }
 
@@ -108,7 +108,7 @@ type (
 		err    error
 	}
 	tableMsg struct {
-		table *Table
+		table *TableSummary
 		err   error
 	}
 	dropsMsg struct {

@@ -60,14 +60,14 @@ func (f *fake) Counts(context.Context) (*Counts, error) {
 	}}, f.count("counts")
 }
 
-func (f *fake) Table(context.Context) (*Table, error) {
+func (f *fake) Table(context.Context) (*TableSummary, error) {
 	s := conntrack.NewSummary(conntrack.BySource | conntrack.ByDest | conntrack.ByService | conntrack.ByBackend | conntrack.BySNATPort)
 	s.Enter("host", 432000)
 	for i := range 1000 {
 		e := entry(i)
 		s.Add(&e)
 	}
-	return &Table{Time: time.Unix(0, 0), Took: 20 * time.Millisecond, CPU: 400 * time.Millisecond, Summary: s, Held: map[string]uint32{"host": 750}}, f.count("table")
+	return &TableSummary{Time: time.Unix(0, 0), Took: 20 * time.Millisecond, CPU: 400 * time.Millisecond, Summary: s, Held: map[string]uint32{"host": 750}}, f.count("table")
 }
 
 func (f *fake) Drops(context.Context) (*trace.DropReport, error) {

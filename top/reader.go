@@ -198,7 +198,7 @@ func (h *Host) sampleNew(ctx context.Context, fills []conntrack.Fill, namespaces
 }
 
 // Table implements Reader.
-func (h *Host) Table(ctx context.Context) (*Table, error) {
+func (h *Host) Table(ctx context.Context) (*TableSummary, error) {
 	namespaces := h.list()
 	start, cpu := time.Now(), processTime()
 	s, err := conntrack.Look(ctx, conntrack.Ask{Namespaces: namespaces, Sources: h.Sources, Window: time.Millisecond,
@@ -206,7 +206,7 @@ func (h *Host) Table(ctx context.Context) (*Table, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Table{Time: time.Now(), Took: time.Since(start), CPU: processTime() - cpu, Summary: s.Summary,
+	t := &TableSummary{Time: time.Now(), Took: time.Since(start), CPU: processTime() - cpu, Summary: s.Summary,
 		Held: map[string]uint32{}, Blind: s.Blind}
 	for _, f := range s.Fills {
 		t.Held[f.Namespace] = f.Held

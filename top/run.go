@@ -93,7 +93,7 @@ func Once(ctx context.Context, r Reader, rows int) (*Picture, error) {
 	return p, ctx.Err()
 }
 
-func (p *Picture) fill(t *Table, rows int) {
+func (p *Picture) fill(t *TableSummary, rows int) {
 	s := t.Summary
 	p.Entries, p.Held, p.TableTook = s.Total.Entries, t.Held, t.Took.Round(time.Millisecond).Seconds()
 	p.Sources, p.Dests, p.Services, p.Backends = s.Sources(rows), s.Dests(rows), s.Services(rows), s.Backends(rows)

@@ -24,7 +24,7 @@ type Reader interface {
 	// Counts reads the cheap numbers; rates count since the last call.
 	Counts(ctx context.Context) (*Counts, error)
 	// Table dumps and summarizes the connection tables.
-	Table(ctx context.Context) (*Table, error)
+	Table(ctx context.Context) (*TableSummary, error)
 	// Drops observes dropped packets for a few seconds.
 	Drops(ctx context.Context) (*trace.DropReport, error)
 	// Profile samples the CPUs for a few seconds.
@@ -58,8 +58,8 @@ type Counts struct {
 	Took time.Duration `json:"-"`
 }
 
-// Table is the summary of one dump.
-type Table struct {
+// TableSummary is the summary of one dump.
+type TableSummary struct {
 	Time    time.Time
 	Took    time.Duration // Wall clock.
 	CPU     time.Duration // of this process, kernel included

@@ -27,7 +27,7 @@ type Verdict struct {
 }
 
 // judge checks the numbers in order of urgency: current losses, then imminent ones.
-func judge(c *Counts, t *Table) Verdict {
+func judge(c *Counts, t *TableSummary) Verdict {
 	if c == nil {
 		return Verdict{OK, "reading"}
 	}
@@ -103,7 +103,7 @@ func judgeDrops(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy
 }
 
 // worstOccupancy returns the fullest range of SNAT ports; the search runs once per table.
-func worstOccupancy(t *Table) *conntrack.Occupancy {
+func worstOccupancy(t *TableSummary) *conntrack.Occupancy {
 	if t == nil || t.Summary == nil {
 		return nil
 	}

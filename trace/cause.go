@@ -129,8 +129,8 @@ var (
 		Meaning: "dropped by the function named; no common cause is known for it"}
 )
 
-// place is what identifies a kind of drop to the rules below.
-type place struct {
+// dropSite has the properties that identify a kind of drop to the rules below.
+type dropSite struct {
 	function string // Where the packet was freed.
 	reason   string // Name without prefix.
 	caller   string // Calling function, "" without a sampled stack.
@@ -144,7 +144,7 @@ type place struct {
 	nftSeparate bool
 }
 
-// rule maps a place to its cause. An empty field matches all.
+// rule maps a site to its cause. An empty field matches all.
 type rule struct {
 	function string // prefix match with a trailing *
 	reason   string
@@ -238,7 +238,7 @@ var rules = []rule{
 
 // causeOf returns the cause of a kind of drop from the event alone. The counters may change the
 // cause of netfilter drops later; see refine.
-func causeOf(p place) Cause {
+func causeOf(p dropSite) Cause {
 	if p.function == "nf_hook_slow" || p.function == "nf_hook_slow_list" {
 		return hookCause(p)
 	}
@@ -261,7 +261,7 @@ func causeOf(p place) Cause {
 
 // hookCause separates verdicts with the same place and reason, by the hook and by the packet's
 // conntrack state.
-func hookCause(p place) Cause {
+func hookCause(p dropSite) Cause {
 	switch p.caller {
 	case "ip_rcv", "ipv6_rcv", "ip_list_rcv", "ip_sublist_rcv", "ipv6_list_rcv", "ip6_sublist_rcv":
 		p.hook = HookPrerouting

@@ -177,7 +177,7 @@ func (p *Packets) decode(raw *observePacketEvent) *Packet {
 	}
 	if out.Point == Dropped {
 		out.Hook, out.Reason, out.Place = Hook(raw.Hook), p.drops.reasons.Name(raw.Reason), p.drops.symbols.Find(raw.Location)
-		out.Cause = causeOf(place{function: out.Place.Name, reason: out.Reason, hook: out.Hook, ct: out.Tracked, nftSeparate: p.drops.nftSeen,
+		out.Cause = causeOf(dropSite{function: out.Place.Name, reason: out.Reason, hook: out.Hook, ct: out.Tracked, nftSeparate: p.drops.nftSeen,
 			unicast: out.Tuple.IsValid() && !out.Tuple.Dest.Addr().IsMulticast(), linkLocal: out.Tuple.Source.Addr().IsLinkLocalUnicast()})
 	}
 	return out

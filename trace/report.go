@@ -214,8 +214,8 @@ func (w *Watcher) snapshot(ctx context.Context, ns netdev.Namespace) snapshot {
 	return s
 }
 
-func (w *Watcher) placeOf(c *DropCount, sample *DropSample) place {
-	p := place{function: c.Location.Name, reason: c.Reason, hook: c.Hook, ct: c.Tracked, nftSeparate: w.drops.nftSeen}
+func (w *Watcher) placeOf(c *DropCount, sample *DropSample) dropSite {
+	p := dropSite{function: c.Location.Name, reason: c.Reason, hook: c.Hook, ct: c.Tracked, nftSeparate: w.drops.nftSeen}
 	if sample != nil {
 		p.unicast = sample.Packet.IsValid() && !sample.Packet.Dest.Addr().IsMulticast()
 		p.linkLocal = sample.Packet.IsValid() && sample.Packet.Source.Addr().IsLinkLocalUnicast()

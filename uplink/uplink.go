@@ -91,7 +91,7 @@ func (t *Tracker) configureProbes(list []config.Uplink) {
 	}
 	if t.probes == nil {
 		t.probes = health.New(health.Options{
-			OnChange: func(health.Event) { t.Kick() },
+			OnChange: func(health.Transition) { t.Kick() },
 			OnLack: func(lack string) {
 				t.opt.Log.Warn("probes of uplinks cannot run; keeping the last known states", "cause", lack)
 			},

@@ -39,7 +39,7 @@ func newLoad(a *app) *cobra.Command {
 
 // loadPlace is the interface where load sends or counts.
 type loadPlace struct {
-	load.Place
+	load.Namespace
 	node  *lab.Node // nil: the namespace of this process.
 	lab   *lab.Lab  // nil where node is.
 	iface string
@@ -52,7 +52,7 @@ func parseLoadPlace(s string) (loadPlace, error) {
 	switch {
 	case iface == "":
 	case len(parts) == 1:
-		return loadPlace{Place: load.Here{}, iface: iface}, nil
+		return loadPlace{Namespace: load.Here{}, iface: iface}, nil
 	case len(parts) == 2:
 		return findNode("", parts[0], iface)
 	case len(parts) == 3:
@@ -89,7 +89,7 @@ func findNode(id, name, iface string) (loadPlace, error) {
 			continue
 		}
 		if n, ok := l.Lookup(name); ok {
-			found = append(found, loadPlace{Place: n, node: n, lab: l, iface: iface})
+			found = append(found, loadPlace{Namespace: n, node: n, lab: l, iface: iface})
 		}
 	}
 	switch len(found) {

@@ -19,14 +19,14 @@ import (
 	"github.com/sluice-lb/sluice/disk"
 )
 
-// State is the progress of a journal entry.
-type State string
+// Progress is the progress of a journal entry.
+type Progress string
 
 // The states of a journal entry.
 const (
-	Trial      State = "trial"       // Written live, not yet confirmed, not in Etc.
-	Applied    State = "applied"     // Confirmed and kept for the next boot.
-	RolledBack State = "rolled back" // Taken back.
+	Trial      Progress = "trial"       // Written live, not yet confirmed, not in Etc.
+	Applied    Progress = "applied"     // Confirmed and kept for the next boot.
+	RolledBack Progress = "rolled back" // Taken back.
 )
 
 // Step is one value that was written.
@@ -58,10 +58,10 @@ type Entry struct {
 	Host  bool   `json:"host,omitempty"`
 	Inode uint64 `json:"inode,omitempty"`
 	// Boot is the boot that the number belongs to; other namespaces end with it.
-	Boot  string `json:"boot,omitempty"`
-	State State  `json:"state"`
-	Why   string `json:"why,omitempty"` // it was rolled back
-	Steps []Step `json:"steps"`
+	Boot  string   `json:"boot,omitempty"`
+	State Progress `json:"state"`
+	Why   string   `json:"why,omitempty"` // it was rolled back
+	Steps []Step   `json:"steps"`
 	// Commands of a remedy; Rollback undoes them before the steps.
 	Commands []Command `json:"commands,omitempty"`
 	File     *File     `json:"file,omitempty"` // nil before anything was kept for the next boot

@@ -48,23 +48,23 @@ type Object struct {
 	Lines []int  `json:"lines"`
 }
 
-// Place is the place where a line ends.
-type Place string
+// Disposition is the result of the import for a line.
+type Disposition string
 
-// Places of lines.
+// Dispositions of lines.
 const (
 	// InObject lines are in an object of the configuration.
-	InObject Place = "object"
+	InObject Disposition = "object"
 	// InRest lines stay with the source's program, or need a change by hand.
-	InRest Place = "rest"
+	InRest Disposition = "rest"
 	// NotNeeded lines are in neither: Sluice always has the effect, or there is none.
-	NotNeeded Place = "implied"
+	NotNeeded Disposition = "implied"
 )
 
 // Line is one line of the source, or one entry of a list, that is neither empty nor a comment.
 type Line struct {
-	Number int   `json:"number"`
-	Place  Place `json:"place"`
+	Number int         `json:"number"`
+	Place  Disposition `json:"place"`
 	// Class names the kind of line in the summary, "translations"; empty for others.
 	Class string `json:"class,omitempty"`
 	Text  string `json:"text"`

@@ -97,7 +97,7 @@ func (r *Result) check() error {
 	fault := func(format string, args ...any) error {
 		return fmt.Errorf("the import does not account for its input, which is a fault of sluice: "+format, args...)
 	}
-	placed := map[int]Place{}
+	placed := map[int]Disposition{}
 	for _, l := range r.Lines {
 		if _, twice := placed[l.Number]; twice {
 			return fault("%s %d has two places", r.unit.one, l.Number)

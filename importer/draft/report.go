@@ -132,7 +132,7 @@ func hasOrHave(n int, what, one, more string) string {
 func (r *Result) Summary() string {
 	type count struct{ all, rest int }
 	counts, order := map[string]*count{}, []string{}
-	place := map[int]Place{}
+	place := map[int]Disposition{}
 	for _, l := range r.Lines {
 		place[l.Number] = l.Place
 		if l.Class == "" {

@@ -273,7 +273,7 @@ func (n *nftables) statement(r *rule, key string, v *draft.Value) {
 		if r.do == doNothing {
 			r.do = doLog
 		} else {
-			r.lost = append(r.lost, part{"log", "write a rule with action: log", "the packets are not logged"})
+			r.lost = append(r.lost, gap{"log", "write a rule with action: log", "the packets are not logged"})
 		}
 		r.log.prefix, r.log.level = v.Get("prefix").Str(), levelName(v.Get("level").Str())
 		if r.log.level == "warning" || r.log.level == "warn" { // the default of nft

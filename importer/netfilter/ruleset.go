@@ -108,11 +108,11 @@ type rule struct {
 	helper      string
 	// lost are parts of the rule that have no equivalent and do not change which packets match:
 	// each with what to write instead.
-	lost []part
+	lost []gap
 }
 
-// part is a part of a rule that has no equivalent.
-type part struct {
+// gap is a part of a rule that has no equivalent.
+type gap struct {
 	text, next string
 	// effect is the consequence of leaving the part out.
 	effect string

@@ -86,7 +86,7 @@ func (o *options) target(word string) bool {
 }
 
 func (o *options) lose(text, effect, next string) {
-	o.r.lost = append(o.r.lost, part{text, next, effect})
+	o.r.lost = append(o.r.lost, gap{text, next, effect})
 }
 
 func levelName(s string) string {

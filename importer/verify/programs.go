@@ -34,21 +34,21 @@ func run(input, name string, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// part is a section of a file for one program of the iptables family.
-type part struct {
+// section is a section of a file for one program of the iptables family.
+type section struct {
 	program string // "iptables-nft", "ip6tables-nft"
 	text    string
 	offset  int // lines before it in the file
 }
 
 // parts splits a file into the parts of iptables-save and ip6tables-save.
-func (p Program) parts(text string) (list []part) {
+func (p Program) parts(text string) (list []section) {
 	six := "ip6" + strings.TrimPrefix(string(p), "ip")
 	program, start := string(p), 0
 	var b strings.Builder
 	flush := func(next int) {
 		if strings.Contains(b.String(), "\n*") || strings.HasPrefix(b.String(), "*") {
-			list = append(list, part{program, b.String(), start})
+			list = append(list, section{program, b.String(), start})
 		}
 		b.Reset()
 		start = next
