@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/flow"
 )
 
 // Owned is a virtual address of the gateway. A packet to one of its ports without a listener is refused or dropped,
@@ -84,6 +85,13 @@ func (o *owners) add(a netip.Addr, answer config.WhenDown, bound, mine bool) {
 	} else {
 		was.Shared = true
 	}
+}
+
+// SharesReplies reports whether every node of a cluster translates the replies of a service, also without a flow: the
+// hash of the request identifies the backend, and nothing else changes the choice.
+func SharesReplies(c *config.Config, s *config.Service) bool {
+	ported := s.Protocol == flow.TCP || s.Protocol == flow.UDP
+	return len(c.Nodes()) > 1 && ported && s.Mode == config.ModeDNAT && s.Scheduler.Hashes() && s.Persistence == nil && len(s.Sessions) == 0 && !s.SYNCookies
 }
 
 // BackupPools returns the pool addresses that this host announces for other nodes of its cluster. It translates nothing

@@ -3,8 +3,10 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/daemon"
+	"github.com/sluice-lb/sluice/lab/host"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
@@ -377,4 +380,66 @@ func TestClusterWithdraws(t *testing.T) {
 	}
 	c.hops("192.0.2.30", "")
 	c.hops("192.0.2.10", "")
+}
+
+// TestClusterRepliesThroughOtherNode opens connections through three gateways. All replies return through n1, which has
+// a flow for a third of them only.
+func TestClusterRepliesThroughOtherNode(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.BPF)
+	l := labtest.New(t, clusterTopology())
+	for _, s := range []struct{ node, at string }{{"s1", "10.0.2.2:8080"}, {"s2", "10.0.2.3:8080"}} {
+		lines, err := host.ServeLines(l.Node(s.node), s.node, s.at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = lines.Stop() })
+	}
+	route := "route add 192.0.2.10"
+	for i := 1; i <= 3; i++ {
+		route += fmt.Sprintf(" nexthop via 10.9.%d.2", i)
+		start(t, l.Node(fmt.Sprintf("n%d", i)), `
+datapath: ebpf
+cluster:
+  nodes:
+    - {name: n1, address: 10.9.1.2}
+    - {name: n2, address: 10.9.2.2}
+    - {name: n3, address: 10.9.3.2}
+services:
+  - name: web
+    listen: [{address: 192.0.2.10, ports: [80]}]
+    protocol: tcp
+    mode: dnat
+    scheduler: maglev
+    backends:
+      - {name: s1, address: 10.0.2.2, port: 8080}
+      - {name: s2, address: 10.0.2.3, port: 8080}
+`)
+	}
+	ip(t, l.Node("router"), route)
+	target := netip.MustParseAddrPort("192.0.2.10:80")
+	failed := 0
+	for i := range 150 {
+		source := netip.AddrPortFrom(netip.MustParseAddr("10.0.1.2"), uint16(20000+i))
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		line, err := host.DialLine(ctx, l.Node("client"), source, target)
+		cancel()
+		for range 3 {
+			if err == nil {
+				_, err = line.Ask(patience / 10)
+			}
+		}
+		if line != nil {
+			_ = line.Close()
+		}
+		if err != nil {
+			failed++
+			t.Logf("%s: %v", source, err)
+		}
+		if failed > 10 {
+			t.Fatalf("%d of %d connections failed", failed, i+1)
+		}
+	}
+	if failed > 0 {
+		t.Errorf("%d of 150 connections failed", failed)
+	}
 }

@@ -151,11 +151,11 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 		return p, true
 	}
 	for _, s := range m.services {
-		if s.Mode != config.ModeStateless && !s.recognised(m) {
+		if s.Mode != config.ModeStateless && !s.recognised(m) && !s.sharesReplies(m) {
 			continue
 		}
-		from, _, ok := s.virtual(about.protocol, about.src)
-		if !ok || s.Mode != config.ModeStateless && !m.answersSYN(answering) {
+		from, b, ok := s.virtual(about.protocol, about.src)
+		if !ok || s.Mode != config.ModeStateless && !(s.recognised(m) && m.answersSYN(answering)) && !s.answersOtherNode(m, answering, from, b) {
 			continue // about a connection that the backend opened
 		}
 		quote := flow.Tuple{Protocol: about.protocol, Source: about.dst, Dest: from}

@@ -387,10 +387,12 @@ func (m *Model) serviceReply(v *view) (plan, bool) {
 		}
 		reason := ReasonStateless
 		if s.Mode != config.ModeStateless {
-			if !m.answersSYN(v.tuple()) {
+			switch answers := s.answersSYN(v.protocol, v.flags) && m.answersSYN(v.tuple()); {
+			case answers:
+				reason = ReasonSYNACK
+			case !s.answersOtherNode(m, v.tuple(), from, b):
 				continue // a connection that the backend opened
 			}
-			reason = ReasonSYNACK
 		}
 		p := plan{action: Forward, reason: reason, to: v.tuple(), count: []*tally{&s.tally, &b.tally}, clamp: s.MSSClamp}
 		p.to.Source = from
@@ -402,11 +404,29 @@ func (m *Model) serviceReply(v *view) (plan, bool) {
 
 // answersFor returns the virtual endpoint for the sender of v, and its backend.
 func (s *service) answersFor(m *Model, v *view) (netip.AddrPort, *backend, bool) {
-	syn := s.recognised(m) && v.protocol == flow.TCP && (v.flags&(packet.SYN|packet.ACK) == packet.SYN|packet.ACK || v.flags&packet.RST != 0)
-	if s.Mode != config.ModeStateless && !syn {
+	if s.Mode != config.ModeStateless && !(s.recognised(m) && s.answersSYN(v.protocol, v.flags)) && !s.sharesReplies(m) {
 		return netip.AddrPort{}, nil, false
 	}
 	return s.virtual(v.protocol, v.src)
+}
+
+// answersSYN reports whether a segment of a backend can answer a SYN.
+func (s *service) answersSYN(p flow.Protocol, flags packet.TCPFlags) bool {
+	return s.Protocol == flow.TCP && p == flow.TCP && (flags&(packet.SYN|packet.ACK) == packet.SYN|packet.ACK || flags&packet.RST != 0)
+}
+
+// sharesReplies reports whether a node of a cluster translates replies to packets that another node received.
+func (s *service) sharesReplies(m *Model) bool {
+	return s.rule == nil && datapath.SharesReplies(m.config, s.Service) && s.unambiguous(m)
+}
+
+// answersOtherNode reports whether a reply belongs to a flow that another node can have: the hash of the request
+// selects the sender.
+func (s *service) answersOtherNode(m *Model, reply flow.Tuple, from netip.AddrPort, b *backend) bool {
+	if !s.sharesReplies(m) || len(s.table) == 0 {
+		return false
+	}
+	return s.byHash(&view{v6: from.Addr().Is6(), protocol: reply.Protocol, src: reply.Dest, dst: from}) == b
 }
 
 // virtual returns the first virtual endpoint of the service for a backend's endpoint, and that

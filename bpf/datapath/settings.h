@@ -99,6 +99,7 @@ enum service_flag {
 	SERVICE_KEEPS_FLOWS = 0x800, // persistence or a connection limit needs flows in every mode
 	SERVICE_ARRIVES = 0x1000,    // moves here from nftables, which may still have its connections
 	SERVICE_LEAVES = 0x2000,     // moves to nftables: no flow opens here
+	SERVICE_NODES = 0x4000,	     // other nodes of the cluster may have the flow of a reply
 };
 
 enum no_rule {

@@ -387,12 +387,33 @@ __noinline enum reason service_syn(const struct packet *p, struct plan *plan)
 	return syn_passes(p, backend);
 }
 
+// Returns the backend that the hash selects for the request of a reply. "reply" is the tuple of the reply on its way to
+// the client.
+__noinline __u32 backend_of_reply(const struct tuple *reply, __u32 service, bool v6)
+{
+	struct service *s = bpf_map_lookup_elem(&services, &service);
+	struct tuple request;
+	__u32 slot, count;
+	__u64 table;
+
+	if (!reply || !s)
+		return NO_ENTRY;
+	reverse_tuple(&request, reply);
+	table = *(volatile __u64 *)&s->slots;
+	count = (__u32)table;
+	if (!count)
+		return NO_ENTRY;
+	slot = v6 ? hash_of(&request, s->scheduler, true) : hash_of(&request, s->scheduler, false);
+	return slot_at((table >> 32) + ((__u64)slot * count >> 32));
+}
+
 // Handles the reply of a backend without a flow: the virtual endpoint becomes its source.
 __noinline enum reason service_reply(const struct packet *p, struct plan *plan)
 {
 	struct listener_key key = {};
 	struct service *s;
 	struct reverse *r;
+	bool syn_ack;
 	__u32 id;
 
 	if (!p || !plan)
@@ -414,9 +435,11 @@ __noinline enum reason service_reply(const struct packet *p, struct plan *plan)
 		return REASON_NONE;
 	id = r->service;
 	s = bpf_map_lookup_elem(&services, &id);
-	if (!s || (s->mode != MODE_STATELESS &&
-		   (p->tuple.l4_proto != IPPROTO_TCP ||
-		    ((p->tcp_flags & (TCP_SYN | TCP_ACK)) != (TCP_SYN | TCP_ACK) && !(p->tcp_flags & TCP_RST)))))
+	if (!s)
+		return REASON_NONE;
+	syn_ack = s->mode != MODE_STATELESS && p->tuple.l4_proto == IPPROTO_TCP &&
+		  ((p->tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK) || p->tcp_flags & TCP_RST);
+	if (s->mode != MODE_STATELESS && !syn_ack && !(s->flags & SERVICE_NODES))
 		return REASON_NONE;
 	plan->to = p->tuple;
 	plan->to.saddr = r->vip;
@@ -424,9 +447,12 @@ __noinline enum reason service_reply(const struct packet *p, struct plan *plan)
 		plan->to.sport = r->port;
 	else if (r->port)
 		plan->to.sport = bpf_htons(bpf_ntohs(p->tuple.sport) + bpf_ntohs(r->port));
-	if (s->mode == MODE_STATELESS ? key.l4_proto && !listens_on(&key, &r->vip, plan->to.sport, id) :
-					!answers_syn(p, &plan->to))
+	syn_ack = syn_ack && answers_syn(p, &plan->to);
+	if (!syn_ack && s->mode != MODE_STATELESS &&
+	    (!(s->flags & SERVICE_NODES) || backend_of_reply(&plan->to, id, p->family == FAMILY_6) != r->backend))
 		return REASON_NONE; // a packet of the backend's own connections
+	if (!syn_ack && key.l4_proto && !listens_on(&key, &r->vip, plan->to.sport, id))
+		return REASON_NONE;
 	count_stateless(r->backend, p->l3_len);
 	plan->owner = id;
 	plan->owner_nat = OWNER_SERVICE;
@@ -438,7 +464,7 @@ __noinline enum reason service_reply(const struct packet *p, struct plan *plan)
 	plan->family = p->family;
 	plan->gateway = plan->to.daddr;
 	plan->gateway_family = p->family;
-	return s->mode == MODE_STATELESS ? REASON_STATELESS : REASON_SYN_ACK;
+	return syn_ack ? REASON_SYN_ACK : REASON_STATELESS;
 }
 
 #endif

@@ -147,7 +147,7 @@ func (a *Amendment) addService(inForce *Desired, was, is *datapath.Service) bool
 		same = same && there && x == y
 	}
 	if same { // sharing with other services is unchanged
-		w.Flags = w.Flags&^wire.ServiceSYNStateless | old.Flags&wire.ServiceSYNStateless
+		w.Flags = w.Flags&^unshared | old.Flags&unshared
 		a.Small.Services[id] = w
 		return true
 	}

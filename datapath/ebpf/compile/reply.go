@@ -123,6 +123,9 @@ func (c *compiler) overlaps(k wire.ListenerKey, s *config.Service, shift uint16)
 	return others
 }
 
+// unshared are the flags of services with replies that belong to no other service.
+const unshared = wire.ServiceSYNStateless | wire.ServiceNodes
+
 // ambiguous marks the entry of a key that a second service shares, and returns the reason. The first service
 // loses the entry too: its SYNs need flows.
 func (c *compiler) ambiguous(second uint32, k wire.ListenerKey) error {
@@ -139,7 +142,7 @@ func (c *compiler) ambiguous(second uint32, k wire.ListenerKey) error {
 			c.Names.Backend[uint32(v.Backend)], what+c.Names.Service[with])
 	}
 	if w, compiled := c.Services[first]; compiled && first != second {
-		w.Flags &^= wire.ServiceSYNStateless
+		w.Flags &^= unshared
 		c.Services[first] = w
 		if w.Mode == wire.ModeStateless && c.shared == nil {
 			c.shared = fmt.Errorf("service %s: mode stateless: %w", c.Names.Service[first], shared(second))

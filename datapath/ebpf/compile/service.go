@@ -64,6 +64,9 @@ func (c *compiler) service(s *datapath.Service) error {
 	if s.Mode == config.ModeDNAT && s.Protocol == flow.TCP && shared == nil && s.Scheduler.Hashes() && w.StickyTicks == 0 && !s.SYNCookies {
 		w.Flags |= wire.ServiceSYNStateless
 	}
+	if shared == nil && datapath.SharesReplies(c.snapshot.Config, s.Service) {
+		w.Flags |= wire.ServiceNodes
+	}
 	if c.snapshot.Arriving["service "+s.Name] {
 		w.Flags |= wire.ServiceArrives
 	}

@@ -388,6 +388,7 @@ const (
 	ServiceKeepsFlows   = 2048
 	ServiceArrives      = 4096
 	ServiceLeaves       = 8192
+	ServiceNodes        = 16384
 )
 
 // Values of enum source_check.
