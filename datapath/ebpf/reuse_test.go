@@ -3,11 +3,13 @@
 package ebpf
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"testing"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
+	"github.com/sluice-lb/sluice/datapath/ebpf/table"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 	"github.com/sluice-lb/sluice/model"
 	"github.com/sluice-lb/sluice/packet"
@@ -168,5 +170,35 @@ func shrink(t *testing.T, s *subject, spare uint32) {
 		room := stock.Room
 		t.Cleanup(func() { stock.Room = room })
 		stock.Room = min(room, stock.Fresh+spare)
+	}
+}
+
+// TestServiceKeepsTraffic reassigns the number of a backend after connections with reused tuples. The counters of its
+// service do not decrease.
+func TestServiceKeepsTraffic(t *testing.T) {
+	r := reusedServices[0]
+	s := changingAt(t, "xdp", r.yaml())
+	for range 3 {
+		r.connect(t, s, 4000)
+	}
+	traffic := func() table.Traffic {
+		t.Helper()
+		c, err := s.d.Counters(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return table.Traffic{Packets: c.Services[0].Packets, Bytes: c.Services[0].Bytes}
+	}
+	before := traffic()
+	if before.Packets != 15 {
+		t.Errorf("%d packets are counted, want 15", before.Packets)
+	}
+	draft := s.d.t.IDs.Draft()
+	draft.Fresh[ids.KeyOf(ids.Backend, "other")] = s.d.inForce.Names.Backends[s.d.t.IDs.Known[ids.KeyOf(ids.Service, "web")]][0]
+	if err := s.d.t.ForgetOthers(draft); err != nil {
+		t.Fatal(err)
+	}
+	if after := traffic(); after != before {
+		t.Errorf("%+v are counted after the number of the backend was reassigned, %+v before", after, before)
 	}
 }

@@ -5,6 +5,7 @@ package table
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 
@@ -121,6 +122,9 @@ func (t *Tables) forget(kind ids.Kind, id uint32) error {
 	case ids.Service:
 		t.ServiceLoads.Values[id] = wire.Load{}
 	case ids.Backend:
+		if err := t.keepTally(id); err != nil {
+			return err
+		}
 		t.BackendLoads.Values[id] = wire.Load{}
 		if err := t.Maps["backend_hops"].Put(id, wire.BackendHop{}); err != nil {
 			return fmt.Errorf("backend_hops: %w", err)
@@ -128,6 +132,21 @@ func (t *Tables) forget(kind ids.Kind, id uint32) error {
 		if err := t.Maps["tallies"].Put(id, make([]wire.Tally, ebpf.MustPossibleCPU())); err != nil {
 			return fmt.Errorf("tallies: %w", err)
 		}
+	}
+	return nil
+}
+
+// keepTally moves the traffic of a former backend without flows to its service, so that the counters of the service
+// never decrease.
+func (t *Tables) keepTally(id uint32) error {
+	var values []wire.Tally
+	if err := t.Maps["tallies"].Lookup(id, &values); err != nil {
+		return fmt.Errorf("tallies: %w", err)
+	}
+	l := &t.ServiceLoads.Values[t.Backends.Values[id].Service] // the programs add to it at the same time
+	for _, v := range values {
+		atomic.AddUint64(&l.Packets, v.Packets)
+		atomic.AddUint64(&l.Bytes, v.Bytes)
 	}
 	return nil
 }
