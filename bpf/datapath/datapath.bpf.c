@@ -209,6 +209,7 @@ static __always_inline enum reason decide_again(const struct packet *p, struct p
 {
 	enum reason reason;
 
+	plan->absent = 0;
 	plan->flags = 0;
 	plan->edits = 0;
 	plan->asked = 0;
@@ -218,9 +219,9 @@ static __always_inline enum reason decide_again(const struct packet *p, struct p
 	return reason == REASON_NONE ? REASON_CLASH : reason; // that flow has ended again; a retransmission will pass
 }
 
-// Handles a packet on the full path. drop and pass are the verdicts of the hook. On TC, passed
-// packets continue to other programs and to the kernel.
-static __always_inline int full(void *ctx, __u32 ifindex, int station, const bool v6, const bool xdp)
+// Handles a packet on the full path. fast: the result of the fast path. drop and pass are the
+// verdicts of the hook. On TC, passed packets continue to other programs and to the kernel.
+static __always_inline int full(void *ctx, __u32 ifindex, int fast, const bool v6, const bool xdp)
 {
 	const int drop = xdp ? XDP_DROP : TC_ACT_SHOT, pass = xdp ? XDP_PASS : TC_ACT_UNSPEC;
 	struct work *w = the_work();
@@ -236,11 +237,12 @@ static __always_inline int full(void *ctx, __u32 ifindex, int station, const boo
 	p = &w->packet;
 	plan = &w->plan;
 	init(p, plan, ifindex, drop, v6);
+	plan->absent = fast == NO_FLOW_HERE;
 	w->closed.index = NO_ENTRY;
 	reason = BY_HOOK(parse, ctx, p, v6);
 	if (reason != REASON_NONE)
 		p->flags &= ~PACKET_FIRST_FRAGMENT; // it must not determine the outcome of later fragments
-	else if (station == STATION_GROUP)
+	else if (fast == FOR_GROUP)
 		reason = to_group(p);
 	else if (before_flow_needed(p))
 		reason = before_flow(p, plan);
@@ -362,16 +364,16 @@ static __always_inline bool direct_first(void)
 
 // Handles a packet that the fast path did not take. The packet is unmodified, so that TC can
 // process it if TC runs after XDP.
-static __always_inline int xdp_rest(struct xdp_md *ctx, int station, const bool v6)
+static __always_inline int xdp_rest(struct xdp_md *ctx, int fast, const bool v6)
 {
-	return tc_behind ? XDP_PASS : full(ctx, ctx->ingress_ifindex, station, v6, true);
+	return tc_behind ? XDP_PASS : full(ctx, ctx->ingress_ifindex, fast, v6, true);
 }
 
 SEC("xdp")
 int sluice_xdp(struct xdp_md *ctx)
 {
 	struct ethhdr *eth = (void *)(long)ctx->data;
-	int verdict = NOT_DIRECT, station;
+	int verdict = FOR_GROUP, station;
 	__be16 type;
 
 	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
@@ -395,23 +397,22 @@ int sluice_xdp(struct xdp_md *ctx)
 		if (xdp_denied(ctx, false))
 			return XDP_DROP;
 		if (station == STATION_OWN) {
-			if (direct_first())
-				verdict = xdp_direct(ctx);
+			verdict = direct_first() ? xdp_direct(ctx) : NOT_DIRECT;
 			if (verdict == NOT_DIRECT)
 				verdict = xdp_fast4(ctx);
 		}
-		return verdict >= 0 ? verdict : xdp_rest(ctx, station, false);
+		return verdict >= 0 ? verdict : xdp_rest(ctx, verdict, false);
 	}
 	if (xdp_denied(ctx, true))
 		return XDP_DROP;
 	if (station == STATION_OWN)
 		verdict = xdp_fast6(ctx);
-	return verdict >= 0 ? verdict : xdp_rest(ctx, station, true);
+	return verdict >= 0 ? verdict : xdp_rest(ctx, verdict, true);
 }
 
 static __always_inline int tc_packet(struct __sk_buff *ctx)
 {
-	int verdict = NOT_DIRECT, station = tc_station(ctx);
+	int verdict = FOR_GROUP, station = tc_station(ctx);
 	__be16 type = ctx->protocol;
 
 	if (ctx->vlan_present || !is_ip(type)) {
@@ -429,18 +430,17 @@ static __always_inline int tc_packet(struct __sk_buff *ctx)
 		if (tc_denied(ctx, false))
 			return TC_ACT_SHOT;
 		if (station == STATION_OWN) {
-			if (direct_first())
-				verdict = tc_direct(ctx);
+			verdict = direct_first() ? tc_direct(ctx) : NOT_DIRECT;
 			if (verdict == NOT_DIRECT)
 				verdict = tc_fast4(ctx);
 		}
-		return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, station, false, false);
+		return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, verdict, false, false);
 	}
 	if (tc_denied(ctx, true))
 		return TC_ACT_SHOT;
 	if (station == STATION_OWN)
 		verdict = tc_fast6(ctx);
-	return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, station, true, false);
+	return verdict >= 0 ? verdict : full(ctx, ctx->ingress_ifindex, verdict, true, false);
 }
 
 SEC("tc")

@@ -262,9 +262,13 @@ static __always_inline void end_closed(struct work *w, bool v6)
 // frame. The spills of the lookup then do not add to the stack of the sweep or of the miss path.
 static __always_inline enum reason decide_flow(const struct packet *p, struct plan *plan, bool v6)
 {
-	enum reason reason = v6 ? search_flow6(p, plan) : search_flow4(p, plan);
-	__u32 index = plan->entry;
+	enum reason reason;
+	__u32 index;
 
+	if (plan->absent)
+		return REASON_NONE;
+	reason = v6 ? search_flow6(p, plan) : search_flow4(p, plan);
+	index = plan->entry;
 	if (reason != REASON_NONE || index == NO_ENTRY)
 		return reason;
 	plan->entry = NO_ENTRY;
@@ -410,7 +414,7 @@ static __always_inline enum reason decide_miss(struct packet *p, struct plan *pl
 	enum reason reason = REASON_NONE;
 
 	plan->owner_nat = OWNER_NONE;
-	if (have_services && was_ended(p)) {
+	if (have_services && any_ended() && was_ended(p)) {
 		plan->answer = ANSWER_RESET;
 		return REASON_NO_FLOW;
 	}

@@ -94,7 +94,7 @@ static __always_inline void direct_count(__u32 backend, __u32 bytes, __u32 hop)
 {
 	struct work *w;
 
-	tally(backend, bytes);
+	tally(backend, 1, bytes);
 	count_one(FAMILY_4, ACTION_FORWARD, REASON_STATELESS);
 	if (!observed)
 		return;

@@ -21,6 +21,25 @@ static __always_inline bool fast_frame(void *data, void *end, const bool v6)
 	       (ip->protocol == IPPROTO_TCP || ip->protocol == IPPROTO_UDP) && ip->ttl > 1;
 }
 
+// Reports whether the full path handles packets with these TCP flags: a SYN may open a connection, a
+// reset may be refused.
+static __always_inline bool full_only(__u8 tcp_flags)
+{
+	if (have_edits)
+		return tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST);
+	return tcp_flags & TCP_RST || (tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
+
+// Reports whether the full path handles a packet with plain headers because of its TCP flags.
+static __always_inline bool opens_or_resets(void *data, void *end, const bool v6)
+{
+	struct ipv6hdr *ip6 = data + ETH_HLEN;
+	struct iphdr *ip = data + ETH_HLEN;
+	__u8 *tcp = v6 ? (void *)(ip6 + 1) : (void *)(ip + 1);
+
+	return (v6 ? ip6->nexthdr : ip->protocol) == IPPROTO_TCP && (void *)(tcp + 14) <= end && full_only(tcp[13]);
+}
+
 // Returns the length of the largest segment of a packet on the wire. gso_size: 0 if the packet is
 // not segmented. Each TCP segment has all options.
 static __always_inline __u32 segment_of(const struct packet *p, void *data, void *end, __u32 gso_size)
@@ -45,9 +64,15 @@ struct found {
 	void *entry;
 	__u32 index; // of the entry
 	struct hop *hop;
-	bool cross; // the packet is translated to the other family
-	__be16 id;  // identification of the new IPv4 header
+	bool cross;  // the packet is translated to the other family
+	__be16 id;   // identification of the new IPv4 header
+	bool absent; // the table has no flow of the packet
 };
+
+// Results of the fast path for packets that it leaves to the full path.
+#define NOT_FAST -1
+#define NO_FLOW_HERE -2 // the table has no flow of the packet, so that the full path need not search
+#define FOR_GROUP -3 // a broadcast or multicast packet, which the fast path does not examine
 
 // Returns an IPv4 identification. Each flow counts from an unpredictable start (RFC 7739 §5.3), so
 // that no value repeats within 65,536 packets.
@@ -66,15 +91,6 @@ static __always_inline bool summable(const struct packet *p, void *data, void *e
 	if ((void *)(udp + 1) > end)
 		return false;
 	return udp->check || (bpf_ntohs(udp->len) == p->l3_len - sizeof(struct iphdr) && p->l3_len <= SUM_MOST);
-}
-
-// Reports whether the full path handles packets with these TCP flags: a SYN may open a connection, a
-// reset may be refused.
-static __always_inline bool full_only(__u8 tcp_flags)
-{
-	if (have_edits)
-		return tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST);
-	return tcp_flags & TCP_RST || (tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
 // Updates the state of the flow for a packet that is sent. This is the last step, because few
@@ -96,11 +112,11 @@ static __always_inline bool fast_flow(const struct packet *p, struct found *s, v
 	__u32 index, size = p->segment;
 	struct entry_meta *m;
 
-	if (full_only(p->tcp_flags))
-		return false;
 	s->entry = search_hinted(&p->tuple, &index, p->tcp_flags & (TCP_SYN | TCP_FIN), v6);
-	if (!s->entry)
+	if (!s->entry) {
+		s->absent = true;
 		return false;
+	}
 	m = meta_of(s->entry, v6);
 	if (m->twin == NO_ENTRY || m->heard & HEARD_EDITED || (have_edits && !conn_plain(p, m)))
 		return false;
@@ -141,7 +157,7 @@ static __always_inline bool fast_find(struct packet *p, struct found *s, void *d
 				      const bool v6, const bool xdp)
 {
 	p->now = now_ticks(); // before the packet is read, because a call makes the compiler read the packet again
-	if (have_rules || dry_run || straight_off || !fast_frame(data, end, v6))
+	if (have_rules || dry_run || straight_off || !fast_frame(data, end, v6) || opens_or_resets(data, end, v6))
 		return false;
 	p->family = v6 ? FAMILY_6 : FAMILY_4;
 	if ((v6 ? parse_ipv6(data, end, p, gso_size) : parse_ipv4(data, end, p, gso_size)) != REASON_NONE)
@@ -193,7 +209,7 @@ static __always_inline int xdp_cross(struct xdp_md *ctx, const struct packet *p,
 	return xdp_send(ctx, s->hop);
 }
 
-// Returns the verdict for a packet, or -1 for the full path.
+// Returns the verdict for a packet, NOT_FAST or NO_FLOW_HERE.
 static __always_inline int xdp_fast(struct xdp_md *ctx, const bool v6)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
@@ -205,7 +221,7 @@ static __always_inline int xdp_fast(struct xdp_md *ctx, const bool v6)
 	p.frame_len = end - data;
 	p.ifindex = ctx->ingress_ifindex;
 	if (!fast_find(&p, &s, data, end, 0, v6, true))
-		return -1;
+		return s.absent ? NO_FLOW_HERE : NOT_FAST;
 	fast_count(&s, v6);
 	if (have_family_change && s.cross) {
 		plan_cross(&plan, s.entry, v6);
@@ -231,7 +247,7 @@ static __always_inline int tc_fast(struct __sk_buff *ctx, const bool v6)
 	p.frame_len = ctx->len;
 	p.ifindex = ctx->ingress_ifindex;
 	if (!fast_find(&p, &s, data, end, ctx->gso_size, v6, false))
-		return -1;
+		return s.absent ? NO_FLOW_HERE : NOT_FAST;
 	if (have_family_change && s.cross) {
 		plan_cross(&plan, s.entry, v6);
 		reason = translate(ctx, &p, &plan, !v6, false);

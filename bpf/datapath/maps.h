@@ -186,7 +186,8 @@ struct {
 	__type(value, struct load);
 } backend_loads SEC(".maps");
 
-// Packets and bytes without a flow, by backend and CPU.
+// Packets and bytes without a flow, by backend and CPU. A reused flow adds the counters of its
+// closed connection.
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, MAX_BACKENDS);

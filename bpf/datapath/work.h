@@ -137,7 +137,7 @@ struct plan {
 	__u8 pool_len; // number of such sources; 0: none
 	__u8 choices;  // CHOICE_*
 	__u8 tos;      // traffic class for CHOICE_CLASS
-	__u8 pad;
+	__u8 absent;   // the fast path has found no flow
 };
 ASSERT_SIZE(struct plan, 112);
 

@@ -44,18 +44,25 @@ __noinline int remember_ended(__u32 index, __u32 of, __u32 v6)
 	return 0;
 }
 
+// Reports whether the map of ended connections has had entries.
+static __always_inline bool any_ended(void)
+{
+	struct control *c = the_control();
+
+	return c && c->ended;
+}
+
 // Reports whether a TCP segment without a flow belongs to an ended connection, while its backend is
 // still down. The sender then gets a reset. A SYN belongs to a new connection and removes the
 // tuple.
 __noinline int was_ended(const struct packet *p)
 {
-	struct control *c = the_control();
 	__u32 *of, owner, backend;
 	struct service *s;
 	struct backend *b;
 	struct tuple key;
 
-	if (!p || !c || !c->ended || p->tuple.l4_proto != IPPROTO_TCP || p->tcp_flags & TCP_RST ||
+	if (!p || p->tuple.l4_proto != IPPROTO_TCP || p->tcp_flags & TCP_RST ||
 	    p->flags & (PACKET_ERROR | PACKET_LATER_FRAGMENT))
 		return 0;
 	key = p->tuple;

@@ -74,7 +74,7 @@ static __noinline bool without_way_back(void *ctx, __u32 ifindex, __be32 source,
 // Reports whether the kernel refuses to forward packets from this source. "known" means that "to"
 // is the translated destination. Otherwise, with rules of "ip rule", the function checks only the
 // source itself.
-static __noinline bool refuses_source(void *ctx, __u32 ifindex, __be32 source, __be32 to, bool known)
+static __noinline bool checks_source(void *ctx, __u32 ifindex, __be32 source, __be32 to, bool known)
 {
 	__u32 checks = checks_now(), *kind = 0, *flags = 0, have = 0;
 
@@ -90,6 +90,12 @@ static __noinline bool refuses_source(void *ctx, __u32 ifindex, __be32 source, _
 	if (!(have & (SOURCE_STRICT | SOURCE_LOOSE)))
 		return false;
 	return (known || !(checks & CHECK_RULES)) && without_way_back(ctx, ifindex, source, to, have);
+}
+
+// Reports the same as checks_source. Avoids the call if no check can refuse the source.
+static __always_inline bool refuses_source(void *ctx, __u32 ifindex, __be32 source, __be32 to, bool known)
+{
+	return (maybe_own(source) || checks_now() & CHECK_RP_FILTER) && checks_source(ctx, ifindex, source, to, known);
 }
 
 #endif

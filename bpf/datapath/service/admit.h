@@ -72,10 +72,21 @@ static __always_inline enum reason service_admit(const struct packet *p, const s
 
 	if (dry_run || p->flags & PACKET_LATER_FRAGMENT || (admitted && !cookie))
 		return REASON_NONE;
-	reason = admitted ? REASON_NONE : service_full(p, id);
+	reason = admitted || !(s->max_flows | s->max_client_flows) ? REASON_NONE : service_full(p, id);
 	if (reason != REASON_NONE || !(s->client_rate_ns | s->rate_ns))
 		return reason;
 	return service_rates(p, id, admitted);
+}
+
+// Adds traffic to the counters of a backend and its service on this CPU.
+static __always_inline void tally(__u32 backend, __u64 packets, __u64 bytes)
+{
+	struct tally *t = bpf_map_lookup_elem(&tallies, &backend);
+
+	if (!t)
+		return;
+	t->packets += packets;
+	t->bytes += bytes;
 }
 
 // Adds the traffic of an ended flow to the counters of its service and backend.

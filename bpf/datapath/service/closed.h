@@ -243,7 +243,7 @@ static __always_inline enum reason restart(const struct packet *p, struct work *
 		restart_reply(twin, flags, p->now, &packets, &bytes, true);
 	else if (twin != NO_ENTRY)
 		restart_reply(twin, flags, p->now, &packets, &bytes, false);
-	add_traffic(w->closed.owner, w->closed.backend, packets, bytes);
+	tally(w->closed.backend, packets, bytes); // the backend belongs to the service (see unserved)
 	if (was & ENTRY_HALF_OPEN)
 		release_half_open();
 	if (was & HEARD_EDITED << HEARD_SHIFT) {

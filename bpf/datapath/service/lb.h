@@ -67,21 +67,11 @@ static __always_inline void aim(const struct packet *p, struct plan *plan, const
 		embed_client(plan, s->nat_rule);
 }
 
-static __always_inline void tally(__u32 backend, __u32 bytes)
-{
-	struct tally *t = bpf_map_lookup_elem(&tallies, &backend);
-
-	if (!t)
-		return;
-	t->packets++;
-	t->bytes += bytes;
-}
-
 // Counts a packet that keeps no flow.
 static __always_inline void count_stateless(__u32 backend, __u32 bytes)
 {
 	if (!dry_run && bytes) // no bytes: the quotation in an ICMP error
-		tally(backend, bytes);
+		tally(backend, 1, bytes);
 }
 
 static __always_inline bool by_hash(const struct service *s)

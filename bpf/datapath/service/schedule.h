@@ -189,7 +189,7 @@ static __always_inline __u32 slot_least(__u32 service, __u32 first, __u32 count)
 #define ROOMY_LOOKS 16 // backends to try, from the scheduled one onwards
 
 // Returns a backend that accepts one more flow, at the slot or shortly after it.
-__noinline __u32 slot_roomy(__u32 service, __u32 first, __u32 count, __u32 slot)
+__noinline __u32 slot_with_room(__u32 service, __u32 first, __u32 count, __u32 slot)
 {
 	for (__u32 i = 0; i < ROOMY_LOOKS && count; i++) {
 		__u32 id = slot_at(first + (slot + i) % count);
@@ -198,6 +198,15 @@ __noinline __u32 slot_roomy(__u32 service, __u32 first, __u32 count, __u32 slot)
 			return id;
 	}
 	return NO_ENTRY;
+}
+
+// Returns the same as slot_with_room. Avoids the calls if the scheduled backend has no limit.
+static __always_inline __u32 slot_roomy(const struct service *s, __u32 service, __u32 first, __u32 count, __u32 slot)
+{
+	__u32 id = slot_at(first + slot);
+	struct backend *b = bpf_map_lookup_elem(&backends, &id);
+
+	return b && !(b->max_flows | s->max_backend_flows) ? id : slot_with_room(service, first, count, slot);
 }
 
 #define HASH_ONLY 1 // for schedule: no state, so that every packet of the flow gets the same backend
@@ -227,19 +236,19 @@ __noinline __u32 schedule(const struct packet *p, __u32 service, __u32 by_hash)
 	case SCHEDULER_SEQUENCE:
 		if (!by_hash) {
 			slot = __sync_fetch_and_add(&l->sequence, 1) % count;
-			return slot_roomy(service, first, count, slot);
+			return slot_roomy(s, service, first, count, slot);
 		}
 		break;
 	case SCHEDULER_RANDOM:
 		if (!by_hash) {
 			slot = (__u64)bpf_get_prandom_u32() * count >> 32;
-			return slot_roomy(service, first, count, slot);
+			return slot_roomy(s, service, first, count, slot);
 		}
 		break;
 	}
 	slot = p->family == FAMILY_6 ? hash_of(&p->tuple, s->scheduler, true) : hash_of(&p->tuple, s->scheduler, false);
 	slot = (__u64)slot * count >> 32;
-	return by_hash == HASH_ONLY ? slot_at(first + slot) : slot_roomy(service, first, count, slot);
+	return by_hash == HASH_ONLY ? slot_at(first + slot) : slot_roomy(s, service, first, count, slot);
 }
 
 static __always_inline void sticky_key_of(struct sticky_key *key, const struct packet *p, const struct service *s,

@@ -94,20 +94,15 @@ __noinline enum reason new_service_flow(const struct packet *p, const struct pla
 
 // Counts a connection of a service and records the edits that its packets need. index: its primary
 // entry.
-__noinline enum reason service_made(const struct packet *p, struct plan *plan, __u32 index)
+static __always_inline enum reason made(const struct packet *p, struct plan *plan, const struct service *s,
+					__u32 index)
 {
+	__u32 id = plan->owner, backend = plan->backend;
 	struct load *l, *bl;
-	struct service *s;
-	__u32 id, backend;
 
-	if (!p || !plan)
-		return REASON_INTERNAL;
-	id = plan->owner;
-	backend = plan->backend;
-	s = bpf_map_lookup_elem(&services, &id);
 	l = bpf_map_lookup_elem(&service_loads, &id);
 	bl = bpf_map_lookup_elem(&backend_loads, &backend);
-	if (!s || !l || !bl)
+	if (!l || !bl)
 		return REASON_INTERNAL;
 	__sync_fetch_and_add(&l->flows, 1);
 	__sync_fetch_and_add(&l->active, 1);
@@ -122,6 +117,18 @@ __noinline enum reason service_made(const struct packet *p, struct plan *plan, _
 	if (s->flags & SERVICE_PROXY)
 		plan->edits |= EDIT_PROXY;
 	return REASON_NEW_FLOW;
+}
+
+__noinline enum reason service_made(const struct packet *p, struct plan *plan, __u32 index)
+{
+	struct service *s;
+	__u32 id;
+
+	if (!p || !plan)
+		return REASON_INTERNAL;
+	id = plan->owner;
+	s = bpf_map_lookup_elem(&services, &id);
+	return s ? made(p, plan, s, index) : REASON_INTERNAL;
 }
 
 // Makes the flow of a service with all its charges and counters. It calls the steps one by one,
@@ -201,7 +208,7 @@ __noinline enum reason reopen(const struct packet *p, struct plan *plan)
 	if (reason == REASON_NEW_FLOW) {
 		plan->hop = w->closed.hop;
 		plan->hop_gen = w->closed.hop_gen;
-		return service_made(p, plan, index);
+		return made(p, plan, s, index);
 	}
 	if (flags & ENTRY_CLIENT)
 		service_flow_put(&w->who);

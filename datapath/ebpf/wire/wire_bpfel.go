@@ -477,7 +477,7 @@ type Plan struct {
 	PoolLen       uint8
 	Choices       uint8
 	Tos           uint8
-	Pad           uint8
+	Absent        uint8
 }
 
 type PoolAddr struct {
