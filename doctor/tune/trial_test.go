@@ -23,7 +23,7 @@ grep -r . /proc/sys/net/ipv4/conf /proc/sys/net/ipv6/conf /proc/sys/net/ipv4/ip_
 // TestRemediesAreTakenBack applies each command that the doctor prints, alone and after all others, and expects the
 // former state after TakeBack. Commands without an inverse must be refused, and change nothing.
 func TestRemediesAreTakenBack(t *testing.T) {
-	labtest.Require(t, labtest.Root, labtest.Conntrack, labtest.Tool("nft"), labtest.Tool("ip"))
+	labtest.Require(t, labtest.Root, labtest.Conntrack, labtest.Tool("nft"), labtest.Tool("ip"), labtest.Tool("iptables-nft"))
 	printed, err := os.ReadFile("../testdata/printed-commands")
 	if err != nil {
 		t.Fatal(err)
@@ -42,6 +42,7 @@ func TestRemediesAreTakenBack(t *testing.T) {
 	}
 	run(`sysctl -qw net.ipv4.ip_forward=0 net.ipv4.conf.lan0.forwarding=1 net.ipv6.conf.all.forwarding=0
 nft 'add table inet filter; add chain inet filter forward { type filter hook forward priority 0; }; add chain inet filter input { type filter hook input priority 0; }; add table inet clamp'
+iptables-nft -t nat -A POSTROUTING -j RETURN
 ip link add br0 type bridge stp_state 1 forward_delay 200; ip link set port0 master br0; ip link set br0 up; ip link add lan0.7 type veth peer name peer7; ip link set lan0.7 up
 ip route add unreachable 198.51.100.0/24; ip route add prohibit default table 77; ip rule add from 10.0.0.0/24 unreachable priority 90
 ip -6 route add default nexthop via 2001:db8:0:1::2 dev wan0 nexthop via 2001:db8:0:1::99 dev wan0; sleep 5`)
