@@ -222,11 +222,22 @@ func (m Remedy) filled(pairs []string) *Remedy {
 	commands := []string{}
 	for _, command := range m.Commands {
 		if command = fill.Replace(command); !unfilled.MatchString(command) {
-			commands = append(commands, command)
+			commands = append(commands, withSlashes(command))
 		}
 	}
 	m.Do, m.Commands = fill.Replace(m.Do), commands
 	return &m
+}
+
+// interfaceSetting matches a setting of an interface in a command.
+var interfaceSetting = regexp.MustCompile(`\b(net\.ipv[46]\.(?:conf|neigh)\.)([^ =]+)(\.\w+=)`)
+
+// withSlashes writes the dots of interface names in settings as slashes, as sysctl(8) requires.
+func withSlashes(command string) string {
+	return interfaceSetting.ReplaceAllStringFunc(command, func(setting string) string {
+		m := interfaceSetting.FindStringSubmatch(setting)
+		return m[1] + strings.ReplaceAll(m[2], ".", "/") + m[3]
+	})
 }
 
 // List returns the checks with an ID or name that begins with one of the words, or all checks

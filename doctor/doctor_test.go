@@ -112,6 +112,23 @@ func TestOpenFilesRemedy(t *testing.T) {
 	}
 }
 
+// TestSettingsOfVLANs: sysctl(8) reads a dot in the name of an interface as a separator, so that commands have a slash.
+func TestSettingsOfVLANs(t *testing.T) {
+	for command, want := range map[string]string{
+		"sysctl -w net.ipv4.conf.IFACE.rp_filter=2":           "sysctl -w net.ipv4.conf.eth0/100.rp_filter=2",
+		"sysctl -w net.ipv6.neigh.IFACE.mcast_solicit=5":      "sysctl -w net.ipv6.neigh.eth0/100.mcast_solicit=5",
+		"sysctl -w net.ipv4.conf.br-1.2.3.route_localnet=1":   "sysctl -w net.ipv4.conf.br-1/2/3.route_localnet=1",
+		"sysctl -w net.ipv4.conf.all.rp_filter=1":             "sysctl -w net.ipv4.conf.all.rp_filter=1",
+		"sysctl -w net.netfilter.nf_conntrack_max=262144":     "sysctl -w net.netfilter.nf_conntrack_max=262144",
+		"ip addr add 192.0.2.1/32 dev IFACE":                  "ip addr add 192.0.2.1/32 dev eth0.100",
+		"sysctl -w net.ipv6.conf.IFACE.accept_ra=2 net.a.b=1": "sysctl -w net.ipv6.conf.eth0/100.accept_ra=2 net.a.b=1",
+	} {
+		if got := (Remedy{Commands: []string{command}}).filled([]string{"IFACE", "eth0.100"}).Commands; !slices.Equal(got, []string{want}) {
+			t.Errorf("%s: %q, want %q", command, got, want)
+		}
+	}
+}
+
 // TestConclusionOrder wants causes before consequences and losses before risks.
 func TestConclusionOrder(t *testing.T) {
 	s := examined(t)
