@@ -448,14 +448,14 @@ static __noinline bool way_back(void *ctx, __u32 ifindex, __be32 from)
 // broadcast and multicast destinations have the same result, and the kernel decides about them.
 static __noinline bool without_route(const struct control *c, const struct plan *plan)
 {
-	const union addr *to = &plan->gateway;
-	__u32 first = bpf_ntohl(to->w[0]) >> 24;
+	union addr to = plan->gateway; // on the stack, as Linux 6.1 requires of keys
+	__u32 first = bpf_ntohl(to.w[0]) >> 24;
 
 	if (plan->gateway_family == FAMILY_6)
 		return c->checks & CHECK_OWN6 && first != 0xff && first != 0xfe &&
-		       !bpf_map_lookup_elem(&own_addresses6, to);
+		       !bpf_map_lookup_elem(&own_addresses6, &to);
 	return c->checks & CHECK_OWN4 && first != 0 && first != 127 && first < 224 &&
-	       !bpf_map_lookup_elem(&own_sources, &to->w[0]);
+	       !bpf_map_lookup_elem(&own_sources, &to);
 }
 
 #define USER_SPACE_GONE_NS 10000000000ULL // user space probes neighbours every second
