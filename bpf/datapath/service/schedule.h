@@ -162,7 +162,9 @@ static long least_look(__u32 i, void *ctx)
 	if (!b || !room)
 		return 0;
 	// room / weight < least room / least weight, without division
-	if (least->best == NO_ENTRY || (__u64)room * least->weight < (__u64)least->room * b->weight) {
+	// The verifier of Linux 6.1 checks a callback with the initial values alone, and would remove the
+	// other branch of a condition on them. This one also depends on the backend.
+	if ((__u64)room * least->weight < (__u64)least->room * b->weight) {
 		least->best = id;
 		least->room = room;
 		least->weight = b->weight;
@@ -180,6 +182,8 @@ static __always_inline __u32 slot_least(__u32 service, __u32 first, __u32 count)
 		.count = count,
 		.start = bpf_get_prandom_u32() >> 8,
 		.best = NO_ENTRY,
+		.room = ~0U, // more than the first one
+		.weight = 1,
 	};
 
 	bpf_loop(count < LEAST_LOOKS ? count : LEAST_LOOKS, least_look, &least, 0);
