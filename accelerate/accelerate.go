@@ -54,21 +54,24 @@ type Accelerator struct {
 	o       Options
 	objects programsObjects
 	watcher *netdev.Watcher
-	wishes  *ringbuf.Reader
-	table   *conntrack.Conn
-	started time.Time
+	// requests are the TCP connections for which the programs request liberal window checks.
+	requests *ringbuf.Reader
+	table    *conntrack.Conn
+	started  time.Time
 
-	mu         sync.Mutex
-	epoch      uint32 // of the learned flows; it also counts the invalidations
+	// Only the goroutine of Run uses generation and legacy, and only the one of watchStations uses stations.
+	generation uint32            // of nftables
+	legacy     map[string]string // tables of iptables-legacy
+	stations   map[station]int   // ports of hardware addresses
+
+	mu         sync.Mutex // protects the following fields
+	epoch      uint32     // of the learned flows; it also counts the invalidations
 	attached   map[int]*attachment
 	interfaces []Interface
 	refused    []string
-	generation uint32
-	legacy     map[string]string
 	changes    map[string]uint64 // invalidations by cause
-	stations   map[station]int
-	surveyed   bool // false: interfaces have changed since the survey
-	judged     bool // false: rules or policies have changed since they were judged
+	surveyed   bool              // false: interfaces have changed since the survey
+	judged     bool              // false: rules or policies have changed since they were judged
 }
 
 // RefusedError lists the reasons that exclude every flow.
@@ -101,7 +104,7 @@ func (a *Accelerator) open(ctx context.Context) (err error) {
 	if a.watcher, err = netdev.Open(); err != nil {
 		return err
 	}
-	if a.wishes, err = ringbuf.NewReader(a.objects.Wishes); err != nil {
+	if a.requests, err = ringbuf.NewReader(a.objects.Requests); err != nil {
 		return fmt.Errorf("requests of the programs: %w", err)
 	}
 	if a.table, err = conntrack.Open(); err != nil {
@@ -171,8 +174,8 @@ func (a *Accelerator) Close() error {
 	for index := range a.attached {
 		err = errors.Join(err, a.detach(index))
 	}
-	if a.wishes != nil {
-		err = errors.Join(err, a.wishes.Close())
+	if a.requests != nil {
+		err = errors.Join(err, a.requests.Close())
 	}
 	if a.table != nil {
 		err = errors.Join(err, a.table.Close())
@@ -227,10 +230,10 @@ func (a *Accelerator) Run(ctx context.Context) error {
 	ended := make(chan error, 3)
 	go func() { ended <- a.watcher.Run(ctx, a.linkChanged) }()
 	go func() { ended <- a.watchStations(ctx) }()
-	go func() { ended <- a.grant(ctx) }()
+	go func() { ended <- a.setLiberal(ctx) }()
 	go func() {
 		<-ctx.Done()
-		_ = a.wishes.Close() // ends grant
+		_ = a.requests.Close() // ends setLiberal
 	}()
 	running := 3
 	rules, slow, sweep := time.NewTicker(ruleCheck), time.NewTicker(slowCheck), time.NewTicker(sweepEvery)
@@ -264,10 +267,10 @@ func (a *Accelerator) Run(ctx context.Context) error {
 	return errors.Join(err, a.pause())
 }
 
-// grant sets liberal window checks for the TCP connections that the programs are about to accelerate.
-func (a *Accelerator) grant(ctx context.Context) error {
+// setLiberal sets liberal window checks for the TCP connections that the programs are about to accelerate.
+func (a *Accelerator) setLiberal(ctx context.Context) error {
 	for {
-		record, err := a.wishes.Read()
+		record, err := a.requests.Read()
 		if errors.Is(err, ringbuf.ErrClosed) {
 			return nil
 		}
@@ -279,10 +282,10 @@ func (a *Accelerator) grant(ctx context.Context) error {
 			if e, ok := entryOf(record.RawSample); ok {
 				entries = append(entries, e)
 			}
-			if len(entries) == cap(entries) || a.wishes.AvailableBytes() == 0 {
+			if len(entries) == cap(entries) || a.requests.AvailableBytes() == 0 {
 				break
 			}
-			if record, err = a.wishes.Read(); err != nil {
+			if record, err = a.requests.Read(); err != nil {
 				break
 			}
 		}

@@ -88,6 +88,9 @@ func (a *Accelerator) Status(limit int) (*Status, error) {
 	names := map[uint32]string{}
 	xdp := map[uint32]bool{}
 	for _, i := range s.Interfaces {
+		if i.index == 0 {
+			continue // it does not exist
+		}
 		names[uint32(i.index)] = i.Name
 		xdp[uint32(i.index)] = slices.Contains(i.Hooks, hookXDP)
 	}
@@ -191,7 +194,7 @@ func Inspect(ctx context.Context, o Options) (*Plan, error) {
 		return nil, err
 	}
 	if !anyAttached(list) {
-		refused = append(refused, unsuitable(list)...)
+		refused = append(refused, "no interface can be accelerated")
 	}
 	return &Plan{Refused: append([]string{}, refused...), Interfaces: list}, nil
 }

@@ -67,7 +67,7 @@ func unsuitable(list []Interface) (out []string) {
 		out = append(out, "interface "+i.String())
 	}
 	if len(out) == 0 {
-		out = append(out, "there is no interface with this name")
+		out = append(out, "there is no interface")
 	}
 	return out
 }
@@ -126,8 +126,21 @@ func choose(names []string, own func(ebpf.ProgramID) bool) ([]Interface, error) 
 			list[n].Why = "no XDP: no other interface accepts its frames"
 		}
 	}
+	for _, name := range names {
+		if !slices.ContainsFunc(list, func(i Interface) bool { return i.Name == name }) {
+			list = append(list, Interface{Name: name, Hooks: []string{}, Why: absent(name, all)})
+		}
+	}
 	slices.SortFunc(list, func(a, b Interface) int { return cmp.Compare(a.Name, b.Name) })
 	return list, nil
+}
+
+// absent returns why an interface that the operator named is not in the list.
+func absent(name string, all []netdev.Interface) string {
+	if slices.ContainsFunc(all, func(i netdev.Interface) bool { return i.Name == name }) {
+		return "it is the loopback"
+	}
+	return "it does not exist"
 }
 
 // selected reports whether the operator named the interface, or a port of this bridge.

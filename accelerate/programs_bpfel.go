@@ -113,7 +113,7 @@ const (
 	programsMapCounters       = "counters"
 	programsMapFlows          = "flows"
 	programsMapPorts          = "ports"
-	programsMapWishes         = "wishes"
+	programsMapRequests       = "requests"
 	programsProgAccelLearn    = "accel_learn"
 	programsProgAccelTc       = "accel_tc"
 	programsProgAccelXdp      = "accel_xdp"
@@ -183,7 +183,7 @@ type programsMapSpecs struct {
 	Counters   *ebpf.MapSpec `ebpf:"counters"`
 	Flows      *ebpf.MapSpec `ebpf:"flows"`
 	Ports      *ebpf.MapSpec `ebpf:"ports"`
-	Wishes     *ebpf.MapSpec `ebpf:"wishes"`
+	Requests   *ebpf.MapSpec `ebpf:"requests"`
 }
 
 // programsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -225,7 +225,7 @@ type programsMaps struct {
 	Counters   *ebpf.Map `ebpf:"counters"`
 	Flows      *ebpf.Map `ebpf:"flows"`
 	Ports      *ebpf.Map `ebpf:"ports"`
-	Wishes     *ebpf.Map `ebpf:"wishes"`
+	Requests   *ebpf.Map `ebpf:"requests"`
 }
 
 func (m *programsMaps) Close() error {
@@ -234,7 +234,7 @@ func (m *programsMaps) Close() error {
 		m.Counters,
 		m.Flows,
 		m.Ports,
-		m.Wishes,
+		m.Requests,
 	)
 }
 

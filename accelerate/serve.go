@@ -62,21 +62,32 @@ func Serve(ctx context.Context, directory string, o Options, ready func(*Acceler
 
 // lock takes the lock of a file, which a killed process leaves behind without its lock.
 func lock(path string) (release func(), err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("%s: an acceleration is running already: end it with 'sluice accelerate stop'", path)
+	for {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return nil, err
 		}
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return func() {
-		_ = os.Remove(path)
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			_ = f.Close()
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, fmt.Errorf("%s: an acceleration is running already: end it with 'sluice accelerate stop'", path)
+			}
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		// The previous holder may have removed the file before this process locked it.
+		mine, err := f.Stat()
+		there, gone := os.Lstat(path)
+		if err == nil && gone == nil && os.SameFile(mine, there) {
+			return func() {
+				_ = os.Remove(path)
+				_ = f.Close()
+			}, nil
+		}
 		_ = f.Close()
-	}, nil
+		if err != nil || gone != nil && !errors.Is(gone, os.ErrNotExist) {
+			return nil, fmt.Errorf("%s: %w", path, errors.Join(err, gone))
+		}
+	}
 }
 
 func (a *Accelerator) handler(stop func()) http.Handler {

@@ -48,7 +48,7 @@ func TestAccelerateCommands(t *testing.T) {
 		t.Error(out)
 	}
 	rules("flush ruleset\n")
-	if out := sluice(0, "accelerate", "--dry-run", "--interfaces", "lan0,wan0"); !strings.Contains(out, "wan0") || !strings.Contains(out, "would be accelerated") {
+	if out := sluice(0, "accelerate", "--dry-run", "--interfaces", "lan0,wan0,nosuch0"); !strings.Contains(out, "wan0") || !strings.Contains(out, "it does not exist") || !strings.Contains(out, "would be accelerated") {
 		t.Error(out)
 	}
 	run := n.Command(t.Context(), binary, "accelerate", "--state-dir", n.StateDir())

@@ -9,7 +9,7 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
-#define CO_RE __attribute__((preserve_access_index))
+#include "../kernel/conntrack.h"
 
 #define NFCT_INFO_MASK 7UL	    /* low bits of skb->_nfct: enum ip_conntrack_info */
 #define IP_CT_ESTABLISHED 0	    /* a packet in the original direction */
@@ -51,33 +51,6 @@ struct sk_buff {
 	unsigned long _skb_refdst;
 	unsigned long _nfct;
 	__u8 ip_summed : 2;
-} CO_RE;
-
-union nf_inet_addr {
-	__u32 all[4];
-};
-
-struct nf_conntrack_man {
-	union nf_inet_addr u3;
-	union {
-		__be16 all;
-	} u;
-	__u16 l3num;
-} CO_RE;
-
-struct nf_conntrack_tuple {
-	struct nf_conntrack_man src;
-	struct {
-		union nf_inet_addr u3;
-		union {
-			__be16 all;
-		} u;
-		__u8 protonum;
-	} dst;
-} CO_RE;
-
-struct nf_conntrack_tuple_hash {
-	struct nf_conntrack_tuple tuple;
 } CO_RE;
 
 struct ip_ct_tcp_state {

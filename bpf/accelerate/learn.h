@@ -110,9 +110,9 @@ static __always_inline __u32 describe(struct __sk_buff *ctx, const struct flow_k
 }
 
 /* Requests liberal window checks of a TCP connection from user space. */
-static __always_inline void wish(struct nf_conn *ct)
+static __always_inline void request_liberal(struct nf_conn *ct)
 {
-	struct flow_key *k = bpf_ringbuf_reserve(&wishes, sizeof(*k), 0);
+	struct flow_key *k = bpf_ringbuf_reserve(&requests, sizeof(*k), 0);
 
 	if (!k)
 		return; /* a later packet requests it again */
@@ -146,7 +146,7 @@ static __always_inline bool ripe(struct candidate *c, struct nf_conn *ct, __u32 
 	if (l4_proto == IPPROTO_TCP &&
 	    !(ct->proto.tcp.seen[0].flags & ct->proto.tcp.seen[1].flags & IP_CT_TCP_FLAG_BE_LIBERAL)) {
 		if (c->count % LEARN_AFTER == 0)
-			wish(ct);
+			request_liberal(ct);
 		return false;
 	}
 	return true;

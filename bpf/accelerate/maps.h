@@ -121,7 +121,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 18);
-} wishes SEC(".maps");
+} requests SEC(".maps");
 
 /* Written by user space while the programs run. */
 volatile __u32 epoch;	  /* 0: nothing is accelerated */

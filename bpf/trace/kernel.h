@@ -6,7 +6,7 @@
 
 #include <linux/types.h>
 
-#define CO_RE __attribute__((preserve_access_index))
+#include "../kernel/conntrack.h"
 
 #define IFNAMSIZ 16
 #define IFF_LOOPBACK 0x8
@@ -89,35 +89,6 @@ struct sk_buff {
 struct skb_shared_info { /* at head + end */
 	unsigned short gso_size;
 	unsigned short gso_segs;
-} CO_RE;
-
-union nf_inet_addr {
-	__u32 all[4];
-};
-
-union nf_conntrack_man_proto {
-	__be16 all;
-};
-
-struct nf_conntrack_man {
-	union nf_inet_addr u3;
-	union nf_conntrack_man_proto u;
-	__u16 l3num;
-} CO_RE;
-
-struct nf_conntrack_tuple {
-	struct nf_conntrack_man src;
-	struct {
-		union nf_inet_addr u3;
-		union {
-			__be16 all;
-		} u;
-		__u8 protonum;
-	} dst;
-} CO_RE;
-
-struct nf_conntrack_tuple_hash {
-	struct nf_conntrack_tuple tuple;
 } CO_RE;
 
 struct nf_conn {
