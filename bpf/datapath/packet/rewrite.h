@@ -5,7 +5,7 @@
 #define SLUICE_REWRITE_H
 
 #include "packet/bytes.h"
-#include "packet/hop.h"
+#include "packet/route.h"
 
 #define TC_ACT_UNSPEC (-1)
 #define TC_ACT_SHOT 2

@@ -7,7 +7,7 @@
 #ifndef SLUICE_SOURCE_H
 #define SLUICE_SOURCE_H
 
-#include "packet/hop.h"
+#include "packet/route.h"
 
 // Reports whether an address may be in own_sources.
 static __always_inline bool maybe_own(__be32 address)

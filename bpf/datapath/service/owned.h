@@ -3,7 +3,7 @@
 #ifndef SLUICE_OWNED_H
 #define SLUICE_OWNED_H
 
-#include "packet/hop.h"
+#include "packet/route.h"
 
 // Refuses a packet to a virtual address that no service accepts. Routers send virtual addresses to
 // this host. Its own default route would return the packet to them, until its TTL expired. The
