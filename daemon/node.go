@@ -14,11 +14,17 @@ import (
 )
 
 // Node returns a function that finds the node of this host in a configuration: the one with the given name or, without
-// a name, the one with the host name or with an address of this host.
+// a name, the one with the host name or with an address of this host. It returns "" for a configuration without nodes,
+// in which no node can have a given name.
 func Node(name string) func(*config.Config) (string, error) {
 	return func(c *config.Config) (string, error) {
-		if name != "" {
+		switch {
+		case name != "" && len(c.Nodes()) == 0:
+			return "", fmt.Errorf("--node %s: the configuration has no cluster.nodes: list them, or start without --node", name)
+		case name != "":
 			return named(c.Nodes(), name)
+		case len(c.Nodes()) == 0:
+			return "", nil
 		}
 		host, err := os.Hostname()
 		if err != nil {

@@ -39,6 +39,12 @@ func TestNodeOf(t *testing.T) {
 	if got, err := named(nodes, "n2"); got != "n2" || err != nil {
 		t.Error(got, err)
 	}
+	if _, err := Node("n2")(&config.Config{}); err == nil || !strings.Contains(err.Error(), "--node n2: the configuration has no cluster.nodes") {
+		t.Errorf("--node without nodes: %v", err)
+	}
+	if got, err := Node("")(&config.Config{}); got != "" || err != nil {
+		t.Error(got, err)
+	}
 	if _, err := named(nodes, "n4"); err == nil || !strings.Contains(err.Error(), "--node n4 is none of") {
 		t.Error(err)
 	}

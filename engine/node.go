@@ -10,11 +10,11 @@ import (
 
 // identify returns the node of a configuration that this host is, or "" for a configuration without nodes.
 func (e *Engine) identify(c *config.Config) (string, error) {
-	if len(c.Nodes()) == 0 {
-		return "", nil
-	}
-	if e.opt.Node == nil {
+	switch {
+	case e.opt.Node != nil:
+		return e.opt.Node(c)
+	case len(c.Nodes()) > 0:
 		return "", errors.New("cluster.nodes: this program applies configurations of single gateways only")
 	}
-	return e.opt.Node(c)
+	return "", nil
 }
