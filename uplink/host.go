@@ -103,17 +103,22 @@ func (r route) String() string {
 	case r.ifindex == 0:
 		return fmt.Sprintf("unreachable %s in table %d", to, r.table)
 	case r.gateway.IsValid():
-		return fmt.Sprintf("%s via %s on interface %d in table %d", to, r.gateway, r.ifindex, r.table)
+		to += " via " + r.gateway.String()
 	}
-	return fmt.Sprintf("%s on interface %d in table %d", to, r.ifindex, r.table)
+	return fmt.Sprintf("%s dev %s in table %d", to, interfaceName(r.ifindex), r.table)
+}
+
+// interfaceName returns the name of an interface, or its index if it is gone.
+func interfaceName(index int) string {
+	if l, err := netlink.LinkByIndex(index); err == nil {
+		return l.Attrs().Name
+	}
+	return fmt.Sprintf("index %d", index)
 }
 
 func (r route) kernel() *netlink.Route {
 	k := &netlink.Route{Family: families[r.family], Table: r.table, Protocol: Number, LinkIndex: r.ifindex}
-	k.Dst = ipNet(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
-	if r.family == 1 {
-		k.Dst = ipNet(netip.PrefixFrom(netip.IPv6Unspecified(), 0))
-	}
+	k.Dst = ipNet(unspecified(r.family))
 	if r.ifindex == 0 {
 		k.Type, k.Priority = unix.RTN_UNREACHABLE, lastMetric
 		return k
