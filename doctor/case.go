@@ -65,7 +65,7 @@ func (f Finding) losing(perSecond float64) Finding {
 
 // grade compares a value with two limits; more is worse.
 func grade(value, warn, critical float64) Verdict {
-	return severity.Limits{Warn: warn, Critical: critical}.Of(value)
+	return severity.Limits{Warn: warn, Critical: critical}.Level(value)
 }
 
 // delta returns the increase of a counter of the namespace in the window.

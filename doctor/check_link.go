@@ -263,7 +263,7 @@ func checkMitigations(_ context.Context, c *Case) Finding {
 
 func checkSoftirq(_ context.Context, c *Case) Finding {
 	cpu, share := c.busiest()
-	v := severity.Softirq.Of(share)
+	v := severity.Softirq.Level(share)
 	if c.Window < time.Second {
 		v = min(v, Warn) // any burst fills a moment
 	}

@@ -118,7 +118,7 @@ func checkOccupancy(_ context.Context, c *Case) Finding {
 	if !there {
 		return ok("no source is translated to more than one port")
 	}
-	return found(severity.Ports.Of(o.Share()), "%s uses %s of its ports towards %s %s", o.Public, percent(o.Share()), o.Protocol, o.Remote).
+	return found(severity.Ports.Level(o.Share()), "%s uses %s of its ports towards %s %s", o.Public, percent(o.Share()), o.Protocol, o.Remote).
 		with("ports in use", fmt.Sprintf("%d of %d", o.Used, o.Pool), c.dumped())
 }
 

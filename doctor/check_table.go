@@ -77,7 +77,7 @@ func checkFill(_ context.Context, c *Case) Finding {
 	if f, there := c.tracking(); !there {
 		return f
 	}
-	v := severity.TableFill.Of(c.fill())
+	v := severity.TableFill.Level(c.fill())
 	// A table full of entries that the kernel gives up by itself is no outage.
 	if v == Critical && c.NS.Table != nil && c.effectiveFill() <= severity.TableFill.Warn {
 		v = Warn
@@ -97,7 +97,7 @@ func checkEffectiveFill(_ context.Context, c *Case) Finding {
 		return f
 	}
 	held := c.NS.Table.Total.Held()
-	v := severity.TableFill.Of(c.effectiveFill())
+	v := severity.TableFill.Level(c.effectiveFill())
 	return found(v, "%s of the limit are entries that the kernel does not evict", percent(c.effectiveFill())).
 		with("assured and not closing", fmt.Sprint(held), c.dumped())
 }
@@ -158,7 +158,7 @@ func checkConntrackDrop(_ context.Context, c *Case) Finding {
 	if full == 0 {
 		return ok("the refused packets are not for want of entries; see PT01").with("Δdrop", c.inWindow(drop), fromCtnetlink)
 	}
-	f := found(severity.Refused.Of(c.perSecond(full)), "the connection table is full: %d new connections were refused in %.1f s (%s)", full, c.Window.Seconds(), c.fillText()).
+	f := found(severity.Refused.Level(c.perSecond(full)), "the connection table is full: %d new connections were refused in %.1f s (%s)", full, c.Window.Seconds(), c.fillText()).
 		with("Δdrop", c.inWindow(drop), fromCtnetlink).with("Δinsert_failed", c.inWindow(failed), fromCtnetlink).losing(c.perSecond(full))
 	return c.withDrops(f, trace.CauseTableFull)
 }
@@ -279,7 +279,7 @@ func checkInsertFailed(_ context.Context, c *Case) Finding {
 		return found(Info, "%d new connections were refused because their tuple was taken", n).
 			with("Δinsert_failed", c.inWindow(n), fromCtnetlink).with("Δdrop", c.inWindow(drop), fromCtnetlink)
 	}
-	return found(severity.Refused.Of(c.perSecond(n)), "%d new connections were refused because their tuple was taken", n).
+	return found(severity.Refused.Level(c.perSecond(n)), "%d new connections were refused because their tuple was taken", n).
 		with("Δinsert_failed", c.inWindow(n), fromCtnetlink).with("Δdrop", c.inWindow(drop), fromCtnetlink)
 }
 

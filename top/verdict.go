@@ -52,7 +52,7 @@ func judge(c *Counts, t *TableSummary) Verdict {
 
 // shortages returns imminent losses, the most urgent first.
 func shortages(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy) []Verdict {
-	held := Verdict{severity.TableFill.Of(fullest.Effective()), fmt.Sprintf("%s%.0f%% of the table is held", fullest.Namespace, 100*fullest.Effective())}
+	held := Verdict{severity.TableFill.Level(fullest.Effective()), fmt.Sprintf("%s%.0f%% of the table is held", fullest.Namespace, 100*fullest.Effective())}
 	if held.Level == Critical {
 		held.Text += ": new connections fail soon; sluice tune"
 	}
@@ -67,7 +67,7 @@ func shortages(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy)
 	}
 	list := []Verdict{held, growing}
 	if occupied != nil {
-		ports := Verdict{severity.Ports.Of(occupied.Share()), occupancyText(occupied)}
+		ports := Verdict{severity.Ports.Level(occupied.Share()), occupancyText(occupied)}
 		if ports.Level == Critical {
 			ports.Text += ": connections are refused"
 		}
@@ -76,7 +76,7 @@ func shortages(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy)
 	if chain := fullest.MeanChain(); chain > 16 {
 		list = append(list, Verdict{Warn, fmt.Sprintf("hash chains of %.0f entries: raise nf_conntrack_buckets to nf_conntrack_max", chain)})
 	}
-	softirq := Verdict{severity.Softirq.Of(c.Softirq), fmt.Sprintf("CPU %d spends %.0f%% in softirqs", c.HottestCPU, 100*c.Softirq)}
+	softirq := Verdict{severity.Softirq.Level(c.Softirq), fmt.Sprintf("CPU %d spends %.0f%% in softirqs", c.HottestCPU, 100*c.Softirq)}
 	if softirq.Level == Critical {
 		softirq.Text += ": packets will be lost"
 	}
@@ -88,7 +88,7 @@ func shortages(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy)
 func judgeDrops(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy) Verdict {
 	switch {
 	case c.FullPerSecond > 1 || c.FullPerSecond > 0 && c.PortsPerSecond+c.ChainsPerSecond+c.RacesPerSecond == 0 && c.BacklogPerSecond <= 1:
-		return Verdict{severity.Refused.Of(c.FullPerSecond), fmt.Sprintf("%sthe table is full, %s new connections/s are dropped; sluice tune", fullest.Namespace, decimal(c.FullPerSecond))}
+		return Verdict{severity.Refused.Level(c.FullPerSecond), fmt.Sprintf("%sthe table is full, %s new connections/s are dropped; sluice tune", fullest.Namespace, decimal(c.FullPerSecond))}
 	case c.PortsPerSecond > 0 && occupied != nil:
 		return Verdict{Critical, fmt.Sprintf("SNAT %s -> %s %s: %d ports of %s taken, %s/s find none", occupied.Public,
 			occupied.Protocol, occupied.Remote, occupied.Used, occupied.Range, decimal(c.PortsPerSecond))}
@@ -99,7 +99,7 @@ func judgeDrops(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy
 	case c.BacklogPerSecond > 1:
 		return Verdict{Critical, fmt.Sprintf("%.0f packets/s find the backlog of their CPU full", c.BacklogPerSecond)}
 	}
-	return Verdict{severity.Refused.Of(c.RacesPerSecond), fmt.Sprintf("%s new connections/s had the same tuple as another and were dropped; ports are not short", decimal(c.RacesPerSecond))}
+	return Verdict{severity.Refused.Level(c.RacesPerSecond), fmt.Sprintf("%s new connections/s had the same tuple as another and were dropped; ports are not short", decimal(c.RacesPerSecond))}
 }
 
 // worstOccupancy returns the fullest range of SNAT ports; the search runs once per table.

@@ -43,8 +43,8 @@ func (l *Level) UnmarshalText(text []byte) error {
 // Limits are two thresholds; a higher value is Warn or Critical.
 type Limits struct{ Warn, Critical float64 }
 
-// Of returns the level for a value.
-func (l Limits) Of(value float64) Level {
+// Level returns the level of a value.
+func (l Limits) Level(value float64) Level {
 	switch {
 	case value > l.Critical:
 		return Critical

@@ -9,7 +9,7 @@ import (
 
 func TestLimits(t *testing.T) {
 	for value, want := range map[float64]Level{0.75: OK, 0.76: Warn, 0.90: Warn, 0.91: Critical} {
-		if got := TableFill.Of(value); got != want {
+		if got := TableFill.Level(value); got != want {
 			t.Errorf("%g: %v, want %v", value, got, want)
 		}
 	}
