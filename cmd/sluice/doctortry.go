@@ -41,6 +41,9 @@ func (f *doctorFlags) tryRemedy(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
+	if r.Undo != "" && a.paths.State != "" {
+		r.Undo += " --state-dir " + a.paths.State
+	}
 	if err := a.print(r, func(w io.Writer) error { return writeTrial(w, r) }); err != nil {
 		return err
 	}
