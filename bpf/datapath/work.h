@@ -158,9 +158,9 @@ struct new_flow {
 	__u8 one_way;	  // dsr, tunnel: replies bypass this host
 	__u8 edited;	  // HEARD_EDITED of the opener's direction
 	__u8 back_edited; // HEARD_EDITED of the replies
-	__u8 pad;
-	__u32 bytes; // bytes of the opening packet
-	__u32 index; // out: entry with this key
+	__u8 uncounted;	  // out: another CPU has subtracted the withdrawn flow from the open connections
+	__u32 bytes;	  // bytes of the opening packet
+	__u32 index;	  // out: entry with this key
 };
 
 // The live flow of a closed connection to a service, whose tuple the SYN of the packet has.

@@ -168,8 +168,51 @@ __noinline __u32 first_flow(const struct tuple *key, __u32 mine, __u32 twin, boo
 	return other;
 }
 
+// flags, heard and hop share a word. Only flags are written by both directions.
+static __always_inline __u32 *flags_word(struct entry_meta *m)
+{
+	return (__u32 *)&m->flags;
+}
+
+// Position of entry_meta.heard within flags_word.
+#define HEARD_SHIFT 8
+
+// Marks a dead flow as closed, with a complete handshake. A packet that found the flow before its
+// death may complete the handshake or close the connection concurrently. The CPU that changes a bit
+// releases its charge. Returns the previous ENTRY_HALF_OPEN, and HEARD_CLOSED at HEARD_SHIFT.
+static __always_inline __u32 take_charges(struct entry_meta *m)
+{
+	__u32 half_open = __sync_fetch_and_and(flags_word(m), ~ENTRY_HALF_OPEN) & ENTRY_HALF_OPEN;
+
+	return half_open |
+	       (__sync_fetch_and_or(flags_word(m), HEARD_CLOSED << HEARD_SHIFT) & HEARD_CLOSED << HEARD_SHIFT);
+}
+
+// Withdraws a new flow in favour of the flow of another CPU. Packets on that CPU may have found the
+// new flow. The charges that they have released are removed from b->flags. Returns false if the
+// sweeper has ended the flow, with all its charges.
+static __always_inline bool withdraw(struct new_flow *b, __u32 twin, bool to_v6, const bool v6)
+{
+	void *e = entry_at(b->index, v6);
+	__u32 was;
+
+	if (!e || !take_life(e, b->now, ENTRY_DEAD, v6))
+		return false;
+	if (twin != NO_ENTRY)
+		kill_index(twin, b->now, ENTRY_DEAD, to_v6);
+	was = take_charges(meta_of(e, v6));
+	if (!(was & ENTRY_HALF_OPEN))
+		b->flags &= ~ENTRY_HALF_OPEN;
+	if (was & HEARD_CLOSED << HEARD_SHIFT && !(b->flags & ENTRY_NAT)) {
+		b->flags &= ~ENTRY_CLIENT;
+		b->uncounted = 1;
+	}
+	return true;
+}
+
 // Creates both entries of a flow, or none. Returns REASON_NEW_FLOW, or REASON_FLOW if another CPU
-// has created it (index is then the entry of that flow), REASON_CLASH or REASON_TABLE_FULL.
+// has created it (index is then the entry of that flow), REASON_CLASH or REASON_TABLE_FULL. On
+// failure, the caller releases the charges that remain in b->flags.
 __noinline enum reason make_flow(struct new_flow *b)
 {
 	bool v6, to_v6;
@@ -214,9 +257,8 @@ __noinline enum reason make_flow(struct new_flow *b)
 		found = NO_ENTRY;
 	if (found == mine)
 		return REASON_NEW_FLOW;
-	kill_index(mine, b->now, ENTRY_DEAD, v6);
-	if (twin != NO_ENTRY)
-		kill_index(twin, b->now, ENTRY_DEAD, to_v6);
+	if (!(v6 ? withdraw(b, twin, to_v6, true) : withdraw(b, twin, to_v6, false)))
+		return REASON_NEW_FLOW; // it has been released like any other flow
 	b->index = found;
 	return found == NO_ENTRY ? REASON_CLASH : REASON_FLOW;
 }
@@ -233,12 +275,6 @@ static __always_inline bool half_open_take(struct control *c)
 static __always_inline void half_open_give(struct control *c)
 {
 	__sync_fetch_and_sub(&c->half_open, 1);
-}
-
-// flags, heard and hop share a word. Only flags are written by both directions.
-static __always_inline __u32 *flags_word(struct entry_meta *m)
-{
-	return (__u32 *)&m->flags;
 }
 
 // Marks a direction as settled. The first settled direction completes the handshake.
@@ -280,9 +316,6 @@ static __always_inline bool tcp_over(__u8 heard, __u32 seen, __u8 twin_heard, __
 	       (twin_heard & HEARD_RST && !later(seen, twin_seen + hz));
 }
 
-// Position of entry_meta.heard within flags_word.
-#define HEARD_SHIFT 8
-
 #define NOT_TCP 0x100 // in place of TCP flags: a packet of another protocol
 
 // Updates the state of a flow for a packet that is not plain (see conn_plain). m: the entry of the
@@ -309,8 +342,7 @@ __noinline int conn_update(struct entry_meta *m, __u32 tcp_flags, __u32 v6)
 		if ((tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN && m->flags & ENTRY_PRIMARY &&
 		    tcp_over(m->heard, m->seen, twin->heard, twin->seen)) {
 			heard &= HEARD_KEPT; // the tuple is reused by a new connection
-			__sync_fetch_and_and(flags_word(twin),
-					     ~((0xff & ~HEARD_KEPT) << HEARD_SHIFT | ENTRY_SETTLED));
+			__sync_fetch_and_and(flags_word(twin), ~((0xff & ~HEARD_KEPT) << HEARD_SHIFT | ENTRY_SETTLED));
 			__sync_fetch_and_and(flags_word(m), ~ENTRY_SETTLED);
 		}
 		heard |= tcp_flags & TCP_SYN ? HEARD_SYN : HEARD_ACK;

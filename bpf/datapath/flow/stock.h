@@ -292,4 +292,15 @@ static __always_inline void kill(void *e, __u32 now, enum entry_state state, con
 	set_state(e, state, v6);
 }
 
+// Kills a live flow and reports success. The CPU that succeeds releases the resources of the flow:
+// the sweeper, a packet that opens another flow in its place, or the creator that withdraws it.
+static __always_inline bool take_life(void *e, __u32 now, enum entry_state state, const bool v6)
+{
+	__u32 *word = state_word(e, v6), was = *(volatile __u32 *)word;
+
+	meta_of(e, v6)->seen = now;
+	return was >> STATE_SHIFT == ENTRY_LIVE &&
+	       __sync_val_compare_and_swap(word, was, (was & 0xffffff) | (__u32)state << STATE_SHIFT) == was;
+}
+
 #endif

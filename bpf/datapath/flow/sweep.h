@@ -11,15 +11,12 @@
 #define SWEEP_TICK_MS 10
 #define CLOCK_MONOTONIC 1
 
-// Takes over the charges of a flow that still apply. A packet that found the flow before its death
-// may complete the handshake or close the connection concurrently. The CPU that changes the bit
-// releases the charge.
+// Takes over the charges of a flow that still apply.
 static __always_inline void take_debts(struct ending *end, struct entry_meta *m)
 {
-	__u32 was = __sync_fetch_and_and(flags_word(m), ~ENTRY_HALF_OPEN);
+	__u32 was = take_charges(m);
 
 	end->flags = (end->flags & ~ENTRY_HALF_OPEN) | (was & ENTRY_HALF_OPEN);
-	was = __sync_fetch_and_or(flags_word(m), HEARD_CLOSED << HEARD_SHIFT);
 	end->heard = (end->heard & ~HEARD_CLOSED) | (was >> HEARD_SHIFT & HEARD_CLOSED);
 }
 
@@ -35,17 +32,6 @@ static __always_inline bool opened_again(const struct ending *end)
 	return end->l4_proto == IPPROTO_TCP && !(end->flags & ENTRY_NAT) &&
 	       used_again(end->backend, end->heard, end->own_seen, end->twin_heard, end->twin_seen,
 			  end->twin != NO_ENTRY);
-}
-
-// Kills a live flow and reports success. The CPU that succeeds releases the resources of the flow:
-// the sweeper, or a packet that opens another flow in its place.
-static __always_inline bool take_life(void *e, __u32 now, enum entry_state state, const bool v6)
-{
-	__u32 *word = state_word(e, v6), was = *(volatile __u32 *)word;
-
-	meta_of(e, v6)->seen = now;
-	return was >> STATE_SHIFT == ENTRY_LIVE &&
-	       __sync_val_compare_and_swap(word, was, (was & 0xffffff) | (__u32)state << STATE_SHIFT) == was;
 }
 
 static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, __u32 why, const bool v6)

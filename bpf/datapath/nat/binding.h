@@ -390,6 +390,8 @@ __noinline enum reason binding_hold(const struct bind *b, __u32 index)
 	kill_index(index, ref == index && hold_ticks > hz ? b->now - hold_ticks + hz : b->now,
 		   ref == index ? ENTRY_HOLD : ENTRY_DEAD, v6);
 	kill_index(twin, b->now, ENTRY_DEAD, v6 != cross);
+	if (!(take_charges(m) & ENTRY_HALF_OPEN)) // a packet on another CPU has released it
+		w->new_flow.flags &= ~ENTRY_HALF_OPEN;
 	if (ref != index)
 		binding_put(ref, v6, b->now);
 	return ok ? REASON_FLOW : REASON_TABLE_FULL;

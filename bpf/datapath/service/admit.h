@@ -122,6 +122,18 @@ static __always_inline void service_uncount(const union addr *from, __u32 owner,
 	}
 }
 
+// Balances the subtraction of a connection that was closed before it was counted as open.
+static __always_inline void count_again(__u32 owner, __u32 backend)
+{
+	struct load *l = bpf_map_lookup_elem(&service_loads, &owner);
+	struct load *b = bpf_map_lookup_elem(&backend_loads, &backend);
+
+	if (l)
+		__sync_fetch_and_add(&l->active, 1);
+	if (b)
+		__sync_fetch_and_add(&b->active, 1);
+}
+
 // Removes a flow from the counters when a packet has closed it. index: the entry of the packet's
 // direction, of family v6. The entries and ports of the flow remain until it expires (RFC 5382
 // REQ-5).

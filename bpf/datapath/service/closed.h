@@ -178,29 +178,18 @@ static __always_inline void release_half_open(void)
 		half_open_give(c);
 }
 
-// Releases the charges of a connection whose flow the sweeper ended at the same time. The CPU that
-// changes a bit releases the charge of this bit (see take_debts). The connection is not counted as
-// active yet.
+// Releases the charges of a connection whose flow the sweeper ended at the same time. The
+// connection is not counted as open yet.
 static __always_inline void release_charges(struct entry_meta *m, const struct client_key *who)
 {
-	__u32 owner = m->owner, backend = m->backend, was;
-	struct load *l, *b;
+	__u32 was = take_charges(m);
 
-	was = __sync_fetch_and_and(flags_word(m), ~ENTRY_HALF_OPEN);
 	if (was & ENTRY_HALF_OPEN)
 		release_half_open();
-	was = __sync_fetch_and_or(flags_word(m), HEARD_CLOSED << HEARD_SHIFT);
-	if (!(was & HEARD_CLOSED << HEARD_SHIFT)) {
-		if (was & ENTRY_CLIENT)
-			service_flow_put(who);
-		return;
-	}
-	l = bpf_map_lookup_elem(&service_loads, &owner);
-	b = bpf_map_lookup_elem(&backend_loads, &backend);
-	if (l)
-		__sync_fetch_and_add(&l->active, 1);
-	if (b)
-		__sync_fetch_and_add(&b->active, 1);
+	if (was & HEARD_CLOSED << HEARD_SHIFT)
+		count_again(m->owner, m->backend);
+	else if (m->flags & ENTRY_CLIENT)
+		service_flow_put(who);
 }
 
 static __always_inline bool is_live(void *e, const bool v6)

@@ -201,6 +201,7 @@ __noinline enum reason service_keep(const struct packet *p, struct plan *plan)
 		reason = service_flow(p, plan, w, flags, ref);
 		if (reason == REASON_NEW_FLOW)
 			return reason;
+		flags &= w->new_flow.flags; // another CPU may have released the half-open quota
 		if (reason != REASON_CLASH || flags & (ENTRY_PORT | ENTRY_BOUND) || !moves_source(p, s))
 			break;
 		plan->to.sport = next_source(plan->to.sport);

@@ -94,8 +94,7 @@ __noinline enum reason new_service_flow(const struct packet *p, const struct pla
 
 // Counts a connection of a service and records the edits that its packets need. index: its primary
 // entry.
-static __always_inline enum reason made(const struct packet *p, struct plan *plan, const struct service *s,
-					__u32 index)
+static __always_inline enum reason made(const struct packet *p, struct plan *plan, const struct service *s, __u32 index)
 {
 	__u32 id = plan->owner, backend = plan->backend;
 	struct load *l, *bl;
@@ -145,6 +144,8 @@ static __always_inline int service_flow(const struct packet *p, struct plan *pla
 		return service_made(p, plan, w->new_flow.index);
 	if (w->new_flow.flags & ENTRY_CLIENT)
 		client_flow_put(&w->who);
+	if (w->new_flow.uncounted)
+		count_again(plan->owner, plan->backend);
 	return reason;
 }
 

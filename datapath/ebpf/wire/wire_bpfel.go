@@ -670,7 +670,7 @@ type Work struct {
 		OneWay     uint8
 		Edited     uint8
 		BackEdited uint8
-		Pad        uint8
+		Uncounted  uint8
 		Bytes      uint32
 		Index      uint32
 		_          [4]byte
