@@ -23,6 +23,9 @@ var ErrNotRunning = errors.New("no acceleration is running in this network names
 // socketName is the file of the socket in the state directory.
 const socketName = "accelerate.sock"
 
+// answerTime limits how long the end of an accelerator waits for its last answers.
+const answerTime = time.Second
+
 // Serve opens an accelerator, answers on a socket in the state directory, and runs until ctx ends or a client stops
 // it. ready is called when flows can be learned.
 func Serve(ctx context.Context, directory string, o Options, ready func(*Accelerator)) (err error) {
@@ -54,7 +57,12 @@ func Serve(ctx context.Context, directory string, o Options, ready func(*Acceler
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	server := &http.Server{Handler: a.handler(cancel), ReadHeaderTimeout: 5 * time.Second}
-	defer server.Close()
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
+		defer cancel()
+		_ = server.Shutdown(ctx) // waits for the answer to the client that stops it
+		_ = server.Close()
+	}()
 	go func() { _ = server.Serve(listener) }()
 	ready(a)
 	return a.Run(ctx)
