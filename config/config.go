@@ -277,7 +277,7 @@ type Backend struct {
 	// Drain stops new flows; existing flows continue.
 	Drain bool `yaml:"drain,omitempty" json:"drain,omitempty"`
 	// MaxConnections is the limit of concurrent connections to this backend; 0 means no limit.
-	MaxConnections int `yaml:"max-connections,omitempty" json:"max-connections,omitempty" jsonschema:"minimum=0"`
+	MaxConnections int `yaml:"max-connections,omitempty" json:"max-connections,omitempty" jsonschema:"minimum=0,maximum=4294967295"`
 	// MAC of the server for dsr; default: learned from the neighbour table.
 	MAC MAC `yaml:"mac,omitempty" json:"mac,omitzero" jsonschema:"type=string"`
 	// Mark is set on the connections of this backend.
@@ -333,12 +333,12 @@ type Limits struct {
 	// NewConnectionsPerClient limits new connections of each source address (IPv6: of each /64).
 	NewConnectionsPerClient Rate `yaml:"new-connections-per-client,omitempty" json:"new-connections-per-client,omitzero"`
 	// Connections limits concurrent connections of the whole service.
-	Connections int `yaml:"connections,omitempty" json:"connections,omitempty" jsonschema:"minimum=0"`
+	Connections int `yaml:"connections,omitempty" json:"connections,omitempty" jsonschema:"minimum=0,maximum=4294967295"`
 	// ConnectionsPerClient limits concurrent connections of each source address (IPv6: of each
 	// /64).
-	ConnectionsPerClient int `yaml:"connections-per-client,omitempty" json:"connections-per-client,omitempty" jsonschema:"minimum=0"`
+	ConnectionsPerClient int `yaml:"connections-per-client,omitempty" json:"connections-per-client,omitempty" jsonschema:"minimum=0,maximum=16777214"`
 	// ConnectionsPerBackend limits concurrent connections of each backend.
-	ConnectionsPerBackend int `yaml:"connections-per-backend,omitempty" json:"connections-per-backend,omitempty" jsonschema:"minimum=0"`
+	ConnectionsPerBackend int `yaml:"connections-per-backend,omitempty" json:"connections-per-backend,omitempty" jsonschema:"minimum=0,maximum=4294967295"`
 	// ResetRate limits TCP RSTs from clients.
 	ResetRate Rate `yaml:"reset-rate,omitempty" json:"reset-rate,omitzero"`
 	// StrictTCP drops new TCP flows that do not begin with a plain SYN, and packets that conntrack

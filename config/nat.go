@@ -98,10 +98,10 @@ type NATRule struct {
 	Deterministic bool `yaml:"deterministic,omitempty" json:"deterministic,omitempty"`
 	// PortsPerClient is the quota of ports of each inside address (RFC 6888 REQ-4); 0 means none. A
 	// freed port counts during its two minutes of hold-down (REQ-8).
-	PortsPerClient int `yaml:"ports-per-client,omitempty" json:"ports-per-client,omitempty" jsonschema:"minimum=0"`
+	PortsPerClient int `yaml:"ports-per-client,omitempty" json:"ports-per-client,omitempty" jsonschema:"minimum=0,maximum=16777214"`
 	// ConnectionsPerClient is the quota of connections of each inside address (RFC 6888 REQ-5); 0
 	// means none.
-	ConnectionsPerClient int `yaml:"connections-per-client,omitempty" json:"connections-per-client,omitempty" jsonschema:"minimum=0"`
+	ConnectionsPerClient int `yaml:"connections-per-client,omitempty" json:"connections-per-client,omitempty" jsonschema:"minimum=0,maximum=16777214"`
 	// NewConnectionsPerClient limits the new connections of each inside address (RFC 6888 REQ-4C).
 	NewConnectionsPerClient Rate `yaml:"new-connections-per-client,omitempty" json:"new-connections-per-client,omitzero"`
 	// PCP lets the hosts of source request mappings of outside ports by the Port Control Protocol

@@ -56,6 +56,7 @@ const enum interface_flag *export_interface_flag __attribute__((unused));
 const enum no_entry *export_no_entry __attribute__((unused));
 const enum plan_flag *export_plan_flag __attribute__((unused));
 const enum direct_place *export_direct_place __attribute__((unused));
+const enum client_bits *export_client_bits __attribute__((unused));
 const enum port_classes *export_port_classes __attribute__((unused));
 const enum map_size *export_map_size __attribute__((unused));
 const enum no_rule *export_no_rule __attribute__((unused));

@@ -118,10 +118,10 @@ struct service {
 	__be16 encap_port;
 	__u32 sticky_ticks; // persistence, 0 for none
 	__u16 sticky_keys;  // STICKY_*
-	__u16 nat_rule; // port-forward to an IPv6 host: nat64 rule that embeds IPv4 clients; else NO_RULE
-	__u64 allow;	// sets that may connect, 0 for all
-	__u64 deny;	// sets that may not
-	__u32 max_flows; // 0 for no limit
+	__u16 nat_rule;	    // port-forward to an IPv6 host: nat64 rule that embeds IPv4 clients; else NO_RULE
+	__u64 allow;	    // sets that may connect, 0 for all
+	__u64 deny;	    // sets that may not
+	__u32 max_flows;    // 0 for no limit
 	__u32 max_client_flows;
 	__u32 max_backend_flows;
 	__u32 mark;
@@ -237,10 +237,18 @@ struct client_key {
 ASSERT_SIZE(struct client_key, 24);
 
 #define CLIENT_BLOCKS 8
-#define CLIENT_GONE 0x80000000 // in flows and ports: a CPU is deleting the client
+
+// client.flows and client.ports count in their low bits. Their high bits identify the entry.
+enum client_bits {
+	CLIENT_COUNT = 0xffffff,
+};
+#define CLIENT_FLOW 1ULL // one flow, in the word of flows and ports
+#define CLIENT_PORT (1ULL << 32)
+#define CLIENT_HELD (CLIENT_COUNT * (CLIENT_FLOW + CLIENT_PORT)) // all bits set: a CPU is deleting the client
+
 struct client {
 	__u64 tat;   // limit on new connections: time of the next conforming one (ns)
-	__u32 flows; // current flows; one word with ports, see client_drop
+	__u32 flows; // current flows; one word with ports, see client_charge
 	__u32 ports; // bindings with a port, including ports in hold-down
 	__u32 pool;  // number of its pool address + 1, 0 for none yet
 	__u32 pad;

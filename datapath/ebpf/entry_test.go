@@ -236,7 +236,7 @@ services:
 	counted := func(want int64, when string) {
 		t.Helper()
 		clients := int64(0)
-		each[wire.ClientKey](s.d.t.Maps["clients"], func(c *wire.Client) { clients += int64(c.Flows) })
+		each[wire.ClientKey](s.d.t.Maps["clients"], func(c *wire.Client) { clients += int64(c.Flows & wire.ClientCount) })
 		if n, b := s.d.t.ServiceLoads.Values[0].Active, s.d.t.BackendLoads.Values[0].Active; n != want || b != want || clients != want {
 			t.Errorf("%s: %d connections of the service, %d of the backend, %d of clients; want %d", when, n, b, clients, want)
 		}

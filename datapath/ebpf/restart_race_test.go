@@ -36,7 +36,7 @@ func TestRaceForClosedFlow(t *testing.T) {
 			}
 			before := e.load().Flows
 			for range 10 {
-				e.run(r, tuples)
+				e.run(50, e.frames(r, 0, tuples), e.frames(r, 0, tuples))
 				if err := e.Advance(2 * time.Second); err != nil { // frees the entries of ended flows
 					t.Fatal(err)
 				}
@@ -72,23 +72,55 @@ func (e *tableRace) load() wire.Load {
 	return e.d.t.ServiceLoads.Values[e.d.t.IDs.Known[ids.KeyOf(ids.Service, "web")]]
 }
 
-// run opens and resets connections of the same tuples on two CPUs. It ends fewer flows of a tuple than
-// the two buckets of the tuple have slots: a dead entry keeps its slot for a second.
-func (e *tableRace) run(r reused, tuples int) {
-	e.t.Helper()
-	const steps, endEvery, sweepEvery = 400, 50, 100
-	xdp, sweepAll, sweepEnd := e.d.programs.Programs["sluice_xdp"], e.d.programs.Programs["sweep_all"], e.d.onDemand["sweep_end"].Programs["sweep_end"]
-	var frames [][]byte
-	for i := range tuples {
-		frames = append(frames, e.frame("wan0", r.segment(4000+i, "S")), e.frame("wan0", r.segment(4000+i, "A")), e.frame("wan0", r.segment(4000+i, "R")))
+// TestRaceForClient opens and resets one connection of a client at a time on each of two CPUs. The client
+// often has no connection, so that its counter is deleted and created again all the time. Afterwards
+// the client has no connection, and may open one.
+func TestRaceForClient(t *testing.T) {
+	if runtime.NumCPU() < 2 {
+		t.Skip("one CPU")
 	}
+	r := reusedServices[0]
+	r.service += ", limits: {connections-per-client: 2}"
+	e := &tableRace{t: t, subject: changing(t, r.yaml())}
+	if err := e.d.loadOnDemand(e.d.switches, "sweep_end"); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		e.run(0, e.frames(r, 0, 1), e.frames(r, 1, 1))
+		e.check()
+		before := e.load().Flows
+		send(t, e.subject, "wan0", r.segment(4000, "S"))
+		send(t, e.subject, "wan0", r.segment(4000, "R"))
+		if e.load().Flows != before+1 {
+			t.Fatal("the client has no connection and cannot open one")
+		}
+	}
+}
+
+// frames returns a SYN, an ACK and a reset of each tuple.
+func (e *tableRace) frames(r reused, first, tuples int) (frames [][]byte) {
+	for i := range tuples {
+		for _, flags := range []string{"S", "A", "R"} {
+			frames = append(frames, e.frame("wan0", r.segment(4000+first+i, flags)))
+		}
+	}
+	return frames
+}
+
+// run sends frames[n] 400 times on CPU n. Both CPUs also sweep, and end a random flow in every endEvery-th
+// round; 0 means never. It ends fewer flows of a tuple than the two buckets of the tuple have slots: a
+// dead entry keeps its slot for a second.
+func (e *tableRace) run(endEvery int, frames ...[][]byte) {
+	e.t.Helper()
+	const steps, sweepEvery = 400, 100
+	xdp, sweepAll, sweepEnd := e.d.programs.Programs["sluice_xdp"], e.d.programs.Programs["sweep_all"], e.d.onDemand["sweep_end"].Programs["sweep_end"]
 	var handle netns.NsHandle
 	if err := e.inside(func() (err error) { handle, err = netns.Get(); return err }); err != nil {
 		e.t.Fatal(err)
 	}
 	defer handle.Close()
 	var both errgroup.Group
-	for cpu := range 2 {
+	for cpu := range frames {
 		both.Go(func() error {
 			runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 			var set unix.CPUSet
@@ -96,13 +128,13 @@ func (e *tableRace) run(r reused, tuples int) {
 			err := errors.Join(netns.Set(handle), unix.SchedSetaffinity(0, &set))
 			var c caller
 			for step := range steps {
-				for _, frame := range frames {
+				for _, frame := range frames[cpu] {
 					o := &ebpf.RunOptions{Data: frame, DataOut: c.room(len(frame)), Context: xdpContext{DataEnd: uint32(len(frame)), Ingress: uint32(e.ifaces["wan0"])}}
 					if _, failed := c.run(xdp, o); failed != nil {
 						return failed
 					}
 				}
-				if step%endEvery == 0 {
+				if endEvery != 0 && step%endEvery == 0 {
 					v6 := uint32(rand.IntN(2))
 					used := []*wire.Stock{&e.d.t.Stock4.Values[0], &e.d.t.Stock6.Values[0]}[v6].Fresh
 					victim := binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, rand.Uint32N(used+1)), v6)
@@ -165,8 +197,8 @@ func (e *tableRace) check() (live int) {
 		}
 	}
 	each[wire.ClientKey](e.d.t.Maps["clients"], func(c *wire.Client) {
-		if c.Flows != 0 {
-			e.t.Errorf("a client has %d open connections, want 0", c.Flows)
+		if c.Flows&wire.ClientCount != 0 {
+			e.t.Errorf("a client has %d open connections, want 0", c.Flows&wire.ClientCount)
 		}
 	})
 	live = checkStock(e.t, "flows4", e.d.t.Stock4.Values[0], func(i uint32) (uint8, uint32) {

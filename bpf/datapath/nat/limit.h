@@ -25,18 +25,6 @@ static __always_inline bool rate_take(__u64 *tat, __u64 interval_ns, __u64 burst
 	return false;
 }
 
-// Returns the counters of a client and creates them if needed; null if the map is full. After an
-// increment of flows or ports, the caller checks the old value for CLIENT_GONE.
-static __always_inline struct client *client_get(const struct client_key *key)
-{
-	struct client *c = bpf_map_lookup_elem(&clients, key), fresh = {};
-
-	if (c)
-		return c;
-	bpf_map_update_elem(&clients, key, &fresh, BPF_NOEXIST);
-	return bpf_map_lookup_elem(&clients, key);
-}
-
 // Reports whether rate_take would refuse an event now.
 static __always_inline bool rate_used_up(const __u64 *tat, __u64 burst_ns)
 {
@@ -91,18 +79,78 @@ __noinline int bind_may(struct bind *b)
 	return client_may(&who, rule->rate_ns, rule->burst_ns, true);
 }
 
-// Marks a client without flows and ports. The compare-and-swap ensures that only one CPU deletes it.
-static __always_inline bool client_gone(struct client *c)
+// The word of flows and ports.
+static __always_inline __u64 *client_held(struct client *c)
 {
-	__u64 *held = (__u64 *)&c->flows;
-
-	return !__sync_val_compare_and_swap(held, 0, CLIENT_GONE | (__u64)CLIENT_GONE << 32);
+	return (__u64 *)&c->flows;
 }
 
-// Deletes a client without flows and ports.
-static __always_inline void client_drop(const struct client_key *key, struct client *c)
+static __always_inline bool client_gone(__u64 held)
 {
-	if (!client_gone(c))
+	return (held & CLIENT_HELD) == CLIENT_HELD;
+}
+
+// Returns the counts of a client and creates them if needed; null if the map is full. The identity
+// of an entry is random.
+static __always_inline struct client *client_get(const struct client_key *key)
+{
+	struct client *c = bpf_map_lookup_elem(&clients, key), fresh = {};
+
+	if (c)
+		return c;
+	fresh.flows = bpf_get_prandom_u32() & ~CLIENT_COUNT;
+	fresh.ports = bpf_get_prandom_u32() & ~CLIENT_COUNT;
+	bpf_map_update_elem(&clients, key, &fresh, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&clients, key);
+}
+
+#define CHARGE_TRIES 16
+
+// Charges a flow or a port (unit) to a client. The kernel reuses the memory of a deleted entry at
+// once, perhaps for another client. The charge therefore applies only if the word still has the
+// identity that it had while a search found the entry. Returns REASON_NONE; REASON_CLIENT_FLOWS if
+// the client has reached "max"; or REASON_CLIENTS_FULL.
+__noinline enum reason client_charge(const struct client_key *key, __u64 unit, __u32 max)
+{
+	struct client_key who;
+	struct client *c;
+	__u64 was;
+
+	if (!key)
+		return REASON_INTERNAL;
+	who = *key; // Linux 6.1 takes keys only from the stack or from maps
+	if (!max || max >= CLIENT_COUNT)
+		max = CLIENT_COUNT - 1;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < CHARGE_TRIES; i++) {
+		c = client_get(&who);
+		if (!c)
+			return REASON_CLIENTS_FULL;
+		was = *(volatile __u64 *)client_held(c);
+		if (client_gone(was) || bpf_map_lookup_elem(&clients, &who) != c)
+			continue;
+		if (((unit == CLIENT_PORT ? was >> 32 : was) & CLIENT_COUNT) >= max)
+			return REASON_CLIENT_FLOWS;
+		if (__sync_val_compare_and_swap(client_held(c), was, was + unit) == was)
+			return REASON_NONE;
+	}
+	return REASON_CLIENTS_FULL;
+}
+
+// Releases a flow or a port (unit) of a client. Returns true if the client has no others: the caller
+// then deletes its entry, which no other CPU can charge any more.
+static __always_inline bool client_release(struct client *c, __u64 unit)
+{
+	__u64 now = __sync_fetch_and_sub(client_held(c), unit) - unit;
+
+	return !(now & CLIENT_HELD) && __sync_val_compare_and_swap(client_held(c), now, now | CLIENT_HELD) == now;
+}
+
+static __always_inline void client_put(const struct client_key *key, __u64 unit)
+{
+	struct client *c = bpf_map_lookup_elem(&clients, key);
+
+	if (!c || !client_release(c, unit))
 		return;
 	if (have_blocks && key->owner & CLIENT_NAT)
 		release_blocks(key, c->pool - 1);
@@ -112,16 +160,11 @@ static __always_inline void client_drop(const struct client_key *key, struct cli
 __noinline int client_flow_put(const struct client_key *key)
 {
 	struct client_key who;
-	struct client *c;
 
 	if (!key)
 		return 0;
 	who = *key; // Linux 6.1 takes keys only from the stack or from maps
-	c = bpf_map_lookup_elem(&clients, &who);
-	if (!c)
-		return 0;
-	__sync_fetch_and_sub(&c->flows, 1);
-	client_drop(&who, c);
+	client_put(&who, CLIENT_FLOW);
 	return 0;
 }
 
@@ -136,58 +179,31 @@ __noinline int service_flow_put(const struct client_key *key)
 		return 0;
 	who = *key; // Linux 6.1 takes keys only from the stack or from maps
 	c = bpf_map_lookup_elem(&clients, &who);
-	if (!c)
-		return 0;
-	__sync_fetch_and_sub(&c->flows, 1);
-	if (client_gone(c))
+	if (c && client_release(c, CLIENT_FLOW))
 		bpf_map_delete_elem(&clients, &who);
 	return 0;
-}
-
-// Charges one more flow to a client that has a limit.
-static __always_inline enum reason client_flow_get(const struct client_key *key, __u32 max)
-{
-	struct client *c = client_get(key);
-	__u32 was;
-
-	if (!c)
-		return REASON_CLIENTS_FULL;
-	was = __sync_fetch_and_add(&c->flows, 1);
-	if (was < max)
-		return REASON_NONE;
-	if (!(was & CLIENT_GONE)) {
-		client_flow_put(key); // its last flow may have ended meanwhile
-		return REASON_CLIENT_FLOWS;
-	}
-	__sync_fetch_and_sub(&c->flows, 1);
-	return REASON_CLIENTS_FULL;
 }
 
 // Reports whether a client has reached its limit of flows.
 static __always_inline bool client_full(const struct client_key *key, __u32 max)
 {
 	struct client *c = bpf_map_lookup_elem(&clients, key);
-	__u32 flows;
+	__u64 held;
 
 	if (!c)
 		return false;
-	flows = *(volatile __u32 *)&c->flows;
-	return !(flows & CLIENT_GONE) && flows >= max;
+	held = *(volatile __u64 *)client_held(c);
+	return !client_gone(held) && (held & CLIENT_COUNT) >= max;
 }
 
 __noinline int client_port_put(const union addr *addr, __u32 rule)
 {
 	struct client_key key = {};
-	struct client *c;
 
 	if (!addr)
 		return 0;
 	client_of(&key, addr, CLIENT_NAT | rule, false);
-	c = bpf_map_lookup_elem(&clients, &key);
-	if (!c)
-		return 0;
-	__sync_fetch_and_sub(&c->ports, 1);
-	client_drop(&key, c);
+	client_put(&key, CLIENT_PORT);
 	return 0;
 }
 

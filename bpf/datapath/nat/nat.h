@@ -17,28 +17,22 @@ static __always_inline enum reason bind_allocate(struct bind *b, const struct na
 						 struct client_key *who)
 {
 	struct pool_addr *address;
-	struct client *client = 0;
-	__u32 number, was;
+	bool charged = has_client(rule);
 	enum reason reason;
+	__u32 number;
 
 	port_range(rule, b, r);
-	if (has_client(rule)) {
+	if (charged) {
+		struct client *client;
+
 		who->addr = b->inside.saddr;
 		who->owner = CLIENT_NAT | b->rule;
-		client = client_get(who);
-		if (!client)
-			return REASON_CLIENTS_FULL;
-		was = __sync_fetch_and_add(&client->ports, 1);
-		if (was & CLIENT_GONE) {
-			__sync_fetch_and_sub(&client->ports, 1);
-			return REASON_CLIENTS_FULL;
-		}
-		if (rule->max_ports && was >= rule->max_ports) {
-			client_port_put(&b->inside.saddr, b->rule); // its last port may have been freed meanwhile
-			return REASON_CLIENT_PORTS;
-		}
+		reason = client_charge(who, CLIENT_PORT, rule->max_ports);
+		if (reason != REASON_NONE)
+			return reason == REASON_CLIENT_FLOWS ? REASON_CLIENT_PORTS : reason;
 		b->client_seen = 1;
-		if (!part(client, b->rule)) {
+		client = bpf_map_lookup_elem(&clients, who);
+		if (!client || !part(client, b->rule)) {
 			client_port_put(&b->inside.saddr, b->rule);
 			return REASON_NO_PORT;
 		}
@@ -52,7 +46,7 @@ static __always_inline enum reason bind_allocate(struct bind *b, const struct na
 	number = r->map / PORT_CLASSES;
 	address = bpf_map_lookup_elem(&pools, &number);
 	if (reason != REASON_NONE || !address) {
-		if (client)
+		if (charged)
 			client_port_put(&b->inside.saddr, b->rule);
 		return reason != REASON_NONE ? reason : REASON_INTERNAL;
 	}

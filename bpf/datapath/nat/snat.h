@@ -43,7 +43,7 @@ __noinline enum reason new_nat_flow(const struct packet *p, struct plan *plan, c
 	if (!rule->max_flows)
 		return REASON_NONE;
 	client_of(&w->who, &bound->inside.saddr, CLIENT_NAT | id, bound->family == FAMILY_6);
-	reason = client_flow_get(&w->who, rule->max_flows);
+	reason = client_charge(&w->who, CLIENT_FLOW, rule->max_flows);
 	if (reason == REASON_NONE)
 		b->flags |= ENTRY_CLIENT;
 	else if (b->flags & ENTRY_HALF_OPEN)

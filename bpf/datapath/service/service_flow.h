@@ -86,7 +86,7 @@ __noinline enum reason new_service_flow(const struct packet *p, const struct pla
 	if (!s->max_client_flows)
 		return REASON_NONE;
 	client_of(&w->who, &p->tuple.saddr, id, p->family == FAMILY_6);
-	reason = client_flow_get(&w->who, plan->flags & PLAN_ADMITTED ? CLIENT_GONE : s->max_client_flows);
+	reason = client_charge(&w->who, CLIENT_FLOW, plan->flags & PLAN_ADMITTED ? CLIENT_COUNT : s->max_client_flows);
 	if (reason == REASON_NONE)
 		b->flags |= ENTRY_CLIENT;
 	return plan->flags & PLAN_ADMITTED ? REASON_NONE : reason;
@@ -196,7 +196,7 @@ __noinline enum reason reopen(const struct packet *p, struct plan *plan)
 	flags = ENTRY_HALF_OPEN | (w->closed.port ? ENTRY_PORT : 0);
 	if (s->max_client_flows) {
 		client_of(&w->who, &p->tuple.saddr, id, p->family == FAMILY_6);
-		reason = client_flow_get(&w->who, s->max_client_flows);
+		reason = client_charge(&w->who, CLIENT_FLOW, s->max_client_flows);
 		if (reason != REASON_NONE)
 			goto refused;
 		flags |= ENTRY_CLIENT;

@@ -876,6 +876,7 @@ const (
 	VarExportBucket         = "export_bucket"
 	VarExportCheck          = "export_check"
 	VarExportChoice         = "export_choice"
+	VarExportClientBits     = "export_client_bits"
 	VarExportDeniedLayout   = "export_denied_layout"
 	VarExportDeniedLine     = "export_denied_line"
 	VarExportDirectPlace    = "export_direct_place"
@@ -1106,6 +1107,7 @@ type VariableSpecs struct {
 	ExportBucket         *ebpf.VariableSpec `ebpf:"export_bucket"`
 	ExportCheck          *ebpf.VariableSpec `ebpf:"export_check"`
 	ExportChoice         *ebpf.VariableSpec `ebpf:"export_choice"`
+	ExportClientBits     *ebpf.VariableSpec `ebpf:"export_client_bits"`
 	ExportDeniedLayout   *ebpf.VariableSpec `ebpf:"export_denied_layout"`
 	ExportDeniedLine     *ebpf.VariableSpec `ebpf:"export_denied_line"`
 	ExportDirectPlace    *ebpf.VariableSpec `ebpf:"export_direct_place"`
@@ -1360,6 +1362,7 @@ type Variables struct {
 	ExportBucket         *ebpf.Variable `ebpf:"export_bucket"`
 	ExportCheck          *ebpf.Variable `ebpf:"export_check"`
 	ExportChoice         *ebpf.Variable `ebpf:"export_choice"`
+	ExportClientBits     *ebpf.Variable `ebpf:"export_client_bits"`
 	ExportDeniedLayout   *ebpf.Variable `ebpf:"export_denied_layout"`
 	ExportDeniedLine     *ebpf.Variable `ebpf:"export_denied_line"`
 	ExportDirectPlace    *ebpf.Variable `ebpf:"export_direct_place"`

@@ -51,6 +51,11 @@ const (
 	ChoiceSummed = 2
 )
 
+// Values of enum client_bits.
+const (
+	ClientCount = 16777215
+)
+
 // Values of enum denied_layout.
 const (
 	DeniedGroups4    = 0
