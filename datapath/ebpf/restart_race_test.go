@@ -23,17 +23,11 @@ import (
 // random flows and sweep the tables, as the sweeper does. Afterwards each tuple has at most one flow,
 // every charge is released, and the free lists contain exactly the free entries.
 func TestRaceForClosedFlow(t *testing.T) {
-	if runtime.NumCPU() < 2 {
-		t.Skip("one CPU")
-	}
 	const tuples = 3
 	for _, r := range reusedServices {
 		t.Run(r.name, func(t *testing.T) {
 			r.service += ", limits: {connections-per-client: 1000}"
-			e := &tableRace{t: t, subject: changing(t, r.yaml())}
-			if err := e.d.loadOnDemand(e.d.switches, "sweep_end"); err != nil {
-				t.Fatal(err)
-			}
+			e := raceIn(t, "wan0", r.yaml())
 			before := e.load().Flows
 			for range 10 {
 				e.run(50, e.frames(r, 0, tuples), e.frames(r, 0, tuples))
@@ -62,10 +56,23 @@ func TestRaceForClosedFlow(t *testing.T) {
 	}
 }
 
-// tableRace runs packets and sweeps on two CPUs.
+// tableRace runs packets of an interface, and sweeps, on two CPUs.
 type tableRace struct {
-	t *testing.T
+	t     *testing.T
+	iface string
 	*subject
+}
+
+func raceIn(t *testing.T, iface, yaml string) *tableRace {
+	t.Helper()
+	if runtime.NumCPU() < 2 {
+		t.Skip("one CPU")
+	}
+	e := &tableRace{t, iface, changing(t, yaml)}
+	if err := e.d.loadOnDemand(e.d.switches, "sweep_end"); err != nil {
+		t.Fatal(err)
+	}
+	return e
 }
 
 func (e *tableRace) load() wire.Load {
@@ -76,15 +83,9 @@ func (e *tableRace) load() wire.Load {
 // often has no connection, so that its counter is deleted and created again all the time. Afterwards
 // the client has no connection, and may open one.
 func TestRaceForClient(t *testing.T) {
-	if runtime.NumCPU() < 2 {
-		t.Skip("one CPU")
-	}
 	r := reusedServices[0]
 	r.service += ", limits: {connections-per-client: 2}"
-	e := &tableRace{t: t, subject: changing(t, r.yaml())}
-	if err := e.d.loadOnDemand(e.d.switches, "sweep_end"); err != nil {
-		t.Fatal(err)
-	}
+	e := raceIn(t, "wan0", r.yaml())
 	for range 20 {
 		e.run(0, e.frames(r, 0, 1), e.frames(r, 1, 1))
 		e.check()
@@ -129,7 +130,7 @@ func (e *tableRace) run(endEvery int, frames ...[][]byte) {
 			var c caller
 			for step := range steps {
 				for _, frame := range frames[cpu] {
-					o := &ebpf.RunOptions{Data: frame, DataOut: c.room(len(frame)), Context: xdpContext{DataEnd: uint32(len(frame)), Ingress: uint32(e.ifaces["wan0"])}}
+					o := &ebpf.RunOptions{Data: frame, DataOut: c.room(len(frame)), Context: xdpContext{DataEnd: uint32(len(frame)), Ingress: uint32(e.ifaces[e.iface])}}
 					if _, failed := c.run(xdp, o); failed != nil {
 						return failed
 					}
@@ -201,17 +202,23 @@ func (e *tableRace) check() (live int) {
 			e.t.Errorf("a client has %d open connections, want 0", c.Flows&wire.ClientCount)
 		}
 	})
-	live = checkStock(e.t, "flows4", e.d.t.Stock4.Values[0], func(i uint32) (uint8, uint32) {
+	live = e.checkStocks()
+	if live != flows && live != 2*flows {
+		e.t.Errorf("%d entries are live, want %d or, with entries for replies, %d", live, flows, 2*flows)
+	}
+	return live
+}
+
+// checkStocks checks the free lists of both tables and returns the number of live entries.
+func (e *tableRace) checkStocks() (live int) {
+	e.t.Helper()
+	return checkStock(e.t, "flows4", e.d.t.Stock4.Values[0], func(i uint32) (uint8, uint32) {
 		f := &e.d.t.Flows4.Values[i]
 		return f.Key.State, f.Meta.Twin
 	}) + checkStock(e.t, "flows6", e.d.t.Stock6.Values[0], func(i uint32) (uint8, uint32) {
 		f := &e.d.t.Flows6.Values[i]
 		return f.Key.State, f.Meta.Twin
 	})
-	if live != flows && live != 2*flows {
-		e.t.Errorf("%d entries are live, want %d or, with entries for replies, %d", live, flows, 2*flows)
-	}
-	return live
 }
 
 // checkStock checks that the free list has exactly the free entries of a table, each once. It
