@@ -126,7 +126,7 @@ func (s *speaker) table(number int, want string) {
 	}
 }
 
-// told returns the texts of the events since the last call.
+// told expects these texts of events since the last call.
 func (s *speaker) told(want ...string) {
 	s.t.Helper()
 	sent, _, _ := s.events.After(s.last, 100)
@@ -322,7 +322,7 @@ func TestOtherTable(t *testing.T) {
 	s.table(5200, "")
 }
 
-// TestOthersChangeRoutes restores the routes, and leaves those of other protocols.
+// TestOthersChangeRoutes restores the routes, and leaves routes of other protocols.
 func TestOthersChangeRoutes(t *testing.T) {
 	s := begin(t, gateway(t), t.TempDir())
 	s.apply(request(one("192.0.2.10/32", "")))

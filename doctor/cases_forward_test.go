@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// forwardCases are those of checks on forwarding and paths.
+// forwardCases are the cases of checks on forwarding and paths.
 var forwardCases = []checkCase{
 	{outcomesCheck, "silent server", func(s *observe.Sample) { exchanges(s, 12, 6, trace.PacketLoss{}, noAnswer) }, Warn},
 	{outcomesCheck, "most of all", func(s *observe.Sample) { exchanges(s, 2, 20, trace.PacketLoss{}, noAnswer) }, Critical},

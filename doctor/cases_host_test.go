@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// hostCases are those of checks on interfaces, sockets and the kernel.
+// hostCases are the cases of checks on interfaces, sockets and the kernel.
 var hostCases = []checkCase{
 	{"RX11", "a port that listens", link(func(l *observe.Link) { l.STP = observe.STPListening }), Warn},
 	{"RX11", "a port that forwards", link(func(l *observe.Link) { l.STP = observe.STPForwarding }), OK},

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/trace"
 )
 
-// portCases are those of checks on ports.
+// portCases are the cases of checks on ports.
 var portCases = []checkCase{
 	{"PT02", "85 of 100 ports", usedPorts(85), Warn},
 	{"PT01", "ports exhausted", all(usedPorts(99), set("conntrack.insert_failed", 10), set("conntrack.drop", 10), set("conntrack.found", 2480)), Critical},
@@ -78,7 +78,7 @@ var portCases = []checkCase{
 	{"PT09", "TIME_WAIT overflow", set("TcpExt.TCPTimeWaitOverflow", 1), Warn},
 }
 
-// ruleCases are those of checks on firewall rules.
+// ruleCases are the cases of checks on firewall rules.
 var ruleCases = []checkCase{
 	{"RL14", "no generation", func(s *observe.Sample) { s.Namespaces[0].After.Generation = 0 }, Unknown},
 	{"RL07", "FTP without a helper", old(func(e *observe.Entries) {

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// tableCases are those of checks on the size of the connection table.
+// tableCases are the cases of checks on the size of the connection table.
 var tableCases = []checkCase{
 	{"CT01", "80 % full", count(210000), Warn},
 	{"CT01", "95 % full of what the kernel gives up", count(250000), Warn},
@@ -81,7 +81,7 @@ var tableCases = []checkCase{
 	{"CT15", "no gateway", all(func(s *observe.Sample) { s.Namespaces[0].After.Limits.Max = 65536 }, rules(func(r *firewall.Ruleset) { r.SourceNAT = 0 })), OK},
 }
 
-// entryCases are those of checks on what is in the connection table.
+// entryCases are the cases of checks on the entries of the connection table.
 var entryCases = []checkCase{
 	{"ST01", "TIME_WAIT in a full table", all(count(200000), func(s *observe.Sample) { fill(s.Namespaces[0].Table, 900, conntrack.TCPTimeWait) }), Warn},
 	{"ST01", "TIME_WAIT in an empty table", func(s *observe.Sample) { fill(s.Namespaces[0].Table, 900, conntrack.TCPTimeWait) }, OK},

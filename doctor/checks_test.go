@@ -61,7 +61,8 @@ func TestForwardingRemedy(t *testing.T) {
 	}
 }
 
-// TestForwardingKeepsRoutes: a host that learns its IPv6 routes is told to go on with it first.
+// TestForwardingKeepsRoutes: if a host learns IPv6 routes from router advertisements, the remedy first keeps this
+// enabled, because forwarding disables it.
 func TestForwardingKeepsRoutes(t *testing.T) {
 	s := examined(t)
 	n := s.Namespaces[0]

@@ -23,15 +23,14 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// TestConditions makes faults in real namespaces, wants the checks to find it and to
-// name it, applies the remedy, word for word where it has commands,
-// and wants the same checks to pass.
+// TestConditions causes faults in real namespaces and expects the checks to find and name each fault. It then applies
+// the remedy, with the commands exactly as printed, and expects the same checks to pass.
 func TestConditions(t *testing.T) {
 	needs(t)
 	for _, tool := range []string{"conntrack", "iptables-legacy", "iptables-nft", "tc", "prlimit"} {
 		labtest.Require(t, labtest.Tool(tool))
 	}
-	t.Run("router", func(t *testing.T) { // while nobody has settings of the host changed
+	t.Run("router", func(t *testing.T) { // while no other test has changed settings of the host
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
 		giveBack, err := faults.Borrow(ctx, nil)
@@ -133,8 +132,7 @@ func testCondition(t *testing.T, c faults.Condition) {
 	}
 }
 
-// runRemedy runs the commands of a finding's remedy as they stand, and wants what worked
-// before to work afterwards.
+// runRemedy runs the commands of a finding's remedy as printed. Connections that worked before must work afterwards.
 func runRemedy(ctx context.Context, t *testing.T, l *lab.Lab, c faults.Condition, f doctor.Finding) {
 	t.Helper()
 	commands := remedyCommands(t, f)
@@ -165,14 +163,14 @@ func runRemedy(ctx context.Context, t *testing.T, l *lab.Lab, c faults.Condition
 	labtest.Eventually(t, 10*time.Second, "answers after the remedy", func() error { return beside.Stopped(ctx, worked) })
 }
 
-// program is where the program stands that some remedies run, once one has asked for it.
+// program is the directory of the sluice binary that some remedies run. The first remedy that needs it builds it.
 var program struct {
 	once sync.Once
 	dir  string
 	err  error
 }
 
-// sluiceDir is the directory of the program, which is built for the first that asks.
+// sluiceDir returns the directory of the sluice binary. The first call builds it.
 func sluiceDir(t *testing.T) string {
 	t.Helper()
 	labtest.Require(t, labtest.Tool("go"))
@@ -200,8 +198,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// remedyCommands are the commands of the remedy of a finding. A remedy without any, which cannot
-// be tried, says in a sentence what it risks.
+// remedyCommands returns the commands of a finding's remedy. A remedy without commands cannot be tried, and must
+// describe its risk in a sentence.
 func remedyCommands(t *testing.T, f doctor.Finding) []string {
 	t.Helper()
 	switch {

@@ -30,20 +30,20 @@ import (
 	"github.com/sluice-lb/sluice/load"
 )
 
-// BenchmarkWatched measures what 'sluice doctor --watch' and 'sluice top' together
-// take from a gateway that has nothing to spare: every CPU forwards packets of
-// 50,000 connections through nftables masquerade. An iteration is a round of the
-// doctor, as it is by default.
+// BenchmarkWatched measures the cost of 'sluice doctor --watch' and 'sluice top' together on a fully loaded gateway:
+// every CPU forwards packets of 50,000 connections through nftables masquerade. An iteration is one round of the doctor
+// with default settings.
 //
 //	go test -run xxx -bench Watched -benchtime 30x ./doctor
 //
-// The speed of a virtual machine wanders by some percent within a minute, more than
-// there is to find. So packets are counted every 50 ms, and each count is held against
-// those nearest to it, before and after, in which neither program did anything: most
-// of the time they wait. packets-lost-% is the median of the rounds, because one in which
-// the speed jumps is far off, noise-% its standard error; probed-lost-% is the loss within
-// the doctor's own window, while drops are probed; doctor-CPU-% and top-CPU-% are the CPU
-// time of the programs as a share of that of all CPUs.
+// The speed of a virtual machine varies by some percent within a minute, which is more than the cost. So packets are
+// counted every 50 ms. Each count is compared with the nearest counts, before and after, during which both programs
+// waited. The metrics are:
+//
+//   - packets-lost-%: the median of the rounds, because a jump in speed makes single rounds outliers;
+//   - noise-%: its standard error;
+//   - probed-lost-%: the loss in the doctor's window, while drops are probed;
+//   - doctor-CPU-% and top-CPU-%: CPU time of the programs, as a share of the time of all CPUs.
 func BenchmarkWatched(b *testing.B) {
 	labtest.Require(b, labtest.Root, labtest.BPF, labtest.Conntrack, labtest.Nftables, labtest.Tool("nft"), labtest.Tool("go"))
 	binary := filepath.Join(b.TempDir(), "sluice")
@@ -81,24 +81,24 @@ func BenchmarkWatched(b *testing.B) {
 	}
 }
 
-// roundLength is that of 'doctor --watch' as it is by default; slice is how long packets are counted.
+// roundLength is the default interval of 'doctor --watch'. slice is the length of one count of packets.
 const (
 	roundLength = 15 * time.Second
 	slice       = 50 * time.Millisecond
 )
 
-// count is what passed in one slice.
+// count is the traffic and the cost of one slice.
 type count struct {
-	at      time.Time // its end
-	packets float64   // a second
+	at      time.Time // end of the slice
+	packets float64   // per second
 	cpu     [2]time.Duration
 	probed  bool // in the doctor's window
 }
 
-// still tells whether the programs did nothing.
+// still reports whether both programs were idle.
 func (c *count) still() bool { return !c.probed && c.cpu[0]+c.cpu[1] < 20*time.Microsecond }
 
-// losses holds the slices of a round against their still neighbours, five on each side.
+// losses compares the slices of a round with their still neighbours, five on each side.
 func losses(counts []count, from, to time.Time) (all, probed float64) {
 	const neighbours = 5
 	var every, within []float64
@@ -152,8 +152,8 @@ type gateway struct {
 	wan  *os.File
 }
 
-// busyGateway forwards to an interface that takes whatever it is given: a far end that
-// drops would have each packet met by the probe of drops.
+// busyGateway forwards to an interface that accepts every packet. If the far end dropped packets, the probe of drops
+// would run for each packet.
 func busyGateway(b *testing.B) *gateway {
 	b.Helper()
 	l := labtest.New(b, lab.Topology{Name: "watched",
@@ -346,7 +346,7 @@ func (w *watching) cpu() (used [2]time.Duration) {
 	return used
 }
 
-// openTerminal makes a terminal whose output nobody reads.
+// openTerminal returns a terminal. Its output is discarded.
 func openTerminal() (*os.File, error) {
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {

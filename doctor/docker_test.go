@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// TestDocker wants no warning for a real Docker daemon that publishes a port, with either kind
-// of iptables, and the first line to name a rule that drops what the port is for.
+// TestDocker expects no warning for a real Docker daemon that publishes a port, with either kind of iptables. If a rule
+// drops packets to the port, the first line of the report must name the rule.
 func TestDocker(t *testing.T) {
 	if os.Getenv("SLUICE_DOCKER") == "" {
 		t.Skip("SLUICE_DOCKER=1 starts a Docker daemon")
@@ -49,7 +49,7 @@ func TestDocker(t *testing.T) {
 			}
 			ask := func(ctx context.Context, l *lab.Lab) error {
 				for range 20 {
-					// Nobody answers where the rule is.
+					// Behind the rule there is no answer.
 					_ = l.Node("client").Command(ctx, "curl", "-s", "-o", "/dev/null", "-m", "0.5", "http://"+faults.Gateway+":8080/").Run()
 				}
 				return nil

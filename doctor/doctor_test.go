@@ -74,7 +74,7 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-// TestBlind wants no check to pass for good what it could not read.
+// TestBlind: a check without input has the verdict unknown, never OK.
 func TestBlind(t *testing.T) {
 	s := examined(t)
 	n := s.Namespaces[0]

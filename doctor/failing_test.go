@@ -136,8 +136,8 @@ func TestCountersWithoutVictims(t *testing.T) {
 	}
 }
 
-// TestWayBack wants a loose filter to be no remedy where the way back is dead, and to be one where nobody asked for
-// its next hop yet.
+// TestWayBack: a loose reverse path filter is a remedy if the next hop of the reverse path is not resolved yet, but not
+// if its resolution failed.
 func TestWayBack(t *testing.T) {
 	for state, want := range map[int]bool{0: true, netlink.NUD_FAILED: false} {
 		s := examined(t)

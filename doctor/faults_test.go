@@ -64,7 +64,7 @@ func examine(t *testing.T, c faults.Case) *doctor.Report {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	l := labtest.New(t, faults.Topology("doctor"))
-	// Also a router that needs no host-wide setting waits until nobody has one changed.
+	// A router without host-wide settings waits too, until no other test has changed one.
 	restore, err := faults.Borrow(ctx, c.Host)
 	if err != nil {
 		labtest.Lacks(t, "host-wide settings cannot be changed: %v", err)

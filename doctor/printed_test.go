@@ -39,8 +39,8 @@ func printedCommands(t *testing.T) []string {
 	return slices.Compact(list)
 }
 
-// TestPrintedCommands: each command that a report prints runs. This test runs those of other programs in a namespace;
-// the program's own, which testdata/printed-commands lists, are parsed by the test of the command line.
+// TestPrintedCommands: each command that a report prints runs. This test runs commands of other programs in a namespace.
+// Commands of sluice are in testdata/printed-commands, and a test of the command line parses them.
 func TestPrintedCommands(t *testing.T) {
 	list := printedCommands(t)
 	text := strings.Join(list, "\n") + "\n"

@@ -103,7 +103,7 @@ func oneWay(n int) func(*observe.Sample) {
 	return entries(n, func(_ int, e *conntrack.Entry) { e.Status = conntrack.Assured })
 }
 
-// translated adds an entry of a protocol that goes to 10.9.0.2 instead.
+// translated adds an entry of a protocol with its destination translated to 10.9.0.2.
 func translated(protocol flow.Protocol) func(*observe.Sample) {
 	return func(s *observe.Sample) {
 		s.Namespaces[0].Table.Add(&conntrack.Entry{Protocol: protocol, Status: conntrack.Assured | conntrack.SeenReply,
@@ -244,7 +244,7 @@ func listeners(n int, perSecond float64) func(*observe.Sample) {
 
 func busy(s *observe.Sample) { s.After.CPUs[0].Total += 300; s.After.CPUs[0].Softirq += 290 }
 
-// cores makes a host of n CPUs of which the first is that of the tree.
+// cores makes a host of n CPUs. The first is the CPU of the original sample.
 func cores(n int) func(*observe.Sample) {
 	return func(s *observe.Sample) {
 		s.Before.CPUs, s.After.CPUs = s.Before.CPUs[:1:1], s.After.CPUs[:1:1]
@@ -255,7 +255,7 @@ func cores(n int) func(*observe.Sample) {
 	}
 }
 
-// xdp puts a program on an interface whose neighbour has the given features.
+// xdp attaches a program to one interface. The other end of the link has the given XDP features.
 func xdp(features uint64) func(*observe.Sample) {
 	return func(s *observe.Sample) {
 		links := s.Namespaces[0].After.Links
@@ -280,12 +280,12 @@ func old(change func(*observe.Entries)) func(*observe.Sample) {
 	return func(s *observe.Sample) { change(s.Namespaces[0].Entries) }
 }
 
-// leaks are untranslated connections of a network, of which others are translated or not.
+// leaks are n untranslated connections of a network. matched: other connections of the network are translated.
 func leaks(n uint32, matched bool) []observe.Leak {
 	return []observe.Leak{{Odd: observe.Odd{Entries: n, First: fourEntry}, Network: netip.MustParsePrefix("10.0.0.0/24"), Out: "wan0", Matched: matched}}
 }
 
-// fourEntry is of UDP and IPv4.
+// fourEntry is an entry of UDP over IPv4.
 var fourEntry = conntrack.Entry{Protocol: flow.UDP, Original: conntrack.Tuple{Source: conntrack.AddrOf(netip.MustParseAddr("10.0.0.2")), Dest: conntrack.AddrOf(netip.MustParseAddr("203.0.113.1"))}}
 
 func toHost(port uint16) func(*observe.Sample) {
@@ -294,7 +294,7 @@ func toHost(port uint16) func(*observe.Sample) {
 	})
 }
 
-// half has so many connections of TCP show packets of one direction only.
+// half makes n TCP connections have packets in one direction only.
 func half(n uint32) func(*observe.Sample) {
 	return old(func(e *observe.Entries) { e.Unanswered, e.TCP = n, n+1 })
 }
@@ -308,7 +308,7 @@ func cutOff(s *observe.Sample) {
 	s.Namespaces[0].Drops = append(s.Namespaces[0].Drops, trace.DropGroup{Cause: trace.CauseClosedTCP, Packets: 1, PerSecond: 0.3, Samples: []*trace.DropSample{packet}, Sampled: []*trace.DropSample{packet}})
 }
 
-// sampled has a rule drop one packet, among thousands that pass, whose transport header begins so.
+// sampled makes a rule drop one packet among thousands. The packet's transport header has the first bytes begins.
 func sampled(protocol string, tracked trace.Tracked, begins []byte) func(*observe.Sample) {
 	return func(s *observe.Sample) {
 		data := make([]byte, 48)
@@ -352,8 +352,8 @@ func closed(ports ...string) func(*observe.Sample) {
 	}
 }
 
-// silent has a rule translate to an address that nobody answers for, and connections that got
-// no answer, and that did.
+// silent makes a rule translate to an address without an answer to ARP. The table has connections without and with a
+// reply.
 func silent(without, with int) func(*observe.Sample) {
 	return func(s *observe.Sample) {
 		n := s.Namespaces[0]
@@ -369,7 +369,7 @@ func silent(without, with int) func(*observe.Sample) {
 	}
 }
 
-// set is what a counter did in the window.
+// set sets the increase of a counter in the window.
 func set(name string, n uint64) func(*observe.Sample) {
 	return func(s *observe.Sample) { s.Namespaces[0].Delta[name] = n }
 }

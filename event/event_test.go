@@ -67,7 +67,7 @@ func TestLongTextsAreCut(t *testing.T) {
 	none.Add(Event{}) // must not panic
 }
 
-// told runs readings two seconds apart and returns the events.
+// told applies readings at intervals of two seconds and returns the events.
 func told(readings ...Reading) string {
 	l := New(100)
 	w := &Watch{Log: l}

@@ -201,7 +201,7 @@ func TestDefaultsOfTheTags(t *testing.T) {
 	}
 }
 
-// TestEverythingHasEveryKey: the test case is what its first line says.
+// TestEverythingHasEveryKey: the case "everything" has every key, as its first line claims.
 func TestEverythingHasEveryKey(t *testing.T) {
 	used, keys := map[string]bool{}, map[string]bool{}
 	var visit func(reflect.Value)

@@ -65,7 +65,7 @@ func TestExplain(t *testing.T) {
 		protocol       flow.Protocol
 		in, src, dst   string
 		owner, backend string
-		after          string // "SOURCE -> DESTINATION"; * stands for a port
+		after          string // "SOURCE -> DESTINATION"; * is any port
 		out, hop       string
 		verdict        string
 		size           int

@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// busyRing always has a record, of which nothing comes, until done.
+// busyRing always has a record until done. The records produce no packet.
 type busyRing func() (done bool)
 
 func (busyRing) SetDeadline(time.Time) {}
@@ -33,7 +33,7 @@ func (done busyRing) ReadInto(r *ringbuf.Record) error {
 	return nil
 }
 
-// TestHeldExpireWhileBusy: what has waited too long goes, however much comes.
+// TestHeldExpireWhileBusy: held packets expire in time under any number of new records.
 func TestHeldExpireWhileBusy(t *testing.T) {
 	k := wire.FragmentKey{Id: 1}
 	h := &holder{d: &Datapath{}, waiting: map[wire.FragmentKey][]heldFrame{k: {{at: monotonic() - heldLife - time.Second}}},
@@ -47,8 +47,8 @@ func TestHeldExpireWhileBusy(t *testing.T) {
 	}
 }
 
-// TestHeldFailEachForItself: a packet that cannot be sent on takes no other with it,
-// and the log has one line for all.
+// TestHeldFailEachForItself: a packet that cannot be sent does not affect other held packets. The log has one line for all
+// failures.
 func TestHeldFailEachForItself(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.BPF)
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL",
@@ -107,8 +107,8 @@ func TestNextHopsAreLookedAtAtOnce(t *testing.T) {
 	}
 }
 
-// TestPiecesFitTheLink cuts what stays IPv4: what fits goes as it is, fragments are cut
-// further, and those of a tunnel have an identification that the tunnel's header had not.
+// TestPiecesFitTheLink fragments packets that stay IPv4. A packet that fits is not changed. A fragment is cut into smaller
+// fragments. Fragments of a tunnel packet get an identification, which the tunnel's header did not have.
 func TestPiecesFitTheLink(t *testing.T) {
 	const eth, udp = "eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/", "/udp(sport=1,dport=2)/data(1400)"
 	was := packet.MustText(eth + "ip4(src=10.0.2.2,dst=192.0.2.1,id=9)" + udp).Build()
@@ -154,7 +154,8 @@ func TestPiecesFitTheLink(t *testing.T) {
 	}
 }
 
-// TestPiecesOfIPv6 cuts what was IPv6 and has no DF in IPv4 (RFC 7915 §5.1, §5.1.1), and nothing else.
+// TestPiecesOfIPv6: only packets that were translated from IPv6 and have no DF in IPv4 are fragmented (RFC 7915 §5.1,
+// §5.1.1).
 func TestPiecesOfIPv6(t *testing.T) {
 	const eth = "eth(src=02:00:00:00:01:02,dst=02:00:00:00:01:01)/"
 	was := packet.MustText(eth + "ip6(src=fd00:2::2,dst=64:ff9b::c612:1)/udp(sport=1,dport=2)/data(1200)").Build()

@@ -155,7 +155,7 @@ func (e *tableRace) run(endEvery int, frames ...[][]byte) {
 	}
 }
 
-// primaries returns the number of live flows, and how many of them hold a part of the quota of
+// primaries returns the number of live flows, and how many hold a part of the quota of
 // handshakes. Each must have its own client port, and an entry for the replies that leads back to it.
 func (e *tableRace) primaries() (live, halfOpen int) {
 	e.t.Helper()

@@ -189,7 +189,7 @@ func (s *subject) apply() error {
 	if _, err := s.d.Apply(context.Background(), s.snapshot); err != nil {
 		return err
 	}
-	if s.borrowed != nil && s.d.programs == s.borrowed.inUse { // the timer of these programs never started
+	if s.borrowed != nil && s.d.programs == s.borrowed.inUse { // the timer of the borrowed programs never started
 		return nil
 	}
 	ret, err := s.d.programs.Programs["sweep_stop"].Run(&ebpf.RunOptions{Context: make([]byte, 8)})

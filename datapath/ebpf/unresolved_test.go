@@ -158,8 +158,8 @@ func TestHeldProgramsFollowChanges(t *testing.T) {
 }
 
 // TestUnresolvedWithoutDaemon sends first packets to unresolved next hops after the daemon has
-// stopped. The kernel resolves the next hops of packets whose source it accepts. Packets with an
-// address of the gateway as their source wait for the next start of the daemon. None leaves
+// stopped. The kernel resolves the next hop if it accepts the packet's source. Packets with an
+// address of the gateway as their source wait for the next start of the daemon. No packet leaves
 // untranslated.
 func TestUnresolvedWithoutDaemon(t *testing.T) {
 	for _, hook := range hooks {

@@ -156,7 +156,7 @@ func TestKilledCaseStudy(t *testing.T) {
 		}
 		return strings.TrimSpace(string(b))
 	}
-	// The command's lock: nobody has borrowed the limit while it is read.
+	// Take the command's lock, so that no other process changes the limit while it is read.
 	restore, err := faults.Borrow(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)

@@ -112,7 +112,7 @@ func TestAsked(t *testing.T) {
 	if r := read(); len(r.ExposedListeners()) != 2 || !r.Asked[trace.LocalPort{Protocol: flow.UDP, Port: 51820}] || len(r.Asked) != 2 {
 		t.Errorf("listeners %+v, asked for %v", r.Listeners, r.Asked)
 	}
-	listen("[::1]:51821") // what is known of the sockets before does not hold for it
+	listen("[::1]:51821") // results of earlier look-ups do not cover this socket
 	if r := read(); !r.Asked[trace.LocalPort{Protocol: flow.UDP, Port: 51821}] {
 		t.Errorf("asked for %v", r.Asked)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// counting is a reader whose tables cost CPU time.
+// counting is a reader that uses CPU time for each table.
 type counting struct {
 	Reader
 	tables, rules map[uint64]int
@@ -105,7 +105,7 @@ func TestSessionGrowth(t *testing.T) {
 	}
 }
 
-// simultaneousReader is a reader whose samples of new connections end when all have begun.
+// simultaneousReader is a reader that samples new connections. No sample ends before all samples have begun.
 type simultaneousReader struct {
 	Reader
 	begun sync.WaitGroup
@@ -143,8 +143,7 @@ func TestSampleNew(t *testing.T) {
 	}
 }
 
-// lists is a reader that counts how often it reads lists of sockets, and ends with one of
-// them cut.
+// lists is a reader that counts its reads of socket lists. Every list is marked as truncated.
 type lists struct {
 	Reader
 	read int
@@ -169,8 +168,8 @@ func (r *lists) Namespace(_ context.Context, _ netdev.Namespace, known *Sockets)
 	return n, nil
 }
 
-// TestSocketsOnce wants examinations of a session to read the lists of sockets once each,
-// but for the first, and to say that a list was cut.
+// TestSocketsOnce: the first examination of a session reads the lists of sockets twice, each later one once. The sample
+// reports that a list was truncated.
 func TestSocketsOnce(t *testing.T) {
 	r, session := &lists{}, &Session{}
 	for i := range 3 {

@@ -7,7 +7,7 @@ import (
 	"testing/fstest"
 )
 
-// TestSymbolsBeforePrograms: the kernel's functions are found, and what stands among BPF programs is not read.
+// TestSymbolsBeforePrograms: the search finds functions of the kernel, and stops before the symbols of BPF programs.
 func TestSymbolsBeforePrograms(t *testing.T) {
 	root := fstest.MapFS{"proc/kallsyms": {Data: []byte("ffffffff81000000 T register_kprobe\n" +
 		"ffffffffc0000000 t nf_flow_table_init_net\t[nf_flow_table]\n" +

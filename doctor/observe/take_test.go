@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// closed is a host with one namespace, of which some readings are let through.
+// closed is a host with one namespace. Its first readings succeed, the others fail with err.
 type closed struct {
 	Reader
 	readings int
@@ -41,7 +41,7 @@ func (c *closed) Namespace(context.Context, netdev.Namespace, *Sockets) (Namespa
 	return NamespaceReading{}, nil
 }
 
-// TestTakeNothing wants an error, and no health, where no namespace could be read.
+// TestTakeNothing: if no namespace can be read, Take returns an error and no sample.
 func TestTakeNothing(t *testing.T) {
 	for name, c := range map[string]*closed{
 		"not permitted":      {readings: 0, err: fs.ErrPermission},

@@ -251,7 +251,7 @@ func optionsLeft(s *situation) (missing, extra []string) {
 	return s.pairs(without, without)
 }
 
-// sourceRoutes: eBPF drops what has a source route; the kernel forwards it where accept_source_route is set.
+// sourceRoutes: eBPF drops packets with a source route. The kernel forwards them if accept_source_route is set.
 func sourceRoutes(s *situation) (missing, extra []string) {
 	ip, ok := packet.Find[*packet.IPv4](s.world.sent)
 	accepted := false
@@ -267,8 +267,8 @@ func sourceRoutes(s *situation) (missing, extra []string) {
 	return missing, nil
 }
 
-// ownUntranslated: eBPF does not see what the gateway's own sockets send; nftables translates what they send from an
-// inside address.
+// ownUntranslated: eBPF does not see packets of the gateway's own sockets. nftables translates such packets if their
+// source is an inside address.
 func ownUntranslated(s *situation) (missing, extra []string) {
 	if !strings.HasPrefix(s.line, "emit ") {
 		return nil, nil
@@ -325,8 +325,8 @@ func (s *situation) rerouted() bool {
 	})
 }
 
-// reroutedEnds: a flow of masquerade or snat whose packets are routed by another interface than the rule's ends with the
-// next packet on eBPF; nftables ends only some.
+// reroutedEnds: if the route of a masquerade or snat flow changes to an interface outside the rule, eBPF ends the flow
+// with the next packet. nftables ends only some flows.
 func reroutedEnds(s *situation) (missing, extra []string) {
 	if verb, _, _ := strings.Cut(s.line, " "); verb != "reply" && verb != "again" || !s.run.late() {
 		return nil, nil
@@ -337,9 +337,9 @@ func reroutedEnds(s *situation) (missing, extra []string) {
 	}), nil
 }
 
-// ownErrors: eBPF sends its ICMP errors from the gateway's address and back by the link that the packet came by. The
-// kernel routes them, asking for the next hop, and connection tracking takes one about a packet to a service or a
-// port-forward for one of the server, and translates its source.
+// ownErrors: eBPF sends its ICMP errors from the gateway's address, on the link where the packet arrived. The kernel
+// routes them and resolves the next hop. If an error is about a packet to a service or port-forward, connection tracking
+// treats it as an error of the server, and translates its source.
 func ownErrors(s *situation) (missing, extra []string) {
 	if e, ok := packet.Find[*packet.ICMP](s.world.sent); ok && e.IsError() { // an error about an error does not exist
 		return nil, nil
@@ -438,8 +438,8 @@ func errorsToNowhere(s *situation) (missing, extra []string) {
 	}), nil
 }
 
-// noRouteErrors: with rules of "ip rule", a translated packet without a route goes to the kernel, whose error quotes it as
-// translated and has the translated source as its destination.
+// noRouteErrors: with rules of "ip rule", eBPF passes a translated packet without a route to the kernel. The kernel's error
+// quotes the translated packet, and its destination is the translated source.
 func noRouteErrors(s *situation) (missing, extra []string) {
 	if !slices.ContainsFunc(s.run.script, func(line string) bool { return strings.Contains(line, " rule add ") }) {
 		return nil, nil

@@ -9,15 +9,15 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// parsed is a line of a frame.
+// parsed is a frame that was parsed from its line of text.
 type parsed struct {
 	link  string
 	p     packet.Packet
-	at    []int // of the IP headers in p: the outer one, and that of a quoted packet
+	at    []int // indexes of the IP headers in p: the outer header, then the header of a quoted packet
 	error *packet.ICMP
 }
 
-// parse reads a line; false when it is none of a frame.
+// parse reads a line. It returns false if the line is not a frame.
 func parse(line string) (f parsed, ok bool) {
 	var text string
 	f.link, text, _ = strings.Cut(line, " ")
@@ -40,7 +40,7 @@ func parse(line string) (f parsed, ok bool) {
 	return f, true
 }
 
-// ends are the addresses of the nth IP header.
+// ends returns the addresses of the nth IP header.
 func (f parsed) ends(n int) (src, dst netip.Addr) {
 	if n >= len(f.at) {
 		return src, dst
@@ -54,7 +54,8 @@ func (f parsed) ends(n int) (src, dst netip.Addr) {
 	return src, dst
 }
 
-// without writes a frame without what an exception is about: addresses and ports of the nth IP header, where asked for.
+// without returns the text of a frame with the source, the destination or both of the nth IP header set to zero, and the
+// corresponding ports. Exceptions compare such texts.
 func (f parsed) without(n int, source, dest bool) string {
 	q, err := packet.Text(f.p.String())
 	if err != nil || n >= len(f.at) {

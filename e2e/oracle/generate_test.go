@@ -11,13 +11,14 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// generator makes random steps, each of which means the same without those before it.
+// generator makes random steps. The meaning of a step does not depend on earlier steps, so that a failing script can be
+// shortened.
 type generator struct {
 	*rand.Rand
 	scene scene
-	talks []talk     // conversations, of which the last few go on
-	done  [][]string // the changes in force
-	undo  [][]string // what ends each of them
+	talks []talk     // conversations; only the last few get more packets
+	done  [][]string // changes in force
+	undo  [][]string // steps that revert each change in done
 	next  int
 	queue []string // steps that follow each other
 }
@@ -74,7 +75,7 @@ func (g *generator) steps() []string {
 		return steps
 	case n < 26:
 		s := g.odd()
-		g.talks = g.talks[:len(g.talks)-1] // nobody answers
+		g.talks = g.talks[:len(g.talks)-1] // it gets no answer
 		return []string{s}
 	case n < 34:
 		return []string{g.local()}
@@ -139,7 +140,7 @@ func (g *generator) hops(field string) string {
 	return g.maybe(8, fmt.Sprintf(",%s=%d", field, pick(g, []uint8{1, 2, 0, 255})))
 }
 
-// size is that of a payload; 0 for a small one.
+// size returns the size of a payload in bytes; 0 for a small default.
 func (g *generator) size() int {
 	if g.IntN(4) > 0 {
 		return 0

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// statelessErrors: nftables has translated a packet of mode stateless when the kernel finds that it cannot be
-// forwarded. The error quotes the translated packet, and one about a server's packet goes to the virtual address.
+// statelessErrors: in mode stateless, nftables translates a packet before the kernel finds that it cannot be forwarded.
+// The error quotes the translated packet. An error about a server's packet is sent to the virtual address.
 func statelessErrors(s *situation) (missing, extra []string) {
 	if !s.has(config.ModeStateless, "") {
 		return nil, nil

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oracle compares the eBPF datapath with the kernel's own forwarding. One gateway with the
-// nftables datapath is the oracle; others have the eBPF datapath at XDP and at TC. All stand in equal
-// networks, and random steps change these networks and send packets: what leaves on every link, and
-// what the gateway's own sockets receive, must be the same.
+// Package oracle compares the eBPF datapath with the kernel's own forwarding. One gateway with the nftables datapath is
+// the oracle. Other gateways have the eBPF datapath at XDP and at TC. Each gateway is in an equal network. Random steps
+// change these networks and send packets. All gateways must send the same packets on every link, and deliver the same
+// packets to their own sockets.
 package oracle
 
 import (

@@ -17,22 +17,22 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// run is a sequence of steps in some worlds, of which the first is the oracle.
+// run is a sequence of steps in several worlds. The first world is the oracle.
 type run struct {
 	testing.TB
 	worlds   []*world
 	ended    map[string]bool   // conversations that an exception has ended
 	used     map[string]int    // exceptions, by name
 	script   []string          // steps until now
-	settings map[string]string // of sysctl
-	slow     bool              // waits longer after each change: to find out whether a difference was one of time
-	verbose  bool              // logs what each world sends
-	began    time.Time         // when the comparison of this step began
+	settings map[string]string // values written by sysctl steps
+	slow     bool              // waits longer after each change, to exclude differences of timing
+	verbose  bool              // logs the frames that each world sends
+	began    time.Time         // start of the comparison of this step
 }
 
-// difference is a step after which a world is not as the oracle.
+// difference is a step after which a world differs from the oracle.
 type difference struct {
-	script  []string // until then
+	script  []string // steps up to the difference
 	world   string
 	missing []string // lines of the oracle alone
 	extra   []string // lines of the other world alone
@@ -145,7 +145,7 @@ func (r *run) end(line string) {
 	}
 }
 
-// remember notes what a conversation's next packet follows.
+// remember stores the latest packet of a conversation, which its next packet depends on.
 func (r *run) remember(line string, outcomes []outcome) error {
 	f := strings.Fields(line)
 	for i, w := range r.worlds {
@@ -168,11 +168,11 @@ func (r *run) remember(line string, outcomes []outcome) error {
 	return nil
 }
 
-// outcome is what the gateway of a world did in a step.
+// outcome is the visible effect of a step on the gateway of a world.
 type outcome struct {
-	lines  []string // frames that were sent, and what its sockets got
-	asked  []string // address resolution, each question once
-	passed *frame   // the packet that was sent through it
+	lines  []string // sent frames, and data received by its sockets
+	asked  []string // address resolution requests, without repetitions
+	passed *frame   // the forwarded packet
 }
 
 func (w *world) outcome(said []string, line string) outcome {
@@ -249,7 +249,7 @@ func (o outcome) against(other outcome, w, v *world) (missing, extra []string) {
 	return missing, extra
 }
 
-// subtract takes the elements of b from those of a, each as often as it occurs.
+// subtract returns the elements of a without the elements of b. An element is removed as often as it occurs in b.
 func subtract(a, b []string) (rest []string) {
 	count := map[string]int{}
 	for _, l := range b {
@@ -308,7 +308,7 @@ func (w *world) text(p packet.Packet, b []byte) string {
 // injectedID begins the range of the IPv4 identifications of the packets of all steps.
 const injectedID = 0x5a00
 
-// Ports that the datapath chooses are in this range; those of hosts and listeners are not.
+// Range of the ports that the datapath chooses. Hosts and listeners use other ports.
 const firstChosen, lastChosen = 20000, 29999
 
 // number replaces ports that the datapath has chosen of a pool's address by their order of appearance.
@@ -330,8 +330,8 @@ func (w *world) number(src, dst netip.Addr, protocol string, sport, dport *uint1
 	}
 }
 
-// numberOf is the number of a port: that of the conversation in which it was first seen, or a higher one if a pool
-// address has given the conversation another port already.
+// numberOf returns a number for a port: the number of the conversation that first used it. If the conversation already
+// has another port of the pool address, the number is higher.
 func (w *world) numberOf(port, pool string) int {
 	n, ok := w.ports[port]
 	for n = max(n, w.talk); !ok; n += 1000 {
@@ -359,10 +359,10 @@ func (r *run) except(line string, w *world, missing, extra []string, used map[st
 	return missing, extra
 }
 
-// conversing are the verbs whose second word is a conversation.
+// conversing are the verbs with a conversation as their second word.
 var conversing = []string{"send", "reply", "again", "error"}
 
-// verbs do a step in a world and return what is to be compared of it.
+// verbs execute a step in a world, and return a text that must be equal in all worlds.
 var verbs map[string]func(r *run, w *world, rest string) (string, error)
 
 func init() {
@@ -372,7 +372,7 @@ func init() {
 			if err != nil {
 				return "", err
 			}
-			if strings.Contains(rest, "neigh del") { // whether a neighbour was there is compared by what is asked
+			if strings.Contains(rest, "neigh del") { // address resolution shows whether the neighbour existed
 				out = ""
 			}
 			return out, r.changed(w)
@@ -383,8 +383,8 @@ func init() {
 			if err := w.setting(key, value); err != nil {
 				return "refused", nil
 			}
-			// No event tells of a setting: a datapath may take a second to see it. A neighbour that comes and goes has
-			// it look now.
+			// The kernel sends no event for a setting, and a datapath may notice it a second later. The event of a neighbour
+			// makes it read the settings now.
 			_, err := w.ip.run("neigh replace 203.0.113.250 lladdr 02:00:00:00:01:fa dev wan0 nud permanent\nneigh del 203.0.113.250 dev wan0")
 			return "", errors.Join(err, r.changed(w))
 		},

@@ -4,13 +4,13 @@ package oracle
 
 import "net/netip"
 
-// scene is a configuration that both datapaths carry, with what is sent through it.
+// scene is a configuration that both datapaths support, and the conversations through it.
 type scene struct {
 	yaml     string
 	openings []opening
 }
 
-// opening is where conversations begin.
+// opening describes the first packets of conversations.
 type opening struct {
 	link      string
 	from, to  []string
@@ -18,9 +18,10 @@ type opening struct {
 	protocols []string // "tcp", "udp", "icmp"
 }
 
-// pooled are the addresses of which a datapath chooses ports.
+// sourcePool6 is the IPv6 address of the source pool of the scenes.
 var sourcePool6 = netip.MustParseAddr("fd00:2::100")
 
+// pooled are the addresses with ports chosen by a datapath.
 var pooled = map[netip.Addr]bool{}
 
 func init() {
@@ -29,7 +30,7 @@ func init() {
 	}
 }
 
-// rest is in every configuration.
+// rest is the part of YAML that every configuration has.
 const rest = `
 icmp-errors-per-second: 1000000
 tables: {flows: 8192, flows6: 8192}

@@ -58,7 +58,7 @@ func (w *world) opening(_, rest string) (string, packet.Packet, error) {
 	return link, p, err
 }
 
-// reply answers the last packet of the conversation, where it has arrived. rest: what is changed in the answer.
+// reply answers the last packet of the conversation on the link where it arrived. rest lists changes of the answer.
 func (w *world) reply(id, rest string) (string, packet.Packet, error) {
 	f, ok := w.seen[id]
 	if !ok {

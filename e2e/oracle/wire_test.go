@@ -67,7 +67,8 @@ func (w *wire) reset() {
 	w.silent, w.moved = map[station]bool{}, map[station]packet.MAC{}
 }
 
-// virtioHeader is the length of struct virtio_net_hdr (linux/virtio_net.h), which stands before each frame of the socket.
+// virtioHeader is the length in bytes of struct virtio_net_hdr (linux/virtio_net.h), which precedes each frame of the
+// socket.
 const virtioHeader = 10
 
 // send sends a complete frame.
@@ -75,7 +76,7 @@ func (w *wire) send(link string, b []byte) error {
 	return w.sendWith(make([]byte, virtioHeader), link, b)
 }
 
-// sendWith sends a frame with what a network card is to do with it.
+// sendWith sends a frame with a virtio header, which requests checksum and segmentation offloads.
 func (w *wire) sendWith(header []byte, link string, b []byte) error {
 	index, ok := w.links[link]
 	if !ok {
@@ -89,7 +90,7 @@ func (w *wire) sendWith(header []byte, link string, b []byte) error {
 	return err
 }
 
-// completed fills in the checksum that the sender has left to a network card.
+// completed fills in the checksum that the sender left to the network card.
 func completed(header, b []byte) []byte {
 	if header[0]&unix.VIRTIO_NET_HDR_F_NEEDS_CSUM == 0 {
 		return b
@@ -98,11 +99,11 @@ func completed(header, b []byte) []byte {
 	if start+offset+2 > len(b) {
 		return b
 	}
-	binary.BigEndian.PutUint16(b[start+offset:], packet.Checksum(b[start:])) // the sum of the pseudo header stands there
+	binary.BigEndian.PutUint16(b[start+offset:], packet.Checksum(b[start:])) // the field has the sum of the pseudo header
 	return b
 }
 
-// drain reads what has arrived, and answers address resolution.
+// drain reads the received frames, and answers address resolution.
 func (w *wire) drain() error {
 	b := make([]byte, 1<<16)
 	for {

@@ -50,8 +50,8 @@ var (
 
 func gatewayMAC(link string) packet.MAC { return packet.MAC{2, 0, 0, 0, linkNumber[link], 1} }
 
-// topology is a gateway with three links, whose other ends are all in one namespace. xdp: the links
-// suit XDP, which needs NAPI at both ends and complete checksums.
+// topology is a gateway with three links. Their other ends are in one namespace. With xdp the links support XDP, which
+// needs NAPI at both ends and complete checksums.
 func topology(xdp bool) lab.Topology {
 	t := lab.Topology{Name: "oracle", Nodes: []lab.NodeSpec{
 		{Name: "gateway", Forward: true, Routes: []lab.Route{
@@ -69,7 +69,7 @@ func topology(xdp bool) lab.Topology {
 	return t
 }
 
-// settings keep the kernel's timers and bounds out of the comparison.
+// settings disable rate limits and timers of the kernel that would affect the comparison.
 func settings() map[string]string {
 	s := map[string]string{
 		"net.ipv4.icmp_ratelimit": "0", "net.ipv4.icmp_ratemask": "0", "net.ipv6.icmp.ratelimit": "0",
@@ -246,7 +246,7 @@ func (w *world) follow(always bool) error {
 	return nil // the engine tries again
 }
 
-// settle waits until whoever watches the network has read all that the kernel had to tell.
+// settle waits until every watcher of the network has read all events of the kernel.
 func (w *world) settle() error {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(200 * time.Microsecond) {
 		pending := 0
@@ -264,7 +264,7 @@ func (w *world) settle() error {
 	}
 }
 
-// unreadEvents counts the sockets of this namespace that wait with events about neighbours: those of watchers.
+// unreadEvents counts the sockets of this namespace with unread neighbour events. Only watchers have such sockets.
 func unreadEvents() (pending int, err error) {
 	text, err := os.ReadFile("/proc/thread-self/net/netlink")
 	if err != nil {
@@ -384,8 +384,7 @@ func (s *shell) start() error {
 	return s.cmd.Start()
 }
 
-// run runs a command and returns what it wrote, "" if it succeeded. After some errors the program ends, and is
-// started again.
+// run runs a command and returns its output; "" if it succeeded. Some errors end the program; run starts it again.
 func (s *shell) run(command string) (string, error) {
 	if _, err := io.WriteString(s.in, command+"\nlink show dev lo\n"); err != nil {
 		return "", err
@@ -411,6 +410,6 @@ func (s *shell) run(command string) (string, error) {
 
 func (s *shell) close() error {
 	err := s.in.Close()
-	_ = s.cmd.Wait() // its exit status is that of its last command
+	_ = s.cmd.Wait() // the exit status belongs to the last command
 	return errors.Join(err, s.pipe.Close())
 }

@@ -2,12 +2,12 @@
 
 package sick
 
-// fault is one thing wrong with a host.
+// fault is one fault of a host.
 type fault struct {
 	name  string
 	group string
-	kinds []kind // on which it can be; none: all
-	// flow is the exchange that it ends; empty: none of those that hosts have.
+	kinds []kind // kinds of hosts that can have the fault; none: all
+	// flow is the exchange that the fault interrupts; empty if no exchange of the hosts fails.
 	flow string
 	// scripts make it, in the order of the list: node and script, in turns.
 	scripts []string

@@ -276,7 +276,7 @@ func (h *host) answered(name string, during time.Duration) float64 {
 	return float64(f.answered.Load()) / float64(max(n, 1))
 }
 
-// noise is healthy traffic of which much gets no answer.
+// noise sends healthy traffic. Many of its packets get no answer.
 func (h *host) noise(ctx context.Context, r *rand.Rand) (names []string) {
 	every := func(gap time.Duration, do func()) {
 		h.running.Go(func() {

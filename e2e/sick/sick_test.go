@@ -189,7 +189,7 @@ func examine(t *testing.T, seed uint64, r *rand.Rand, k kind, f *fault) result {
 	return out
 }
 
-// make runs one step of a fault: a script in a node, or what no script does.
+// make runs one step of a fault: a script in a node, or an action of this program.
 func (h *host) make(ctx context.Context, f *fault, node, step string) {
 	address := outside + ":" + step
 	switch node {

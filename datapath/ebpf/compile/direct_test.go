@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
-// TestPlaceDirects finds every placed listener where the program looks for it, and
-// fills a table of which a quarter is used nearly without leaving one out.
+// TestPlaceDirects finds every placed listener in the slots that the program reads. With a quarter of the table in use,
+// nearly all listeners are placed.
 func TestPlaceDirects(t *testing.T) {
 	var list []wire.Direct
 	a := netip.MustParseAddr("192.0.2.1")
