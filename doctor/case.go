@@ -45,7 +45,7 @@ func found(v Verdict, format string, args ...any) Finding {
 	return Finding{Verdict: v, Summary: fmt.Sprintf(format, args...)}
 }
 
-// with adds evidence.
+// with returns the finding with one more line of evidence.
 func (f Finding) with(what, value, source string) Finding {
 	f.Evidence = append(f.Evidence, Evidence{what, value, source})
 	return f
@@ -57,7 +57,7 @@ func (f Finding) filling(pairs ...string) Finding {
 	return f
 }
 
-// losing says how many packets or connections a second the cause costs.
+// losing sets the loss that the cause explains, in packets or connections per second.
 func (f Finding) losing(perSecond float64) Finding {
 	f.LostPerSecond = perSecond
 	return f
@@ -71,7 +71,7 @@ func grade(value, warn, critical float64) Verdict {
 // delta returns the increase of a counter of the namespace in the window.
 func (c *Case) delta(name string) uint64 { return c.NS.Delta[name] }
 
-// perSecond divides by the window.
+// perSecond returns the rate of n events in the window, per second.
 func (c *Case) perSecond(n uint64) float64 {
 	if c.Window <= 0 {
 		return 0
@@ -79,12 +79,12 @@ func (c *Case) perSecond(n uint64) float64 {
 	return float64(n) / c.Window.Seconds()
 }
 
-// inWindow words a difference.
+// inWindow describes the increase of a counter in the window.
 func (c *Case) inWindow(n uint64) string {
 	return fmt.Sprintf("+%d in %.1f s", n, c.Window.Seconds())
 }
 
-// sysctl reads a number; ok is false when this kernel does not have it.
+// sysctl returns a numeric setting, or false if this kernel does not have it.
 func (c *Case) sysctl(name string) (int, bool) { return observe.Number(c.NS.After.Sysctl, name) }
 
 // tracking reports whether connection tracking is available. If it is not, the finding has the
@@ -96,7 +96,7 @@ func (c *Case) tracking() (Finding, bool) {
 	return Finding{}, true
 }
 
-// conntrackCounters is tracking, with the counters readable.
+// conntrackCounters reports whether connection tracking is available and its counters were read.
 func (c *Case) conntrackCounters() (Finding, bool) {
 	if f, there := c.tracking(); !there {
 		return f, false
@@ -117,8 +117,8 @@ func (c *Case) refused() conntrack.Refused {
 	return conntrack.Counters{Drop: count("drop"), InsertFailed: count("insert_failed"), Found: count("found"), ChainTooLong: count("chain_too_long")}.Refused(pool, c.portUse())
 }
 
-// portUse is how many ports are in use towards the destination of a refused packet, or where
-// the largest share is.
+// portUse returns the used ports towards the destination of a refused packet. Without such a packet, it returns the
+// destination with the largest share of used ports.
 func (c *Case) portUse() (use conntrack.Use) {
 	if c.NS.Table == nil || c.NS.TableAge > 0 {
 		return use
@@ -157,7 +157,7 @@ func (c *Case) table() (Finding, bool) {
 	return Finding{}, true
 }
 
-// dumped is where evidence from the connection table was read, with its age.
+// dumped describes the source of evidence from the connection table, with its age.
 func (c *Case) dumped() string {
 	if c.NS.TableAge < time.Second {
 		return "dump of the connection table"
@@ -173,7 +173,7 @@ func (c *Case) rules() (Finding, bool) {
 	return Finding{}, true
 }
 
-// fill is the share of the table's limit in use.
+// fill returns the used share of the table's limit, from 0 to 1.
 func (c *Case) fill() float64 { return c.NS.After.Limits.Fill() }
 
 // forwards reports whether the namespace is a router.
@@ -244,7 +244,7 @@ func ago(d time.Duration) string {
 	return fmt.Sprintf("%d h ago", int(d.Hours()))
 }
 
-// counted matches one of something that is worded as if there were more.
+// counted matches a count of one before a plural noun, such as "1 packets were".
 var counted = regexp.MustCompile(`(^|[^\w.,:/+-])1 ((?:new|invalid|dropped|translated|other|ICMP|TCP|UDP|next) )?(packet|connection|entr|rule|datagram|socket|change|clash|handshake|hop|interface|line|message|object|orphan|page|port)(?:ies|es|s)\b( were| are| have| had)?`)
 
 // agree changes plurals after a count of one into singulars: "1 packet was".
@@ -260,7 +260,7 @@ func agree(text string) string {
 	})
 }
 
-// plural words a number of things: "1 packet", "2 packets".
+// plural returns a count with its noun: "1 packet", "2 packets".
 func plural(n int, one string) string {
 	if n == 1 {
 		return "1 " + one

@@ -40,10 +40,10 @@ func (h Hook) String() string { return nameOf(hookNames[:], int(h)) }
 // MarshalText writes the name.
 func (h Hook) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
 
-// Tracked is what connection tracking knew of a dropped packet.
+// Tracked is the state of a dropped packet in connection tracking.
 type Tracked uint8
 
-// What connection tracking can know of a packet.
+// States of a packet in connection tracking.
 const (
 	TrackedNone      = Tracked(dropsDropCtDROP_CT_NONE)
 	TrackedNot       = Tracked(dropsDropCtDROP_CT_UNTRACKED)
@@ -66,15 +66,13 @@ func nameOf(names []string, i int) string {
 	return fmt.Sprint(i)
 }
 
-// DropOptions says what to watch. The zero value counts every drop of the host
-// and samples none.
+// DropOptions selects the drops to count and sample. The zero value counts every drop of the host and samples none.
 type DropOptions struct {
 	Netns  uint64 // inode of the only namespace to watch; 0: all
 	Filter Filter
-	// SamplesPerSecond of each kind of drop are described with their packet;
-	// 0: none.
+	// SamplesPerSecond is the maximum number of sampled packets per second and kind of drop; 0 for none.
 	SamplesPerSecond int
-	Stacks           bool // samples carry the kernel stack
+	Stacks           bool // samples include the kernel stack
 }
 
 // Drops is a running count of the dropped packets of the host.
@@ -86,15 +84,15 @@ type Drops struct {
 	symbols *Symbols
 	reasons *Reasons
 	limits  []string
-	nftSeen bool // nft rules have a place of their own on this kernel
+	nftSeen bool // drops of nft rules have a separate location in this kernel
 
 	interruptedBefore uint64 // interruptions before the probe was last resumed
 	events            eventCount
-	eventsBefore      uint64 // Events, and drops that a program was run for,.
-	seenBefore        uint64 // When both began to count.
+	eventsBefore      uint64 // drop events of the kernel when the probe was last resumed
+	seenBefore        uint64 // drops that a program had processed by then
 }
 
-// DropCount is one kind of drop: what, where, in which namespace, how often.
+// DropCount is the count of one kind of drop: reason, location, hook and namespace.
 type DropCount struct {
 	Netns    uint32  `json:"netns"`
 	IfIndex  uint32  `json:"ifindex,omitempty"`
@@ -159,7 +157,7 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 	return d, nil
 }
 
-// loadError adds what people can do about the common causes.
+// loadError adds remedies for common causes.
 func loadError(err error) error {
 	if errors.Is(err, os.ErrPermission) {
 		return fmt.Errorf("drops: %w: run as root, or with CAP_BPF and CAP_PERFMON", os.ErrPermission)
@@ -167,8 +165,7 @@ func loadError(err error) error {
 	return fmt.Errorf("drops: load probe: %w", err)
 }
 
-// openRaw is for kernels without BTF: places and reason numbers, nothing of the
-// packet.
+// openRaw opens a probe on kernels without BTF. It counts by location and reason number, and reads no packet.
 func (d *Drops) openRaw(o DropOptions, cause error) (*Drops, error) {
 	if o.Netns != 0 || !o.Filter.Empty() {
 		return nil, fmt.Errorf("drops: filters need the kernel's BTF: %w", cause)
@@ -314,14 +311,14 @@ func (d *Drops) describe(key dropsDropKey) DropCount {
 type Missed struct {
 	Kinds       uint64 // Drops beyond the limit of kinds.
 	Interrupted uint64 // Drops of the whole host that interrupted both programs.
-	Hidden      uint64 // Drops of the whole host that this kernel ran no program for, interruptions left out.
+	Hidden      uint64 // Drops of the whole host without a run of the probe, excluding interruptions.
 	Samples     uint64 // Lost because they were not read in time.
 }
 
-// Missed reads what could not be counted.
+// Missed returns the drops that were not counted or described.
 func (d *Drops) Missed() Missed {
-	interrupted := d.interruptions() // First, because the second program's correction follows it.
-	events := d.events.Packets()     // Before what the programs saw: drops in between are not hidden.
+	interrupted := d.interruptions() // Read before missed(), because the second program corrects this number there.
+	events := d.events.Packets()     // Read before missed(), so that a drop in between does not count as hidden.
 	n := d.missed()
 	interrupted -= d.interruptedBefore
 	interrupted -= min(interrupted, n[2])
@@ -330,7 +327,7 @@ func (d *Drops) Missed() Missed {
 	return Missed{Kinds: n[0], Samples: n[1], Interrupted: interrupted, Hidden: unseen - min(unseen, interrupted)}
 }
 
-// missed reads the map of that name.
+// missed returns the sums over all CPUs of the map drops_missed.
 func (d *Drops) missed() (n [4]uint64) {
 	for i := range n {
 		var perCPU []uint64
@@ -343,7 +340,7 @@ func (d *Drops) missed() (n [4]uint64) {
 	return n
 }
 
-// interruptions is how often the first program was not run because it ran already.
+// interruptions returns how often the kernel skipped the first program because it was already running on the CPU.
 func (d *Drops) interruptions() uint64 {
 	if d.objects.DropsFirst == nil {
 		return 0
@@ -355,11 +352,11 @@ func (d *Drops) interruptions() uint64 {
 	return stats.RecursionMisses
 }
 
-// Limits says in words what cannot be seen on this host.
+// Limits describes, in sentences, the drops that are invisible on this host.
 func (d *Drops) Limits() []string { return d.limits }
 
-// Cost returns for how many drops the probe has run and how long in all; both
-// are zero unless sysctl kernel.bpf_stats_enabled or EnableStats is on.
+// Cost returns the number of runs of the probe and their total time. Both are zero unless sysctl kernel.bpf_stats_enabled
+// or EnableStats is on.
 func (d *Drops) Cost() (runs uint64, total time.Duration) {
 	for _, p := range d.programs() {
 		stats, err := p.Stats()
@@ -372,7 +369,7 @@ func (d *Drops) Cost() (runs uint64, total time.Duration) {
 	return runs, total
 }
 
-// programs lists those that are loaded.
+// programs returns the loaded programs.
 func (d *Drops) programs() []*ebpf.Program {
 	all := []*ebpf.Program{d.objects.DropsFirst, d.objects.DropsAgain, d.objects.DropsRaw}
 	return slices.DeleteFunc(all, func(p *ebpf.Program) bool { return p == nil })
@@ -422,7 +419,7 @@ func (d *Drops) Resume() error {
 			d.limits = append(d.limits, limit)
 		}
 	}
-	d.seenBefore = d.missed()[3] // before the events: a drop in between is not hidden
+	d.seenBefore = d.missed()[3] // read before the events, so that a drop in between does not count as hidden
 	d.eventsBefore = d.events.Packets()
 	return nil
 }

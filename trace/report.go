@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// samplesKept is how many packets a report shows for each cause.
+// samplesKept is the maximum number of packets that a report shows for each cause.
 const samplesKept = 3
 
 // DropReport lists the drops of a window, by namespace and cause.
@@ -30,7 +30,7 @@ type DropReport struct {
 	Reconciled  []Reconciliation `json:"reconciliation,omitempty"`
 	Uncounted   uint64           `json:"uncounted"`    // Drops beyond the limit of kinds.
 	Interrupted uint64           `json:"interrupted"`  // Drops of the whole host that interrupted both programs of the probe.
-	Hidden      uint64           `json:"hidden"`       // Drops of the whole host that this kernel ran no program for.
+	Hidden      uint64           `json:"hidden"`       // Drops of the whole host without a run of the probe.
 	LostSamples uint64           `json:"lost_samples"` // Sampled but not read in time.
 	Limits      []string         `json:"limits,omitempty"`
 }
@@ -45,13 +45,13 @@ type DropGroup struct {
 	PerSecond float64 `json:"per_second"`
 	// Places are the kinds of drops that make up the group.
 	Places  []DropPlace     `json:"places"`
-	Rules   []firewall.Rule `json:"rules,omitempty"` // for firewall rules: one is the rule, more are candidates
+	Rules   []firewall.Rule `json:"rules,omitempty"` // for firewall rules: the dropping rule, or several candidates
 	Samples []*DropSample   `json:"samples,omitempty"`
-	// Sampled are all of the packets that were sampled; Samples are the few to show.
+	// Sampled are all sampled packets. Samples are those that a report shows.
 	Sampled []*DropSample `json:"-"`
 }
 
-// DropPlace is where in the kernel packets were dropped.
+// DropPlace is a location in the kernel that dropped packets.
 type DropPlace struct {
 	Function  string  `json:"function"`
 	Offset    uint64  `json:"offset"`
@@ -69,17 +69,16 @@ type Reconciliation struct {
 	Causes    []string `json:"causes"`
 	Events    uint64   `json:"events"`
 	Counted   uint64   `json:"counted"`
-	// Unexplained is Counted less Events: positive when the kernel dropped
-	// without an event.
+	// Unexplained is Counted minus Events. It is positive if the kernel dropped packets without an event.
 	Unexplained int64 `json:"unexplained"`
 }
 
-// String writes the line that people compare.
+// String returns the comparison as one line.
 func (r Reconciliation) String() string {
 	return fmt.Sprintf("%s: events %d, Δ%s %d (%d unexplained)", r.Namespace, r.Events, r.Counter, r.Counted, r.Unexplained)
 }
 
-// counterCauses lists which causes a kernel counter counts, in either family.
+// counterCauses lists the causes that each kernel counter includes, for both address families.
 var counterCauses = []struct {
 	counters []string
 	causes   []*Cause
@@ -97,7 +96,7 @@ var counterCauses = []struct {
 	{[]string{"TcpExt.ListenOverflows"}, []*Cause{&CauseAcceptQueue}},
 }
 
-// snapshot is the state of one namespace at one instant.
+// snapshot is the state of one namespace at one time.
 type snapshot struct {
 	counters Counters
 	counts   map[dropsDropKey]DropCount // this namespace's
@@ -108,12 +107,11 @@ type snapshot struct {
 type Watcher struct {
 	Options    DropOptions
 	Namespaces []netdev.Namespace // namespaces with compared counters
-	// Probe, when set, is a paused probe to use, made with the same options; Stop
-	// pauses it again.
+	// Probe, if set, is a paused probe with the same options. Start resumes it, and Stop pauses it again.
 	Probe *Drops
-	// Listed, when set, keeps the dropping rules of namespaces, by inode, from one watch to
-	// the next: they are listed only where one dropped something, because a list of thousands
-	// costs time. nil: they are listed in every namespace when the watch begins.
+	// Listed, if set, caches the dropping rules of namespaces, by inode, between watches. Then rules are listed only in
+	// namespaces with drops, because a list of thousands of rules costs time. If nil, the rules of every namespace are
+	// listed at the start.
 	Listed map[uint64][]firewall.Rule
 	// PortsInUse reads the conntrack table after packets were dropped without a source port, to
 	// separate exhausted pools from lost races.
@@ -134,7 +132,7 @@ type Watcher struct {
 // maxSamples limits the samples that a watcher keeps in memory, some 600 bytes each.
 const maxSamples = 20000
 
-// Start begins to observe.
+// Start starts the probe and reads the counters of each namespace.
 func (w *Watcher) Start(ctx context.Context) error {
 	drops := w.Probe
 	if drops != nil {
@@ -178,7 +176,7 @@ func (w *Watcher) take(s *DropSample) {
 	}
 }
 
-// problem notes what could not be read. Namespaces that go away are no problem.
+// problem records a failed reading. A namespace that was removed is not a problem.
 func (w *Watcher) problem(err error) {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) {
 		return
@@ -190,10 +188,10 @@ func (w *Watcher) problem(err error) {
 	}
 }
 
-// Started is when the window began.
+// Started returns the start of the window.
 func (w *Watcher) Started() time.Time { return w.started }
 
-// snapshot reads counts and counters of a namespace as close together as can be.
+// snapshot reads the drop counts and the kernel counters of a namespace, with little time in between.
 func (w *Watcher) snapshot(ctx context.Context, ns netdev.Namespace) snapshot {
 	var s snapshot
 	counters, _, err := ReadCounters(ctx, ns)
@@ -226,7 +224,7 @@ func (w *Watcher) placeOf(c *DropCount, sample *DropSample) dropSite {
 	return p
 }
 
-// Stop ends the observation and explains it. It may be called once.
+// Stop ends the window and returns its report. It may be called once.
 func (w *Watcher) Stop(ctx context.Context) (*DropReport, error) {
 	if w.Probe != nil {
 		defer func() { _ = w.Probe.Pause() }()
@@ -266,7 +264,7 @@ func (w *Watcher) Stop(ctx context.Context) (*DropReport, error) {
 	return r, nil
 }
 
-// HiddenText says in words what Hidden counts.
+// HiddenText describes Hidden in a sentence.
 func (r *DropReport) HiddenText() string {
 	return fmt.Sprintf("%d drops of the whole host were not counted: this kernel ran no probe for them", r.Hidden)
 }
@@ -294,7 +292,7 @@ func (w *Watcher) report(ctx context.Context, r *DropReport, ns netdev.Namespace
 			cause = refine(cause, delta, w.drops.nftSeen)
 		}
 		if cause.ID == CauseLegacyRule.ID && !slices.ContainsFunc(listed(), func(r firewall.Rule) bool { return r.Legacy }) {
-			cause = CauseHookRule // nftables on a kernel without a place of its own for that
+			cause = CauseHookRule // nftables, on a kernel without a separate location for its drops
 		}
 		g := groups[cause.ID]
 		if g == nil {
@@ -327,11 +325,11 @@ func (w *Watcher) report(ctx context.Context, r *DropReport, ns netdev.Namespace
 	}
 }
 
-// Refine corrects a cause by the counters of the same window.
+// Refine corrects a cause with the counters of the same window.
 func Refine(c Cause, delta Counters) Cause { return refine(c, delta, nftDropsApart()) }
 
-// refine corrects a cause that the counters of the same window rule out: without
-// a drop counted by connection tracking, it was a rule.
+// refine corrects a cause that the counters of the same window exclude. If connection tracking counted no drop, a rule
+// dropped the packets.
 func refine(c Cause, delta Counters, nftSeparate bool) Cause {
 	if _, known := delta["conntrack.drop"]; !known {
 		return c
@@ -345,7 +343,7 @@ func refine(c Cause, delta Counters, nftSeparate bool) Cause {
 		switch failed := delta["conntrack.insert_failed"]; {
 		case failed == 0:
 			return ruleCause(nftSeparate)
-		case failed == delta["conntrack.chain_too_long"]: // which counts as failed, too
+		case failed == delta["conntrack.chain_too_long"]: // the kernel counts these as failed, too
 			return CauseLongChain
 		}
 	}
@@ -372,7 +370,7 @@ func (g *DropGroup) add(c *DropCount, samples []*DropSample, interfaces map[uint
 	g.Samples = append(g.Samples, samples...)
 }
 
-// finish sorts the places and keeps samples of different packets.
+// finish sorts the locations and selects samples of different packets.
 func (g *DropGroup) finish(window time.Duration) {
 	g.PerSecond = float64(g.Packets) / window.Seconds()
 	slices.SortFunc(g.Places, func(a, b DropPlace) int {
@@ -390,7 +388,7 @@ func (g *DropGroup) finish(window time.Duration) {
 	g.Samples = kept
 }
 
-// list reads the dropping rules of a namespace at the end of the watch.
+// list returns the dropping rules of a namespace at the end of the window.
 func (w *Watcher) list(ctx context.Context, ns netdev.Namespace) []firewall.Rule {
 	rules, err := dropRules(ctx, ns)
 	if err != nil {
@@ -402,7 +400,7 @@ func (w *Watcher) list(ctx context.Context, ns netdev.Namespace) []firewall.Rule
 	return rules
 }
 
-// blame finds the rules of the group between two listings.
+// blame sets the rules that may have dropped the packets of the group, from a listing before and one after.
 func (w *Watcher) blame(ctx context.Context, ns netdev.Namespace, g *DropGroup, before, after []firewall.Rule) {
 	hooks := map[Hook]bool{}
 	for _, p := range g.Places {
@@ -416,7 +414,7 @@ func (w *Watcher) blame(ctx context.Context, ns netdev.Namespace, g *DropGroup, 
 	}
 }
 
-// reconcile compares events with counters where either is not zero.
+// reconcile compares events with counters, if one is not zero.
 func reconcile(namespace string, delta Counters, groups map[string]*DropGroup) []Reconciliation {
 	var out []Reconciliation
 	for _, pair := range counterCauses {
@@ -426,7 +424,7 @@ func reconcile(namespace string, delta Counters, groups map[string]*DropGroup) [
 		}
 		for _, cause := range pair.causes {
 			if g := groups[cause.ID]; g != nil {
-				if cause.ID != CauseAcceptQueue.ID { // made from the counter itself
+				if cause.ID != CauseAcceptQueue.ID { // these events are derived from the counter
 					line.Events += g.Packets
 				}
 				line.Causes = append(line.Causes, cause.ID)
@@ -440,7 +438,7 @@ func reconcile(namespace string, delta Counters, groups map[string]*DropGroup) [
 	return out
 }
 
-// strays are drops in namespaces that were not listed, for instance made since.
+// strays adds the drops in namespaces that were not listed, for example new ones.
 func (w *Watcher) strays(r *DropReport, all []DropCount, known map[uint64]bool) {
 	groups := map[string]*DropGroup{}
 	for _, c := range all {
@@ -465,7 +463,7 @@ func (w *Watcher) strays(r *DropReport, all []DropCount, known map[uint64]bool) 
 	}
 }
 
-// hostCounters reconciles what the kernel counts for the whole host only.
+// hostCounters reconciles the counters that the kernel has for the whole host only.
 func (w *Watcher) hostCounters(r *DropReport, after map[uint64]snapshot) {
 	if len(w.Namespaces) == 0 || !w.Options.Filter.Empty() || w.Options.Netns != 0 {
 		return
@@ -485,7 +483,7 @@ func (w *Watcher) hostCounters(r *DropReport, after map[uint64]snapshot) {
 	}
 }
 
-// interfaceNames maps the indices of a namespace.
+// interfaceNames returns the names of a namespace's interfaces by index.
 func interfaceNames(ns netdev.Namespace) map[uint32]string {
 	names := map[uint32]string{}
 	_ = ns.Do(func() error {

@@ -14,18 +14,17 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// Entries is what single entries of a connection table show, for checks that ask for more
-// than its sums.
+// Entries are findings from single entries of a connection table, for checks that need more than its sums.
 type Entries struct {
 	// Privileged are translated flows whose client port is below 1024.
 	Privileged uint32
-	// Hairpin are connections that are sent to a server in the client's own network with the
-	// client's address, and that saw no answer.
+	// Hairpin are connections without an answer to a server in the client's own network. The server sees the client's
+	// address.
 	Hairpin Odd
 	// Leaks are connections from private to public addresses that are not translated and saw no answer.
 	Leaks []Leak
-	// Bypassed are connections that an IPsec policy selects before their source is translated, and
-	// not after it; BypassedPolicy is the policy of the first.
+	// Bypassed are connections that match an IPsec policy before the translation of their source, but not after it.
+	// BypassedPolicy is the policy of the first.
 	Bypassed       Odd
 	BypassedPolicy netdev.IPsecPolicy
 	// Detached are connections between hosts of a link and an address of its network that is routed by
@@ -34,14 +33,14 @@ type Entries struct {
 	// Unanswered counts TCP connections with packets of one side only. TCP counts all TCP
 	// connections.
 	Unanswered, TCP uint32
-	// OldSources are those with a source that this host has not, by that address.
+	// OldSources are connections with a translated source that is not an address of this host, by that address.
 	OldSources map[netip.Addr]*Odd
 	// ToHost are connections other than TCP to the host's own addresses that are not
 	// translated and saw no answer, by port.
 	ToHost map[TrackedPort]*Odd
-	// Handshakes are connections of TCP by the address of this host that they were made to.
+	// Handshakes are TCP connections to this host, by its address.
 	Handshakes map[netip.Addr]*Handshakes
-	// Reached are the targets of port forwards to which connections are open, or were lately.
+	// Reached are the targets of port forwards with open or recent connections.
 	Reached map[netip.AddrPort]bool
 	// FTP are control connections without a helper.
 	FTP []Pair
@@ -50,17 +49,17 @@ type Entries struct {
 	translated map[netip.Prefix]bool  // Networks with translated sources.
 }
 
-// Leak are untranslated connections of one network.
+// Leak is a group of untranslated connections from one network.
 type Leak struct {
 	Odd
-	Network  netip.Prefix // of the sources
+	Network  netip.Prefix // network of the sources
 	Answered uint32       // of its untranslated connections
 	Before   bool         // Connections of the network are, or were, translated.
-	Out      string       // The interface by which the first leaves.
+	Out      string       // Egress interface of the first connection.
 	Matched  bool         // A rule would translate the first today.
 }
 
-// Exchanges are connections by whether they saw an answer.
+// Exchanges counts connections with and without an answer.
 type Exchanges struct {
 	Unanswered Odd
 	Answered   uint32
@@ -77,10 +76,11 @@ func networkOf(a netip.Addr) netip.Prefix {
 	return p
 }
 
-// fewLeaks is up to how many unanswered connections of a network say nothing of its translation.
+// fewLeaks is the number of unanswered connections of a network that shows a missing translation. Fewer may have other
+// causes.
 const fewLeaks = 3
 
-// finish keeps the leaks of networks that are translated otherwise, or that get no answer at all.
+// finish selects the leaks of networks with other, translated connections, and of networks without any answer.
 func (s *Entries) finish() {
 	for network, l := range s.leaks {
 		l.Network, l.Before = network, s.translated[network]
@@ -109,9 +109,9 @@ type TrackedPort struct {
 	Port     uint16
 }
 
-// Handshakes are connections of TCP that the host's own address was asked for.
+// Handshakes are the TCP connections to one address of the host.
 type Handshakes struct {
-	Stuck  Odd // answered, and the answer never acknowledged
+	Stuck  Odd // the SYN-ACK was sent and never acknowledged
 	Others uint32
 	// Out is the egress interface of answers to the first client. Gateway is a router on the link
 	// of the address. Both are looked up if many handshakes are stuck.
@@ -119,11 +119,11 @@ type Handshakes struct {
 	Gateway netip.Addr
 }
 
-// manyStuck is from how many handshakes on it is asked where their answers go: some are never
-// finished, of scans and of clients that gave up.
+// manyStuck is the number of stuck handshakes from which the route of their answers is looked up. Scans and clients that
+// gave up leave a few.
 const manyStuck = 5
 
-// routes looks up where the answers of handshakes and untranslated connections go.
+// routes looks up the egress interfaces of untranslated connections, and of the answers to stuck handshakes.
 func (s *Entries) routes(links []Link) {
 	for i := range s.Leaks {
 		s.Leaks[i].Out = wayTo(s.Leaks[i].First.Original.Dest.Netip(), s.Leaks[i].First.Mark)
