@@ -32,6 +32,7 @@ type Status struct {
 	BackendsUp int       `json:"backends_up"`
 	Backends   int       `json:"backends"`
 	Drain      *Drain    `json:"drain,omitempty" doc:"while the whole gateway takes no new connections"`
+	NodeDrains bool      `json:"node_drains,omitempty" doc:"the operator withdrew the addresses that other nodes serve too"`
 }
 
 // Service is a service as it is in force.
@@ -125,7 +126,21 @@ type Node struct {
 	Name    string      `json:"name"`
 	Address string      `json:"address" doc:"of the configuration"`
 	This    bool        `json:"this" doc:"the node that answers"`
+	State   string      `json:"state,omitempty" enum:"auto,drain" doc:"of the node that answers; drain: the operator withdrew the addresses that other nodes serve too"`
 	Pools   []NodeShare `json:"pools"`
+}
+
+// SetNode begins or ends the drain of a node.
+type SetNode struct {
+	State string `json:"state" enum:"drain,auto" doc:"drain withdraws the addresses that other nodes serve too; auto ends the drain"`
+}
+
+// NodeState is the state of the node that answers.
+type NodeState struct {
+	Node      string `json:"node,omitempty" doc:"absent without cluster.nodes"`
+	State     string `json:"state" enum:"drain,auto"`
+	Announced int    `json:"announced" doc:"announced addresses and prefixes"`
+	Withdrawn int    `json:"withdrawn" doc:"withdrawn addresses and prefixes"`
 }
 
 // NodeShare is the part of a pool that a node uses.
@@ -271,6 +286,7 @@ type Trial struct {
 type OperatorState struct {
 	Service string    `json:"service"`
 	Backend string    `json:"backend" doc:"with service empty: the whole gateway"`
+	Node    bool      `json:"node,omitempty" doc:"the node, not the gateway or a backend"`
 	State   string    `json:"state" enum:"up,drain,down"`
 	Until   time.Time `json:"until,omitzero" doc:"of a drain: when it ends"`
 	Then    string    `json:"then,omitempty" enum:"keep,reset"`

@@ -101,6 +101,7 @@ func callAll(ctx context.Context, c *api.Client) {
 	_, _ = c.Drain(ctx, api.StartDrain{})
 	_, _ = c.DrainState(ctx)
 	_, _ = c.CancelDrain(ctx)
+	_, _ = c.SetNode(ctx, api.SetNode{State: "drain"})
 	_ = c.Ready(ctx)
 	_, _ = c.Explain(ctx, url.Values{})
 	_, _ = c.Config(ctx)

@@ -32,3 +32,12 @@ func (c *Client) DrainState(ctx context.Context) (*GatewayDrain, error) {
 func (c *Client) CancelDrain(ctx context.Context) (*GatewayDrain, error) {
 	return send[GatewayDrain](ctx, c, http.MethodDelete, "/drain", "", nil)
 }
+
+// SetNode begins or ends the drain of the node that answers.
+func (c *Client) SetNode(ctx context.Context, set SetNode) (*NodeState, error) {
+	body, err := json.Marshal(set)
+	if err != nil {
+		return nil, err
+	}
+	return send[NodeState](ctx, c, http.MethodPut, "/node/state", "application/json", body)
+}

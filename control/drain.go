@@ -179,6 +179,9 @@ func (c *Control) Drains() map[engine.Backend]Drain {
 	c.mu.Unlock()
 	own := map[engine.Backend]store.Override{}
 	for _, s := range states {
+		if s.Node {
+			continue
+		}
 		own[engine.Backend{Service: s.Service, Name: s.Backend}] = s
 	}
 	whole, all := own[engine.Backend{}]

@@ -93,7 +93,7 @@ func (c *Control) SetState(ctx context.Context, by Author, service, backend stri
 				return now, err
 			}
 		}
-		now.States = slices.DeleteFunc(slices.Clone(now.States), func(s store.Override) bool { return s.Service == service && s.Backend == backend })
+		now.States = slices.DeleteFunc(slices.Clone(now.States), func(s store.Override) bool { return !s.Node && s.Service == service && s.Backend == backend })
 		if to.State != "auto" {
 			now.States = append(now.States, made)
 		}
@@ -108,10 +108,29 @@ func (c *Control) SetState(ctx context.Context, by Author, service, backend stri
 	return err
 }
 
+// ErrNotAnnounced is returned for the drain of a node that announces no addresses.
+var ErrNotAnnounced = errors.New("the configuration has no cluster.announce, so that no address would be withdrawn: 'sluice drain' refuses new connections instead")
+
+// SetNode begins or ends the drain of this node, which withdraws the addresses that other nodes serve too. The drain
+// survives restarts. The node serves the packets that still arrive.
+func (c *Control) SetNode(ctx context.Context, by Author, drain bool) error {
+	_, err := c.together(&pendingChange{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
+		if drain && now.Config.Announcements() == nil {
+			return now, ErrNotAnnounced
+		}
+		now.States = slices.DeleteFunc(slices.Clone(now.States), func(s store.Override) bool { return s.Node })
+		if drain {
+			now.States = append(now.States, store.Override{Node: true, State: "drain"})
+		}
+		return now, nil
+	}})
+	return err
+}
+
 func overrides(of []store.Override) []engine.Override {
 	var list []engine.Override
 	for _, s := range of {
-		list = append(list, engine.Override{Service: s.Service, Backend: s.Backend, State: states[s.State], Why: why(s)})
+		list = append(list, engine.Override{Service: s.Service, Backend: s.Backend, Node: s.Node, State: states[s.State], Why: why(s)})
 	}
 	return list
 }

@@ -118,6 +118,25 @@ func TestAnnouncements(t *testing.T) {
 		output(t, d, "drain --cancel")
 		becomes("the gateway drains no more", webRoute+"; "+poolRoute)
 
+		output(t, d, "node drain")
+		if got := announcedRoutes(t, gateway); got != poolRoute {
+			t.Errorf("the node drains: %s", got)
+		}
+		if got := output(t, d, "show announcements"); !strings.HasSuffix(got, "\n192.0.2.10: the node drains\n") {
+			t.Errorf("show announcements:\n%s", got)
+		}
+		if err := d.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := announcedRoutes(t, gateway); got != poolRoute {
+			t.Errorf("the node drains after a restart: %s", got)
+		}
+		output(t, d, "node auto")
+		becomes("the node drains no more", webRoute+"; "+poolRoute)
+
 		if err := d.Kill(); err != nil {
 			t.Fatal(err)
 		}

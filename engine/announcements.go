@@ -108,6 +108,7 @@ func shared(a announce.Address, owner string, s serving) announce.Address {
 	switch {
 	case a.Why == "" || s.why == "":
 		a.Why, a.Unknown = "", false
+	case a.Why == s.why:
 	default:
 		a.Why, a.Unknown = a.Why+"; "+s.why, a.Unknown || s.unknown
 	}
@@ -128,10 +129,18 @@ func (e *Engine) serving(c *config.Config, plan placement, snapshots map[string]
 		list["service "+c.Services[i].Name] = s
 	}
 	for i := range c.NAT {
-		list["nat "+c.NAT[i].Name] = serving{why: e.rulesMissing(plan.nat[i])}
+		why := e.rulesMissing(plan.nat[i])
+		if why == "" && e.nodeDrains && !c.NAT[i].Type.HasBindings() {
+			why = nodeDrains
+		}
+		list["nat "+c.NAT[i].Name] = serving{why: why}
 	}
 	return list
 }
+
+// nodeDrains is why a draining node does not announce an address. Rules with bindings are exempt: the replies of their
+// flows must return to this node.
+const nodeDrains = "the node drains"
 
 // servesService reports whether a service answers clients. Backends that drain have connections, so
 // the address of the service stays. A gateway that drains gives its clients to the other gateways.
@@ -141,6 +150,9 @@ func (e *Engine) servesService(s datapath.Service) serving {
 	}
 	if whole, ok := e.override[backendKey{}]; ok && whole.State >= datapath.Drain {
 		return serving{why: "the gateway drains"}
+	}
+	if e.nodeDrains {
+		return serving{why: nodeDrains}
 	}
 	if slices.ContainsFunc(s.State, func(b datapath.State) bool { return b <= datapath.Drain }) {
 		return serving{}
@@ -170,10 +182,11 @@ func (e *Engine) announce(c *config.Config, plan placement, snapshots map[string
 	return change
 }
 
-// withdrawBeforeDrain withdraws the addresses of services when the gateway begins to drain, and waits until the routers
-// use other gateways. New flows are refused only then.
-func (e *Engine) withdrawBeforeDrain(before map[backendKey]Override) {
-	if e.config == nil || e.config.Announcements() == nil || e.override[backendKey{}].State < datapath.Drain || before[backendKey{}].State >= datapath.Drain {
+// withdrawBeforeDrain withdraws the addresses of services when the gateway or the node begins to drain, and waits until
+// the routers use other gateways. A draining gateway refuses new flows only then.
+func (e *Engine) withdrawBeforeDrain(before map[backendKey]Override, nodeBefore bool) {
+	gateway := e.override[backendKey{}].State >= datapath.Drain && before[backendKey{}].State < datapath.Drain
+	if e.config == nil || e.config.Announcements() == nil || !gateway && (!e.nodeDrains || nodeBefore) {
 		return
 	}
 	if change := e.announce(e.config, e.plan, e.inForce); change != nil && change.Objects.Removed > 0 {

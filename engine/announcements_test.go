@@ -135,12 +135,30 @@ func TestAnnouncements(t *testing.T) {
 	if _, err := e.ApplyStates(t.Context(), e.Config(), []Override{{State: datapath.Drain, Why: "drain"}}); err != nil {
 		t.Fatal(err)
 	}
-	check("the gateway drains", "192.0.2.10 (the gateway drains; the gateway drains)"+strings.Replace(down(" (the gateway drains)"), "::10", "::10 (the gateway drains)", 1))
+	check("the gateway drains", "192.0.2.10 (the gateway drains)"+strings.Replace(down(" (the gateway drains)"), "::10", "::10 (the gateway drains)", 1))
 	if _, err := e.ApplyStates(t.Context(), e.Config(), nil); err != nil {
 		t.Fatal(err)
 	}
 	check("after the drain", "192.0.2.10"+pools)
 	settle(0) // all backends are up
+	if _, err := e.ApplyStates(t.Context(), e.Config(), []Override{{Node: true}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := e.View(); !got.NodeDrains || got.Services[0].State[0] != datapath.Up {
+		t.Errorf("a draining node: %+v", got)
+	}
+	check("the node drains", "192.0.2.10 (the node drains)"+strings.Replace(down(" (the node drains)"), "::10", "::10 (the node drains)", 1))
+	h.set("v6", false)
+	if r.request.Addresses[len(r.request.Addresses)-1].Unknown {
+		t.Error("the state of backends decides about an address of a draining node")
+	}
+	h.set("v6", true)
+	if _, err := e.ApplyStates(t.Context(), e.Config(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := text(r.request); got != "192.0.2.10"+pools { // without a refresh
+		t.Errorf("after the drain of the node: %s", got)
+	}
 
 	// A datapath that cannot be repaired once may still carry packets.
 	for i, want := range []bool{true, false, false} {

@@ -64,27 +64,29 @@ type Engine struct {
 	backendChanged chan struct{} // Has one element when a backend changed.
 	networkChanged chan struct{} // Has one element when the network changed.
 
-	mu        sync.Mutex                  // Serialises every Apply; protects all below.
-	given     *config.Config              // The configuration passed to Apply.
-	found     map[string][]config.Backend // Discovered backends by service.
-	node      string                      // This host's node in given; "" without a cluster.
-	config    *config.Config              // Given together with found, with the node's share of the pools.
-	plan      placement
-	inForce   map[string]*datapath.Snapshot // by datapath
-	override  map[backendKey]Override       // Set by the operator until cleared; an entry without a backend covers the whole gateway.
-	prior     map[backendKey]priorState     // Backends of inForce; nil until needed.
-	since     map[backendKey]time.Time      // Start of each backend in slow start.
-	earlier   []savedSlowStart              // Backends in slow start under the previous daemon; nil after the first apply.
-	kept      []savedSlowStart              // Current content of the slow-start file.
-	foreign   map[string][]time.Time        // Times at which rules changed by another program were put back, by datapath.
-	missing   map[string]int                // Consecutive repairs that failed, by datapath, up to missingAfter.
-	unkept    string                        // Why the slow-start file does not have that content; "" if it has.
-	left      map[string]bool               // Datapaths with rules of an earlier daemon before the first apply.
-	revision  uint64
-	lastApply Applied
-	refused   error    // Error of the last refused configuration; nil if it is in force.
-	warned    []string // Warnings of the last report.
-	stopped   bool
+	mu       sync.Mutex                  // Serialises every Apply; protects all below.
+	given    *config.Config              // The configuration passed to Apply.
+	found    map[string][]config.Backend // Discovered backends by service.
+	node     string                      // This host's node in given; "" without a cluster.
+	config   *config.Config              // Given together with found, with the node's share of the pools.
+	plan     placement
+	inForce  map[string]*datapath.Snapshot // by datapath
+	override map[backendKey]Override       // Set by the operator until cleared; an entry without a backend covers the whole gateway.
+	// nodeDrains withdraws the addresses that other nodes serve too.
+	nodeDrains bool
+	prior      map[backendKey]priorState // Backends of inForce; nil until needed.
+	since      map[backendKey]time.Time  // Start of each backend in slow start.
+	earlier    []savedSlowStart          // Backends in slow start under the previous daemon; nil after the first apply.
+	kept       []savedSlowStart          // Current content of the slow-start file.
+	foreign    map[string][]time.Time    // Times at which rules changed by another program were put back, by datapath.
+	missing    map[string]int            // Consecutive repairs that failed, by datapath, up to missingAfter.
+	unkept     string                    // Why the slow-start file does not have that content; "" if it has.
+	left       map[string]bool           // Datapaths with rules of an earlier daemon before the first apply.
+	revision   uint64
+	lastApply  Applied
+	refused    error    // Error of the last refused configuration; nil if it is in force.
+	warned     []string // Warnings of the last report.
+	stopped    bool
 }
 
 type backendKey struct{ service, backend string }
@@ -170,6 +172,7 @@ func (e *Engine) ApplyIf(ctx context.Context, cfg *config.Config, expected func(
 // It is an upper limit: a backend is never in a better state.
 type Override struct {
 	Service, Backend string
+	Node             bool // The node drains: its addresses are withdrawn, and it serves as before. State has no effect.
 	State            datapath.State
 	Why              string // "": set by the operator
 }
@@ -186,23 +189,30 @@ func (e *Engine) Config() *config.Config {
 func (e *Engine) ApplyStates(ctx context.Context, cfg *config.Config, states []Override) (Applied, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	before := e.override
-	e.override = map[backendKey]Override{}
+	before, nodeBefore := e.override, e.nodeDrains
+	e.override, e.nodeDrains = map[backendKey]Override{}, false
 	for _, o := range states {
+		if o.Node {
+			e.nodeDrains = true
+			continue
+		}
 		e.override[backendKey{o.Service, o.Backend}] = o
 	}
-	e.withdrawBeforeDrain(before)
+	e.withdrawBeforeDrain(before, nodeBefore)
 	apply := func() (Applied, error) { return e.applyIf(ctx, cfg, nil) }
 	if cfg == e.given {
 		apply = func() (Applied, error) { return e.applyStates(ctx) }
 	}
 	applied, err := apply()
 	if err != nil {
-		e.override = before
+		e.override, e.nodeDrains = before, nodeBefore
 		if e.config != nil {
 			e.announce(e.config, e.plan, e.inForce)
 		}
 		return applied, err
+	}
+	if nodeBefore != e.nodeDrains {
+		e.announce(e.config, e.plan, e.inForce) // no datapath may have changed
 	}
 	return e.publishView(applied), nil
 }

@@ -30,6 +30,8 @@ type View struct {
 	Warnings []string
 	// Addresses are the addresses of services and pools, and the hosts that answer for them.
 	Addresses []hold.Status
+	// NodeDrains reports that the operator withdrew the addresses of services.
+	NodeDrains bool
 	// Announcements are the announced and the withdrawn addresses.
 	Announcements []announce.Status
 	// Uplinks are the uplinks with their states.
@@ -50,7 +52,7 @@ type ServiceView struct {
 func (e *Engine) View() View {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	v := View{Config: e.given, Node: e.node, Applied: e.lastApply, NAT: e.plan.nat, Rules: e.plan.rules, Warnings: e.warnings()}
+	v := View{Config: e.given, Node: e.node, NodeDrains: e.nodeDrains, Applied: e.lastApply, NAT: e.plan.nat, Rules: e.plan.rules, Warnings: e.warnings()}
 	if v.Applied.Err == nil {
 		v.Applied.Err = e.refused
 	}

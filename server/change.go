@@ -25,6 +25,7 @@ type Control interface {
 	Confirm(context.Context, control.Author) error
 	Change(ctx context.Context, by control.Author, make func(*config.Config) (*config.Config, error)) (engine.Applied, error)
 	SetState(ctx context.Context, by control.Author, service, backend string, to control.Override, expected func(*config.Config) bool) error
+	SetNode(ctx context.Context, by control.Author, drain bool) error
 	Drains() map[engine.Backend]control.Drain
 	Revert(ctx context.Context, by control.Author, revision uint64) (engine.Applied, error)
 	RevertAll(context.Context, control.Author) (engine.Applied, error)
@@ -99,7 +100,7 @@ func Changes(c control.Changes) api.ConfigChanges {
 		v.Trial = &api.Trial{Until: c.Trial.Until, Back: c.Trial.Back}
 	}
 	for _, st := range c.States {
-		v.States = append(v.States, api.OperatorState{Service: st.Service, Backend: st.Backend, State: st.State, Until: st.Until, Then: st.Then, Text: st.String()})
+		v.States = append(v.States, api.OperatorState{Service: st.Service, Backend: st.Backend, Node: st.Node, State: st.State, Until: st.Until, Then: st.Then, Text: st.String()})
 	}
 	for _, r := range c.History {
 		v.History = append(v.History, api.ConfigRevision{Revision: r.Number, At: r.At, Who: r.Who, What: r.What, Edits: r.Edits()})

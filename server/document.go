@@ -96,6 +96,7 @@ var examples = map[string]any{
 	"put-backend":           map[string]any{"address": "10.0.2.2", "port": 8080, "weight": 3},
 	"patch-backend":         map[string]any{"weight": 3},
 	"set-backend":           map[string]any{"state": "drain"},
+	"set-node":              map[string]any{"state": "auto"},
 	"add-nat-rule":          map[string]any{"name": "guests", "type": "masquerade", "source": []any{"10.0.3.0/24"}, "out": "wan0"},
 	"put-nat-rule":          map[string]any{"type": "masquerade", "source": []any{"10.0.2.0/24"}, "out": "wan0"},
 	"patch-nat-rule":        map[string]any{"filtering": "address-dependent"},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/control"
@@ -21,7 +22,8 @@ func (s *server) registerStates(g huma.API) {
 	huma.Get(g, "/drain", s.gatewayDrain, describe("get-drain", "Whether the whole gateway takes new connections, and how far its drain is"))
 	huma.Put(g, "/drain", s.startDrain, describe("start-drain", "Let the whole gateway take no new connections to services"))
 	huma.Delete(g, "/drain", s.cancelDrain, describe("cancel-drain", "Let the gateway take new connections again"))
-	huma.Get(g, "/ready", s.ready, describe("ready", "Whether new connections are to come here: 204, or 503 while the gateway drains"), func(o *huma.Operation) {
+	huma.Put(g, "/node/state", s.setNode, describe("set-node", "Withdraw the addresses that other nodes of the cluster serve too, or announce them again"))
+	huma.Get(g, "/ready", s.ready, describe("ready", "Whether new connections are to come here: 204, or 503 while the gateway or its node drains"), func(o *huma.Operation) {
 		o.Errors = append(o.Errors, http.StatusServiceUnavailable)
 	})
 }
@@ -92,9 +94,41 @@ func (s *server) cancelDrain(ctx context.Context, _ *struct{}) (*body[api.Gatewa
 	return s.gatewayDrain(ctx, nil)
 }
 
+func (s *server) setNode(ctx context.Context, in *body[api.SetNode]) (*body[api.NodeState], error) {
+	if err := s.opt.Control.SetNode(ctx, by(ctx, "node "+in.Body.State), in.Body.State == nodeDrain); err != nil {
+		return nil, statusError(err)
+	}
+	view := s.opt.Engine.View()
+	out := api.NodeState{Node: view.Node, State: nodeState(view)}
+	for _, a := range view.Announcements {
+		if a.State == announce.Announced {
+			out.Announced++
+		} else {
+			out.Withdrawn++
+		}
+	}
+	return &body[api.NodeState]{out}, nil
+}
+
+// States of this node.
+const (
+	nodeDrain = "drain"
+	nodeAuto  = "auto"
+)
+
+func nodeState(v engine.View) string {
+	if v.NodeDrains {
+		return nodeDrain
+	}
+	return nodeAuto
+}
+
 func (s *server) ready(context.Context, *struct{}) (*struct{}, error) {
 	if _, draining := s.drains()[engine.Backend{}]; draining {
 		return nil, huma.Error503ServiceUnavailable("the gateway drains: it takes no new connections")
+	}
+	if s.opt.Engine.View().NodeDrains {
+		return nil, huma.Error503ServiceUnavailable("the node drains: its addresses are withdrawn")
 	}
 	if s.opt.Engine.Config() == nil {
 		return nil, huma.Error503ServiceUnavailable("no configuration is in force yet")

@@ -44,3 +44,37 @@ func TestDrainRequests(t *testing.T) {
 	ask("DELETE", "/drain", "", 200, `{"draining":false,"backends":1}`)
 	ask("GET", "/ready", "", 204, "")
 }
+
+// TestNodeRequests drains the node. A configuration that announces nothing refuses the drain.
+func TestNodeRequests(t *testing.T) {
+	s, _ := start(t)
+	ask := func(method, path, body string, code int, want string) {
+		t.Helper()
+		got, text := call(t, s, method, "/api/v1"+path, body)
+		if got != code || !strings.Contains(text, want) {
+			t.Errorf("%s %s %s: %d %s\nwant %d %s", method, path, body, got, text, code, want)
+		}
+	}
+	apply := func(config string) {
+		t.Helper()
+		if code, text := call(t, s, "PUT", "/api/v1/config", config, yaml...); code != 200 {
+			t.Fatalf("%d: %s", code, text)
+		}
+	}
+	apply(web)
+	ask("PUT", "/node/state", `{"state":"drain"}`, 409, "no cluster.announce")
+	ask("PUT", "/node/state", `{"state":"auto"}`, 200, `{"state":"auto","announced":0,"withdrawn":0}`)
+	apply(web + "cluster: {announce: {}}\n")
+	ask("PUT", "/node/state", `{"state":"down"}`, 422, "body.state")
+	ask("PUT", "/node/state", `{"state":"drain"}`, 200, `"state":"drain"`)
+	ask("GET", "/status", "", 200, `"node_drains":true`)
+	ask("GET", "/ready", "", 503, "the node drains")
+	ask("GET", "/drain", "", 200, `{"draining":false,"backends":0}`)
+	ask("GET", "/config/changes", "", 200, `"states":[{"service":"","backend":"","node":true,"state":"drain","text":"drain"}]`)
+	ask("GET", "/config/changes", "", 200, `"what":"node drain"`)
+	ask("PUT", "/drain", "{}", 200, `"draining":true`)
+	ask("DELETE", "/drain", "", 200, `"draining":false`)
+	ask("GET", "/status", "", 200, `"node_drains":true`) // the end of the gateway's drain keeps it
+	ask("PUT", "/node/state", `{"state":"auto"}`, 200, `"state":"auto"`)
+	ask("GET", "/ready", "", 204, "")
+}

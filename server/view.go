@@ -228,6 +228,9 @@ func (s *server) nodes(context.Context, *struct{}) (*body[[]api.Node], error) {
 	pools := view.Config.DividedPools()
 	for i, n := range view.Config.Nodes() {
 		node := api.Node{Name: n.Name, Address: n.Address.String(), This: n.Name == view.Node, Pools: []api.NodeShare{}}
+		if node.This {
+			node.State = nodeState(view)
+		}
 		for _, p := range pools {
 			node.Pools = append(node.Pools, api.NodeShare{Owner: p.Owner, Addresses: texts(p.Shares[i].Own), Backup: texts(p.Shares[i].Backup)})
 		}

@@ -28,6 +28,8 @@ func (s Override) check() error {
 	switch {
 	case !slices.Contains([]string{"up", "drain", "down"}, s.State):
 		return fmt.Errorf("state %q of backend %q of service %q: not one of up, drain, down", s.State, s.Backend, s.Service)
+	case s.Node && s != Override{Node: true, State: "drain"}:
+		return fmt.Errorf("state %q of the node: it can only be drain, without names or a deadline", s)
 	case !slices.Contains([]string{"", "keep", "reset"}, s.Then):
 		return fmt.Errorf("then %q of backend %q of service %q: not one of keep, reset", s.Then, s.Backend, s.Service)
 	}
@@ -75,7 +77,7 @@ func stateEdits(from, to []Override) []config.Edit {
 // splitEdits separates edits of the configuration from edits of states.
 func splitEdits(edits []config.Edit) (ofConfig, ofStates []config.Edit) {
 	for _, e := range edits {
-		if e.Path == "@state" || strings.HasSuffix(e.Path, "/@state") {
+		if e.Path == "@state" || e.Path == nodePath || strings.HasSuffix(e.Path, "/@state") {
 			ofStates = append(ofStates, e)
 		} else {
 			ofConfig = append(ofConfig, e)
@@ -88,6 +90,7 @@ func splitEdits(edits []config.Edit) (ofConfig, ofStates []config.Edit) {
 func applyStateEdits(states []Override, edits []config.Edit) []Override {
 	for _, e := range edits {
 		s := parseState(e.After)
+		s.Node = e.Path == nodePath
 		if steps := config.Split(e.Path); len(steps) == 5 {
 			s.Service, s.Backend = steps[1], steps[3]
 		}

@@ -35,14 +35,21 @@ type Trial struct {
 type Override struct {
 	Service string    `json:"service"`
 	Backend string    `json:"backend"`
+	Node    bool      `json:"node,omitempty"` // The node of the cluster; its only state is drain, and both names are empty.
 	State   string    `json:"state"`
 	Until   time.Time `json:"until,omitzero"` // When a drain ends; zero: never.
 	Then    string    `json:"then,omitempty"` // Treatment of the remaining connections: keep or reset.
 }
 
+// nodePath is the path of the node's state in an edit.
+const nodePath = "@node"
+
 // path returns the path of a backend's state in an edit. It is no key of the file.
 func (s Override) path() string {
-	if s.Service == "" {
+	switch {
+	case s.Node:
+		return nodePath
+	case s.Service == "":
 		return "@state"
 	}
 	return config.Join("services", s.Service, "backends", s.Backend, "@state")

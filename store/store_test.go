@@ -69,7 +69,7 @@ func TestSurvives(t *testing.T) {
 	file := decode(t, "services:\n"+service("web", 1, 1))
 	s := open(t, dir)
 	change(t, s, file, Content{Config: file}, "start")
-	drained := []Override{{Service: "web", Backend: "b", State: "drain"}, {Service: "web", Backend: "gone", State: "down"}}
+	drained := []Override{{Service: "web", Backend: "b", State: "drain"}, {Node: true, State: "drain"}, {Service: "web", Backend: "gone", State: "down"}}
 	change(t, s, file, Content{Config: decode(t, "services:\n"+service("web", 5, 1)+service("shop", 1, 1)), States: drained}, "apply")
 
 	s = open(t, dir)
@@ -83,8 +83,8 @@ func TestSurvives(t *testing.T) {
 	if got, want := text(t, c.Config), text(t, decode(t, "services:\n"+service("web", 5, 3)+service("shop", 1, 1))); got != want {
 		t.Errorf("got\n%s, want\n%s", got, want)
 	}
-	if !slices.Equal(c.States, drained[:1]) {
-		t.Errorf("states %v, want %v: the other backend does not exist", c.States, drained[:1])
+	if !slices.Equal(c.States, drained[:2]) {
+		t.Errorf("states %v, want %v: the other backend does not exist", c.States, drained[:2])
 	}
 	if entries, _ := os.ReadDir(filepath.Dir(s.Path())); len(entries) != 2 {
 		t.Errorf("%v in the directory, want the document and its base", entries)
@@ -112,6 +112,17 @@ func TestConflict(t *testing.T) {
 	}
 }
 
+// statesOf returns the states of revision i of TestHistory, sorted by path.
+func statesOf(i int) (states []Override) {
+	if i%5 == 0 {
+		states = append(states, Override{Node: true, State: "drain"}, Override{State: "drain"})
+	}
+	if i%2 == 0 {
+		states = append(states, Override{Service: "web", Backend: "a", State: "drain"})
+	}
+	return states
+}
+
 // TestHistory reverts to each stored revision, and no further.
 func TestHistory(t *testing.T) {
 	dir := t.TempDir()
@@ -122,11 +133,7 @@ func TestHistory(t *testing.T) {
 		if i%3 == 0 {
 			services = service("other", 1, i) + services
 		}
-		var states []Override
-		if i%2 == 0 {
-			states = []Override{{Service: "web", Backend: "a", State: "drain"}}
-		}
-		change(t, s, file, Content{Config: decode(t, "services:\n"+services), States: states}, fmt.Sprint("change ", i))
+		change(t, s, file, Content{Config: decode(t, "services:\n"+services), States: statesOf(i)}, fmt.Sprint("change ", i))
 	}
 	s = open(t, dir)
 	if n := len(s.History()); n != MaxHistory {
@@ -142,7 +149,8 @@ func TestHistory(t *testing.T) {
 				t.Errorf("revision %d has weight %d", i, sv.Backends[0].Weight)
 			}
 		}
-		if (len(c.Config.Services) == 2) != (i%3 == 0) || (len(c.States) == 1) != (i%2 == 0) {
+		byPath := func(x, y Override) int { return strings.Compare(x.path(), y.path()) }
+		if (len(c.Config.Services) == 2) != (i%3 == 0) || !slices.Equal(slices.SortedFunc(slices.Values(c.States), byPath), statesOf(i)) {
 			t.Errorf("revision %d: %d services, states %v", i, len(c.Config.Services), c.States)
 		}
 		if i%3 == 0 && c.Config.Services[0].Name != "other" {

@@ -25,6 +25,7 @@ var completions = map[string]string{
 	"sluice backend ":                    "web dns !notes.txt",
 	"sluice backend web ":                "a b !c",
 	"sluice backend web a ":              "up drain down auto",
+	"sluice node ":                       "drain auto !notes.txt",
 	"sluice show flows --da":             "--datapath",
 	"sluice show flows --datapath ":      "nftables ebpf kernel",
 	"sluice show flows --protocol ":      "tcp udp icmpv6",

@@ -126,11 +126,14 @@ func writeEdits(w io.Writer, indent string, edits []config.Edit) error {
 func stateEdits(states []api.OperatorState) []config.Edit {
 	var edits []config.Edit
 	for _, s := range states {
-		if s.Service == "" {
-			edits = append(edits, config.Edit{Path: "@state", After: s.Text})
-			continue
+		path := config.Join("services", s.Service, "backends", s.Backend, "@state")
+		switch {
+		case s.Node:
+			path = "@node"
+		case s.Service == "":
+			path = "@state"
 		}
-		edits = append(edits, config.Edit{Path: config.Join("services", s.Service, "backends", s.Backend, "@state"), After: s.Text})
+		edits = append(edits, config.Edit{Path: path, After: s.Text})
 	}
 	return edits
 }

@@ -97,7 +97,7 @@ func hostileDaemon(t *testing.T) string {
 	answers := map[string]any{
 		"/status": filled[api.Status](), "/services": filled[[]api.Service](), "/backends": filled[[]api.Backend](), "/nat": filled[[]api.NATRule](),
 		"/interfaces": filled[[]api.Interface](), "/addresses": filled[[]api.Address](), "/mappings": filled[[]api.Mapping](), "/flows": filled[api.Flows](),
-		"/explain": filled[datapath.Explanation](), "/config/changes": filled[api.ConfigChanges](), "/audit": filled[[]audit.Entry](), "/drain": filled[api.GatewayDrain](),
+		"/explain": filled[datapath.Explanation](), "/config/changes": filled[api.ConfigChanges](), "/audit": filled[[]audit.Entry](), "/drain": filled[api.GatewayDrain](), "/node/state": filled[api.NodeState](),
 		"/plan": filled[api.Outcome](), "/config": filled[api.Outcome](), "/reload": filled[api.Outcome](), "/config/revert": filled[api.Outcome](),
 		"/config/services": filled[[]map[string]string](), "/config/firewall/sets": filled[map[string][]string](), "/changes": filled[api.Outcome](),
 	}
@@ -137,7 +137,7 @@ func TestStoredTextControlsNoTerminal(t *testing.T) {
 	at := hostileDaemon(t)
 	commands := []string{
 		"events", "audit", "config diff", "config history", "config history --edits", "config show --origin", "drain", "explain tcp 192.0.2.1:1 192.0.2.2:2",
-		"service list", "nat list", "set list", "backend web a drain", "config revert --all", "config save", "service rm web", "stop", "conns --list",
+		"service list", "nat list", "set list", "backend web a drain", "node drain", "node auto", "config revert --all", "config save", "service rm web", "stop", "conns --list",
 	}
 	for _, c := range newShow(&app{}).Commands() {
 		commands = append(commands, "show "+c.Name())

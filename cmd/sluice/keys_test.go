@@ -65,7 +65,7 @@ func TestKeysOfOutput(t *testing.T) {
 		api.Status{}, api.Service{}, api.NATRule{}, api.Mapping{}, api.Interface{}, api.Flows{}, api.FlowLine{}, api.Outcome{}, api.Stop{}, api.BackendState{},
 		api.Problem{}, datapath.Explanation{}, bench.Result{}, casestudy.Report{}, demo.Report{}, load.HTTPResult{}, top.Picture{}, trace.DropReport{}, trace.Profile{},
 		accelerate.Status{}, accelerate.Plan{}, doctor.Report{}, doctor.Check{}, tune.Proposal{}, tune.Result{}, tunedEntry{}, capacity.Carry{},
-		packetsReport{}, flowsReport{}, connsReport{}, listedConn{}, event.Event{}, audit.Entry{}, api.GatewayDrain{}, drained{}, planReport{}, labView{}, checked{}, imported{},
+		packetsReport{}, flowsReport{}, connsReport{}, listedConn{}, event.Event{}, audit.Entry{}, api.GatewayDrain{}, api.NodeState{}, drained{}, planReport{}, labView{}, checked{}, imported{},
 	} {
 		walk(reflect.TypeOf(v))
 	}

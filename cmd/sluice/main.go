@@ -96,7 +96,7 @@ func subcommands(a *app) []*cobra.Command {
 	return []*cobra.Command{
 		newRun(a), asksRemote(a, newStop(a)), asksRemote(a, newApply(a)), asksRemote(a, newDiff(a)),
 		asksRemote(a, newShow(a)), asksRemote(a, newEvents(a)), asksRemote(a, newAudit(a)),
-		asksRemote(a, newService(a)), asksRemote(a, withBackendObjects(a, newBackend(a))), asksRemote(a, newDrain(a)), asksRemote(a, newNAT(a)), asksRemote(a, newSet(a)),
+		asksRemote(a, newService(a)), asksRemote(a, withBackendObjects(a, newBackend(a))), asksRemote(a, newDrain(a)), asksRemote(a, newNode(a)), asksRemote(a, newNAT(a)), asksRemote(a, newSet(a)),
 		asksRemote(a, newExplain(a)),
 		newCheck(a), newConfig(a), newImport(a),
 		newAccelerate(a),

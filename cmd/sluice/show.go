@@ -123,6 +123,9 @@ func writeStatus(w io.Writer, s *api.Status) error {
 	if s.Drain != nil {
 		table.Line(w, "the gateway drains: %s", drainText(s.Drain))
 	}
+	if s.NodeDrains {
+		table.Line(w, "the node drains: the addresses of its services are withdrawn; 'sluice node auto' announces them again")
+	}
 	if s.Error != "" {
 		table.Line(w, "the last change was refused: %s", strings.ReplaceAll(s.Error, "\n", "; "))
 	}
@@ -280,21 +283,22 @@ func writeNodes(w io.Writer, nodes []api.Node) error {
 		fmt.Fprintln(w, "a single gateway: the configuration has no cluster.nodes")
 		return nil
 	}
-	t := table.New("NODE", "ADDRESS", "POOL", "ALLOCATES FROM", "BACKUP FOR")
+	t := table.New("NODE", "STATE", "ADDRESS", "POOL", "ALLOCATES FROM", "BACKUP FOR")
 	for _, n := range nodes {
 		name := n.Name
 		if n.This {
 			name += " (this)"
 		}
+		state := cmp.Or(n.State, "-")
 		if len(n.Pools) == 0 {
-			t.Row(name, n.Address, "-", "-", "-")
+			t.Row(name, state, n.Address, "-", "-", "-")
 		}
 		for i, p := range n.Pools {
 			address := n.Address
 			if i > 0 {
-				name, address = "", ""
+				name, state, address = "", "", ""
 			}
-			t.Row(name, address, p.Owner, cmp.Or(strings.Join(p.Addresses, ", "), "-"), cmp.Or(strings.Join(p.Backup, ", "), "-"))
+			t.Row(name, state, address, p.Owner, cmp.Or(strings.Join(p.Addresses, ", "), "-"), cmp.Or(strings.Join(p.Backup, ", "), "-"))
 		}
 	}
 	return t.Write(w)

@@ -16,6 +16,8 @@ func TestUsageErrors(t *testing.T) {
 		"apply":                        "apply: which file?\nUsage: sluice apply FILE",
 		"apply a b":                    "apply: argument \"b\" is one too many\nUsage: sluice apply FILE",
 		"backend web":                  "backend: which backend?\nUsage: sluice backend SERVICE BACKEND up|drain|down|auto",
+		"node":                         "node: which state?\nUsage: sluice node drain|auto",
+		"node stop":                    "state \"stop\": write drain or auto; see 'sluice node --help'",
 		"import":                       "import: which source?\nUsage: sluice import ",
 		"import iptabels x":            "unknown source \"iptabels\": did you mean iptables?; see 'sluice import --help'",
 		"config show --origin x":       "--origin is about the running daemon: leave the file out; see 'sluice config show --help'",
