@@ -113,10 +113,23 @@ func startBird(t *testing.T, n *lab.Node, config string) *bird {
 	return b
 }
 
+// do runs a command of birdc that changes something.
+func (b *bird) do(command string) {
+	b.t.Helper()
+	if out, err := b.run(command); err != nil {
+		b.t.Fatalf("birdc %s: %v: %s", command, err, out)
+	}
+}
+
+func (b *bird) run(args ...string) ([]byte, error) {
+	command := append([]string{"-s", b.socket}, strings.Fields(strings.Join(args, " "))...)
+	return b.node.Command(b.t.Context(), "birdc", command...).CombinedOutput()
+}
+
 // ask returns the output of a command of birdc.
 func (b *bird) ask(command string) string {
 	b.t.Helper()
-	out, err := b.node.Command(b.t.Context(), "birdc", append([]string{"-r", "-s", b.socket}, strings.Fields(command)...)...).CombinedOutput()
+	out, err := b.run("-r", command)
 	if err != nil {
 		return fmt.Sprintf("%v: %s", err, out)
 	}
@@ -235,11 +248,15 @@ type cluster struct {
 	t        *testing.T
 	lab      *lab.Lab
 	router   *bird
+	speakers []*bird // of n1, n2, n3
 	gateways []*daemon.Daemon
 }
 
-// newCluster returns after the router sends packets for both addresses to every gateway.
-func newCluster(t *testing.T) *cluster {
+// newCluster is newClusterOf examples/cluster.yaml.
+func newCluster(t *testing.T) *cluster { return newClusterOf(t, example(t, "cluster.yaml")) }
+
+// newClusterOf returns after the router sends packets for the addresses of examples/cluster.yaml to every gateway.
+func newClusterOf(t *testing.T, config string) *cluster {
 	labtest.Require(t, labtest.Root, labtest.Tool("bird"), labtest.Tool("birdc"))
 	c := &cluster{t: t, lab: labtest.New(t, clusterTopology())}
 	serveWeb(t, c.lab, "s1 s1 10.0.2.2:8080 [fd00:2::2]:8080", "s2 s2 10.0.2.3:8080 [fd00:2::3]:8080")
@@ -251,8 +268,8 @@ func newCluster(t *testing.T) *cluster {
 	}
 	for i, n := range []string{"n1", "n2", "n3"} {
 		own := strings.NewReplacer("10.9.1.", fmt.Sprintf("10.9.%d.", i+1), "fd00:9:1:", fmt.Sprintf("fd00:9:%d:", i+1), "interval 100 ms; multiplier 3", "interval 500 ms; multiplier 20", "bfd on;", quickSession)
-		startBird(t, c.lab.Node(n), own.Replace(string(speaker)))
-		c.gateways = append(c.gateways, start(t, c.lab.Node(n), example(t, "cluster.yaml")))
+		c.speakers = append(c.speakers, startBird(t, c.lab.Node(n), own.Replace(string(speaker))))
+		c.gateways = append(c.gateways, start(t, c.lab.Node(n), config))
 	}
 	c.hops("192.0.2.30", "n1 n2 n3")
 	c.hops("192.0.2.10", "n1 n2 n3")
