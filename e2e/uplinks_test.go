@@ -102,15 +102,26 @@ func (o *uplinkOffice) datagrams(source, when string) {
 
 func (o *uplinkOffice) datagramsTo(server, source, when string) {
 	o.t.Helper()
+	o.datagramsFrom("10.1.10.20:5060", server, source, when)
+}
+
+func (o *uplinkOffice) datagramsFrom(client, server, source, when string) {
+	o.t.Helper()
 	labtest.Eventually(o.t, patience, when+": datagrams from "+source, func() error {
 		ctx, cancel := context.WithTimeout(o.t.Context(), 300*time.Millisecond)
 		defer cancel()
-		a, err := host.AskDatagram(ctx, o.Node("pc"), netip.MustParseAddrPort("10.1.10.20:5060"), netip.MustParseAddrPort(server))
+		a, err := host.AskDatagram(ctx, o.Node("pc"), netip.MustParseAddrPort(client), netip.MustParseAddrPort(server))
 		if err == nil && !strings.HasPrefix(a.Client, source+":") {
 			err = fmt.Errorf("the server sees %s", a.Client)
 		}
 		return err
 	})
+}
+
+// newFlow opens flows from different ports until one has the source. Earlier ones may stay on another uplink.
+func (o *uplinkOffice) newFlow(server, source, when string) {
+	o.t.Helper()
+	o.datagramsFrom("10.1.10.20:0", server, source, when)
 }
 
 // switched opens new flows until one of them has the source, and returns the time that this took.
@@ -129,18 +140,28 @@ func (o *uplinkOffice) switched(source string) time.Duration {
 	return 0
 }
 
-// becomes waits for the states of the uplinks, such as "down carrying".
+// becomes waits for the states of the uplinks, such as "down carrying", and for the rules of a single carrying one.
 func (o *uplinkOffice) becomes(states string) {
 	o.t.Helper()
 	labtest.Eventually(o.t, patience, "uplinks "+states, func() error {
-		var got []string
+		var got, carrying []string
 		for i, line := range strings.Split(output(o.t, o.d, "show uplinks"), "\n") {
 			if f := strings.Fields(line); i > 0 && len(f) > 6 && !strings.HasSuffix(f[0], ":") {
 				got = append(got, f[2])
+				if f[2] == "carrying" {
+					carrying = append(carrying, f[0])
+				}
 			}
 		}
 		if strings.Join(got, " ") != states {
 			return fmt.Errorf("%s", output(o.t, o.d, "show uplinks"))
+		}
+		if len(carrying) != 1 {
+			return nil
+		}
+		rules := strings.TrimRight(nft(o.t, o.Node("gateway"), "", "list", "chain", "ip", "sluice", "uplink-choice"), "} \t\n")
+		if !strings.HasSuffix(strings.ReplaceAll(rules, "\"", ""), "goto uplink/"+carrying[0]) { // the last rule is for new connections
+			return fmt.Errorf("%s", rules)
 		}
 		return nil
 	})
@@ -293,7 +314,7 @@ func TestUplinksShareAndFollow(t *testing.T) {
 	ip(t, gateway, "route replace default via 198.51.100.1 dev wan0")
 	for server, source := range sources {
 		if source == fiber4 {
-			o.datagramsTo(server, "198.51.100.77", "after a new lease")
+			o.newFlow(server, "198.51.100.77", "after a new lease")
 		}
 	}
 	o.asks(inward, "203.0.113.200", "from outside after the lease of the other uplink")
