@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"io"
 	"math/rand/v2"
-	"net/netip"
 	"testing"
 	"time"
 
@@ -16,10 +15,11 @@ import (
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
-// docker is a host with a bridge and two containers, as Docker makes it, and a client outside.
+// docker is a host with a bridge and two containers, as Docker makes it, and a client outside. The program restore loads
+// the rules.
 //
 //	client eth0 ---- wan0 router docker0 [port0 port1] ---- eth0 container, eth0 other
-func docker(t *testing.T) *lab.Lab {
+func docker(t *testing.T, restore string) *lab.Lab {
 	t.Helper()
 	l := labtest.New(t, lab.Topology{
 		Name: "accelbr", About: "a host with containers on a bridge",
@@ -50,7 +50,7 @@ func docker(t *testing.T) *lab.Lab {
 	for _, name := range []string{"container", "other"} {
 		command(t, l.Node(name), "", "ip", "route", "add", "default", "via", "172.17.0.1")
 	}
-	command(t, n, dockerRules, "iptables-nft-restore")
+	command(t, n, dockerRules, restore)
 	return l
 }
 
@@ -109,7 +109,7 @@ func (k *talk) bulk(size int) {
 // TestDockerBridge accelerates a published port, with the offloads of containers, and a connection from a container.
 func TestDockerBridge(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Tool("iptables-nft-restore"))
-	l := docker(t)
+	l := docker(t, "iptables-nft-restore")
 	echo(t, l.Node("container"), 80)
 	echo(t, l.Node("client"), 7)
 	r := begin(t, l.Node("router"))
@@ -130,15 +130,16 @@ func TestDockerBridge(t *testing.T) {
 
 // TestIdenticalPacketsBehindBridge is TestIdenticalPackets for Docker's chains and a bridge.
 func TestIdenticalPacketsBehindBridge(t *testing.T) {
-	labtest.Require(t, labtest.Root, labtest.Tool("nft"), labtest.Tool("iptables-nft-restore"), labtest.Tool("conntrack"))
-	l := docker(t)
-	n := l.Node("router")
-	p := &passage{router: n, client: openWire(t, l.Node("client"), "eth0", macIn(t, n, "wan0")), server: openWire(t, l.Node("container"), "eth0", macIn(t, n, "docker0"))}
-	for i := range 6 {
-		proto := []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP}[i%2]
-		client := netip.AddrPortFrom(netip.MustParseAddr("10.0.1.2"), uint16(40000+i))
-		p.all = append(p.all, conversation{proto: proto, client: client, outside: client,
-			service: netip.MustParseAddrPort("10.0.1.1:8080"), server: netip.MustParseAddrPort("172.17.0.2:80")})
+	for _, restore := range []string{"iptables-nft-restore", "iptables-legacy-restore"} {
+		t.Run(restore, func(t *testing.T) {
+			labtest.Require(t, labtest.Root, labtest.Tool("nft"), labtest.Tool(restore))
+			l := docker(t, restore)
+			n := l.Node("router")
+			p := &passage{t: t, router: n, client: openWire(t, l.Node("client"), "eth0", macIn(t, n, "wan0")), server: openWire(t, l.Node("container"), "eth0", macIn(t, n, "docker0"))}
+			for i := range 6 {
+				p.connect([]byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP}[i%2], "10.0.1.1:8080")
+			}
+			p.identicalBy(hookTC)
+		})
 	}
-	p.identical(t, hookTC)
 }

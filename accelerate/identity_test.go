@@ -59,15 +59,17 @@ func (w *wire) send(ip []byte) {
 	}
 }
 
-// received returns the frames of the other hosts that have arrived, without ICMP, by their IPv4 identification.
-func (w *wire) received() map[uint16][]string {
+// received returns the frames of the other hosts that arrive until a time without frames, without ICMP, by their IPv4
+// identification.
+func (w *wire) received(silence time.Duration) map[uint16][]string {
 	out := map[uint16][]string{}
 	b := make([]byte, 4096)
-	for quiet := 0; quiet < 20; {
+	const step = 10 * time.Millisecond
+	for quiet := time.Duration(0); quiet < silence; {
 		n, from, err := unix.Recvfrom(w.fd, b, 0)
 		if errors.Is(err, unix.EAGAIN) {
-			quiet++
-			time.Sleep(10 * time.Millisecond)
+			quiet += step
+			time.Sleep(step)
 			continue
 		}
 		if err != nil {
@@ -165,41 +167,98 @@ func (s segment) bytes() []byte {
 	return slices.Concat(ip, l4, make([]byte, s.padding))
 }
 
-// conversation is a connection in the view of both hosts: "there" are the endpoints at the client, "back" at the server.
+// conversation is a connection in the view of both hosts.
 type conversation struct {
-	proto                            byte
-	client, service, outside, server netip.AddrPort
+	proto           byte
+	client, service netip.AddrPort
+	// outside and server are both endpoints in the view of the server; invalid if the first packet does not arrive.
+	outside, server netip.AddrPort
+	// passes reports whether established packets arrive at the client and at the server.
+	passes [2]bool
 }
 
-// establish opens the connections, so that connection tracking calls them assured.
+// translated reports whether a NAT rule applies to the connection.
+func (c *conversation) translated() bool {
+	return c.server.IsValid() && (c.client != c.outside || c.service != c.server)
+}
+
+const (
+	flagSYN = 0x02
+	flagACK = 0x10
+)
+
+// Identifications of the first connection's packets. The packets of exchange have smaller ones, so a delayed frame is
+// not taken for another one.
+const (
+	opening     = 0xf000
+	established = 0xf400
+	talking     = 0xf800
+)
+
+// silence ends the wait for frames that the router handles at once.
+const silence = 200 * time.Millisecond
+
+// send sends one packet of each connection, to the server or to the client.
+func (p *passage) send(toServer bool, flags byte, first uint16) {
+	for i := range p.all {
+		c := &p.all[i]
+		s := segment{from: c.client, to: c.service, proto: c.proto, id: first + uint16(i), ttl: 64, flags: flags, seq: 1001, ack: 5001}
+		if !toServer {
+			s.from, s.to, s.seq, s.ack = c.server, c.outside, 5001, 1001
+		}
+		if flags&flagSYN != 0 {
+			s.seq--
+		}
+		if toServer {
+			p.client.send(s.bytes())
+		} else if c.server.IsValid() {
+			p.server.send(s.bytes())
+		}
+	}
+}
+
+// establish opens the connections, so that connection tracking calls them assured. It records their translations and
+// the directions in which established packets pass.
 func (p *passage) establish() {
-	for round := range 3 {
-		for _, c := range p.all {
-			there := segment{from: c.client, to: c.service, proto: c.proto, ttl: 64, flags: 0x10, seq: 1001, ack: 5001, id: 0}
-			back := segment{from: c.server, to: c.outside, proto: c.proto, ttl: 64, flags: 0x10, seq: 5001, ack: 1001, id: 0}
-			if round == 0 {
-				there.flags, there.seq, back.flags, back.seq = 0x02, 1000, 0x12, 5000
-			}
-			p.client.send(there.bytes())
-			time.Sleep(time.Millisecond) // the router handles it before the answer
-			p.server.send(back.bytes())
-		}
-		if round == 1 {
-			time.Sleep(2200 * time.Millisecond) // the kernel calls UDP assured after two seconds
+	p.t.Helper()
+	for _, name := range []string{"udp_timeout", "udp_timeout_stream"} { // longer than the comparison
+		if err := p.router.Sysctl("net.netfilter.nf_conntrack_"+name, "3600"); err != nil {
+			p.t.Fatal(err)
 		}
 	}
-	p.client.received()
-	p.server.received()
+	for range 3 { // the first packets may wait for the address resolution of the router
+		p.send(true, flagSYN, opening)
+		for id, frames := range p.server.received(silence) {
+			if i := int(id) - opening; i >= 0 && i < len(p.all) {
+				p.all[i].outside, p.all[i].server = endpoints([]byte(frames[0]))
+			}
+		}
+	}
+	p.send(false, flagSYN|flagACK, opening)
+	p.client.received(silence) // the router has handled it before the acknowledgement
+	p.send(true, flagACK, opening)
+	p.send(false, flagACK, opening)
+	time.Sleep(2200 * time.Millisecond) // the kernel calls UDP assured after two seconds
+	p.send(true, flagACK, opening)
+	p.send(false, flagACK, opening)
+	p.client.received(silence)
+	p.server.received(silence)
+	p.send(true, flagACK, established)
+	p.send(false, flagACK, established)
+	for side, w := range []*wire{p.client, p.server} {
+		arrived := w.received(silence)
+		for i := range p.all {
+			p.all[i].passes[side] = len(arrived[established+uint16(i)]) > 0
+		}
+	}
 }
 
-// talk sends ordinary packets in both directions.
-func (p *passage) talk(packets int) {
-	for range packets {
-		for _, c := range p.all {
-			p.client.send(segment{from: c.client, to: c.service, proto: c.proto, ttl: 64, flags: 0x10, seq: 1001, ack: 5001}.bytes())
-			p.server.send(segment{from: c.server, to: c.outside, proto: c.proto, ttl: 64, flags: 0x10, seq: 5001, ack: 1001}.bytes())
-		}
+// endpoints returns the source and the destination of a frame without IP options.
+func endpoints(frame []byte) (from, to netip.AddrPort) {
+	at := func(address, port int) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(frame[address:])), binary.BigEndian.Uint16(frame[port:]))
 	}
+	return at(26, 34), at(30, 36)
 }
 
 // strange returns a random packet of a connection. Most are ordinary.
@@ -256,57 +315,67 @@ func strange(r *rand.Rand, from, to netip.AddrPort, proto byte, id uint16, seq, 
 
 // passage is a network between the two hosts of a comparison.
 type passage struct {
+	t              *testing.T
 	router         *lab.Node
 	client, server *wire
 	all            []conversation
 }
 
-// exchange sends the same random packets in both directions and returns the arrivals at both hosts.
-func (p *passage) exchange(seed uint64, packets int) (out [2]map[uint16][]string) {
+// exchange sends the same random packets in both directions and returns the arrivals at both hosts. The packets have
+// the identifications from first on.
+func (p *passage) exchange(seed uint64, first, packets int) (out [2]map[uint16][]string) {
 	r := rand.New(rand.NewPCG(seed, 1))
-	for id := 1; id <= packets; id++ {
+	for id := first; id < first+packets; id++ {
 		c := p.all[r.IntN(len(p.all))]
-		if r.IntN(2) == 0 {
-			p.client.send(strange(r, c.client, c.service, c.proto, uint16(id), 1001, 5001).bytes())
-		} else {
+		if back := r.IntN(2) == 0; back && c.server.IsValid() {
 			p.server.send(strange(r, c.server, c.outside, c.proto, uint16(id), 5001, 1001).bytes())
+		} else {
+			p.client.send(strange(r, c.client, c.service, c.proto, uint16(id), 1001, 5001).bytes())
 		}
-		if id%64 == 0 {
-			time.Sleep(time.Millisecond)
+		if id%32 == 0 {
+			time.Sleep(time.Millisecond) // the queues of veths have 256 places
 		}
 	}
-	return [2]map[uint16][]string{p.client.received(), p.server.received()}
+	return [2]map[uint16][]string{p.client.received(time.Second), p.server.received(time.Second)}
 }
 
-// identical sends packets without and with acceleration and compares them, frame by frame.
-func (p *passage) identical(t *testing.T, hook string) {
-	packets := 20000
-	if testing.Short() {
-		packets = 2000
+// learnable returns the number of directions that the accelerator learns.
+func (p *passage) learnable() (n int) {
+	for i := range p.all {
+		for _, passes := range p.all[i].passes {
+			if passes && p.all[i].translated() {
+				n++
+			}
+		}
 	}
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	return n
+}
+
+// identical sends the same packets of the same connections without and with acceleration, and compares the arrivals
+// frame by frame. All translated connections become fast. It returns the packets that took each hook.
+func (p *passage) identical(packets int, seed uint64) (by map[string]uint64) {
+	t := p.t
+	t.Helper()
 	p.establish()
-	plain := p.exchange(seed, packets)
-	flush(t, p.router)
+	p.exchange(seed+1, packets+1, packets/10) // packets that a rule treats as the first ones
+	plain := p.exchange(seed, 1, packets)
 	a := begin(t, p.router)
-	p.establish()
+	want := p.learnable()
 	labtest.Eventually(t, patience, "fast flows", func() error {
-		p.talk(20)
-		if s := a.status(); s.Fast < 2*len(p.all) {
-			return fmt.Errorf("%+v", s)
+		for range 20 {
+			p.send(true, flagACK, talking)
+			p.send(false, flagACK, talking)
+		}
+		if s := a.status(); s.Fast < want {
+			return fmt.Errorf("%d flows of %d are fast: %+v", s.Fast, want, s)
 		}
 		return nil
 	})
-	p.client.received()
-	p.server.received()
+	p.client.received(silence)
+	p.server.received(silence)
 	before := a.status()
-	fast := p.exchange(seed, packets)
+	fast := p.exchange(seed, 1, packets)
 	s := a.status()
-	by := map[string]uint64{hookXDP: s.XDP - before.XDP, hookTC: s.TC - before.TC}
-	if by[hook] < uint64(packets)/10 { // usually 80 %; fewer if this machine does not run the process for 5 seconds
-		t.Errorf("%d packets of %d took the fast path of %s: %+v", by[hook], packets, hook, s)
-	}
 	wrong, arrived := 0, 0
 	for side, name := range []string{"client", "server"} {
 		for id := 1; id <= packets; id++ {
@@ -322,33 +391,50 @@ func (p *passage) identical(t *testing.T, hook string) {
 	if wrong > 0 {
 		t.Errorf("%d packets differ", wrong)
 	}
-	t.Logf("%d of %d packets arrived, %v took the fast path", arrived, packets, by)
-	if arrived < packets/2 {
-		t.Errorf("only %d of %d packets arrived", arrived, packets)
-	}
+	by = map[string]uint64{hookXDP: s.XDP - before.XDP, hookTC: s.TC - before.TC}
+	t.Logf("seed %d: %d of %d packets arrived, %v took the fast path, %d flows of %d connections", seed, arrived, packets, by, want, len(p.all))
+	return by
 }
 
-func flush(t *testing.T, n *lab.Node) {
-	t.Helper()
-	command(t, n, "", "conntrack", "-F")
+// identicalBy is identical with many packets of which a hook forwards most.
+func (p *passage) identicalBy(hook string) {
+	p.t.Helper()
+	packets := 20000
+	if testing.Short() {
+		packets = 2000
+	}
+	by := p.identical(packets, uint64(time.Now().UnixNano()))
+	if by[hook] < uint64(packets)/10 { // usually 80 %; fewer if this machine does not run the process for 5 seconds
+		p.t.Errorf("%d packets of %d took the fast path of %s", by[hook], packets, hook)
+	}
+	if p.learnable() != 2*len(p.all) {
+		p.t.Errorf("not all connections were established: %+v", p.all)
+	}
 }
 
 // TestIdenticalPackets compares the packets that both hosts receive behind a masquerading router, with and without
 // acceleration.
 func TestIdenticalPackets(t *testing.T) {
-	labtest.Require(t, labtest.Root, labtest.Tool("nft"), labtest.Tool("conntrack"))
-	l := labtest.New(t, router())
-	n := l.Node("router")
-	rules["nft"](t, n)
-	p := &passage{router: n, client: openWire(t, l.Node("client"), "eth0", macIn(t, n, "lan0")), server: openWire(t, l.Node("server"), "eth0", macIn(t, n, "wan0"))}
+	labtest.Require(t, labtest.Root, labtest.Tool("nft"))
+	p := passageOf(t, labtest.New(t, router()))
+	rules["nft"](t, p.router)
 	for i := range 6 {
-		proto := []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP}[i%2]
-		from := uint16(40000 + i)
-		service := netip.AddrPortFrom(netip.MustParseAddr("10.0.2.2"), 7)
-		p.all = append(p.all, conversation{proto: proto, client: netip.AddrPortFrom(netip.MustParseAddr("10.0.1.2"), from),
-			service: service, server: service, outside: netip.AddrPortFrom(netip.MustParseAddr("10.0.2.1"), from)})
+		p.connect([]byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP}[i%2], "10.0.2.2:7")
 	}
-	p.identical(t, hookXDP)
+	p.identicalBy(hookXDP)
+}
+
+// passageOf returns the passage from the client to the server of a router's lab.
+func passageOf(t *testing.T, l *lab.Lab) *passage {
+	t.Helper()
+	n := l.Node("router")
+	return &passage{t: t, router: n, client: openWire(t, l.Node("client"), "eth0", macIn(t, n, "lan0")), server: openWire(t, l.Node("server"), "eth0", macIn(t, n, "wan0"))}
+}
+
+// connect adds a connection from the client to a service.
+func (p *passage) connect(proto byte, service string) {
+	client := netip.AddrPortFrom(netip.MustParseAddr("10.0.1.2"), uint16(40000+len(p.all)))
+	p.all = append(p.all, conversation{proto: proto, client: client, service: netip.MustParseAddrPort(service)})
 }
 
 func macIn(t *testing.T, n *lab.Node, iface string) net.HardwareAddr {
