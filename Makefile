@@ -15,17 +15,18 @@ build: ## build the static binary bin/sluice
 	$(GO) build -o $(BIN) ./cmd/sluice
 
 PREFIX ?= /usr/local
-install: build ## install program, manual, completions and unit below PREFIX (default /usr/local)
+install: build ## install program, manual, completions and units below PREFIX (default /usr/local)
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/sluice
 	$(BIN) docs man $(DESTDIR)$(PREFIX)/share/man/man1
 	for shell in bash zsh fish; do $(BIN) completion $$shell > bin/completion.$$shell || exit 1; done
 	install -D -m 644 bin/completion.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/sluice
 	install -D -m 644 bin/completion.zsh $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_sluice
 	install -D -m 644 bin/completion.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/sluice.fish
-	sed 's,/usr/local,$(PREFIX),' packaging/sluice.service | install -D -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/sluice.service
+	for unit in sluice sluice-accelerate; do sed 's,/usr/local,$(PREFIX),' packaging/$$unit.service | \
+	  install -D -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit.service || exit 1; done
 
 uninstall: ## remove what install put there; the configuration and the state stay
-	cd $(DESTDIR)$(PREFIX) && rm -f bin/sluice share/man/man1/sluice.1 share/man/man1/sluice-*.1 lib/systemd/system/sluice.service \
+	cd $(DESTDIR)$(PREFIX) && rm -f bin/sluice share/man/man1/sluice.1 share/man/man1/sluice-*.1 lib/systemd/system/sluice.service lib/systemd/system/sluice-accelerate.service \
 	  share/bash-completion/completions/sluice share/zsh/site-functions/_sluice share/fish/vendor_completions.d/sluice.fish
 
 demo: build ## balance and translate real traffic in namespaces; ends by itself, leaves nothing (root)
