@@ -155,6 +155,24 @@ func NamespaceAt(nameOrPath string) (Namespace, error) {
 		nameOrPath, strings.Join(namedDirs, " or "))
 }
 
+// NamespacesAt resolves names and paths as [NamespaceAt] does, without duplicates. It returns nil, which means every
+// namespace of the host, for no names or if one is "all".
+func NamespacesAt(names []string) (list []Namespace, err error) {
+	if slices.Contains(names, "all") {
+		return nil, nil
+	}
+	for _, name := range names {
+		ns, err := NamespaceAt(name)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(list, func(other Namespace) bool { return other.Inode == ns.Inode }) {
+			list = append(list, ns)
+		}
+	}
+	return list, nil
+}
+
 // Namespaces lists every network namespace of the host once. The order is: the initial one, the caller's own, named
 // ones, namespaces that only processes use. Without the right to inspect processes of other users, their namespaces
 // are missing. hidden is the number of such processes.

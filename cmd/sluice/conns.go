@@ -9,9 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"math"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,28 +19,19 @@ import (
 
 	"github.com/sluice-lb/sluice/capacity"
 	"github.com/sluice-lb/sluice/conntrack"
-	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/table"
 )
 
-// connsKeys are the values of --by.
-var connsKeys = []string{"state", "source", "destination", "service", "backend", "snat-port", "netns", "age"}
-
 // connsFlags are the flags of 'sluice conns'.
 type connsFlags struct {
-	by                        string
-	top                       int
-	window                    time.Duration
-	netns                     []string
-	list, check               bool
-	pool                      uint32
-	proto, state              string
-	src, dst, natSrc, backend string
-	sport, port               string
-	mark                      string
-	zone                      int
-	four, six, translated     bool
+	conntrack.Grouping
+	window                time.Duration
+	netns                 []string
+	list, check           bool
+	terms                 map[string]*string // conditions by conntrack.FilterTerms, but zone; "" for none
+	zone                  int                // -1 for none
+	four, six, translated bool
 }
 
 func newConns(a *app) *cobra.Command {
@@ -69,17 +57,17 @@ by itself when the table is full, so that a table full of them is no outage.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd, a) },
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.by, "by", "", "group by "+strings.Join(connsKeys, ", ")+" (default: an overview)")
-	flags.IntVar(&f.top, "top", 10, "rows of each ranking; 0 for all")
+	flags.StringVar(&f.By, "by", "", "group by "+strings.Join(conntrack.Groupings(), ", ")+" (default: an overview)")
+	flags.IntVar(&f.Top, "top", 10, "rows of each ranking; 0 for all")
 	flags.DurationVar(&f.window, "window", time.Second, "time between the two readings that growth and drops are computed from")
 	flags.BoolVar(&f.list, "list", false, "print every connection instead of sums, as it is read")
 	flags.BoolVar(&f.check, "check", false, "exit with 1 when 75 % of a table is held, with 2 when 90 % is, or when it dropped packets in the window")
-	flags.Uint32Var(&f.pool, "pool", capacity.MasqueradePorts, "ports that SNAT may use on one address")
+	flags.Uint32Var(&f.Pool, "pool", capacity.MasqueradePorts, "ports that SNAT may use on one address")
 	for _, sums := range []string{"by", "top", "window", "check", "pool"} {
 		cmd.MarkFlagsMutuallyExclusive("list", sums)
 	}
 	f.filterFlags(cmd)
-	offer(cmd, "by", connsKeys...)
+	offer(cmd, "by", conntrack.Groupings()...)
 	cmd.AddCommand(newConnsDelete(a))
 	return cmd
 }
@@ -87,15 +75,20 @@ by itself when the table is full, so that a table full of them is no outage.`,
 func (f *connsFlags) filterFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringSliceVar(&f.netns, "netns", nil, "network namespaces: names, paths, 'host' or 'all' (default all)")
-	flags.StringVar(&f.proto, "proto", "", "protocol: tcp, udp, icmp, ... or a number")
-	flags.StringVar(&f.state, "state", "", "state: TIME_WAIT, SYN_SENT, ..., UNREPLIED, REPLIED, ASSURED")
-	flags.StringVar(&f.src, "src", "", "the initiator's address or prefix")
-	flags.StringVar(&f.dst, "dst", "", "address or prefix that the initiator sends to")
-	flags.StringVar(&f.natSrc, "nat-src", "", "address or prefix that the responder sees (SNAT)")
-	flags.StringVar(&f.backend, "nat-dst", "", "address or prefix where the packets go (DNAT)")
-	flags.StringVar(&f.sport, "sport", "", "the initiator's port or range")
-	flags.StringVar(&f.port, "port", "", "destination port or range")
-	flags.StringVar(&f.mark, "mark", "", "connection mark, or mark/mask")
+	f.terms = map[string]*string{}
+	for term, usage := range map[string]string{
+		"proto":   "protocol: tcp, udp, icmp, ... or a number",
+		"state":   "state: TIME_WAIT, SYN_SENT, ..., UNREPLIED, REPLIED, ASSURED",
+		"src":     "the initiator's address or prefix",
+		"dst":     "address or prefix that the initiator sends to",
+		"nat-src": "address or prefix that the responder sees (SNAT)",
+		"nat-dst": "address or prefix where the packets go (DNAT)",
+		"sport":   "the initiator's port or range",
+		"port":    "destination port or range",
+		"mark":    "connection mark, or mark/mask",
+	} {
+		f.terms[term] = flags.String(term, "", usage)
+	}
 	flags.IntVar(&f.zone, "zone", -1, "conntrack zone")
 	flags.BoolVarP(&f.four, "ipv4", "4", false, "IPv4 only")
 	flags.BoolVarP(&f.six, "ipv6", "6", false, "IPv6 only")
@@ -108,47 +101,21 @@ func (f *connsFlags) filterFlags(cmd *cobra.Command) {
 
 // filter turns the flags into a conntrack filter.
 func (f *connsFlags) filter() (conntrack.Filter, error) {
-	out := conntrack.Filter{State: f.state, Translated: f.translated}
+	out := conntrack.Filter{Translated: f.translated}
 	var errs []error
-	note := func(flag string, err error) {
-		if err != nil {
-			errs = append(errs, fmt.Errorf("--%s: %w", flag, err))
+	for _, term := range conntrack.FilterTerms {
+		text := ""
+		if term == "zone" && f.zone != -1 {
+			text = strconv.Itoa(f.zone)
+		} else if flag, ok := f.terms[term]; ok {
+			text = *flag
 		}
-	}
-	if f.proto != "" {
-		p, err := flow.ParseProtocol(f.proto)
-		out.Protocol = p
-		note("proto", err)
-	}
-	for _, p := range []struct {
-		flag, text string
-		to         *netip.Prefix
-	}{{"src", f.src, &out.Source}, {"dst", f.dst, &out.Dest}, {"nat-src", f.natSrc, &out.TranslatedSource}, {"nat-dst", f.backend, &out.TranslatedDest}} {
-		if p.text != "" {
-			v, err := parsePrefix(p.text)
-			*p.to = v
-			note(p.flag, err)
+		if text == "" {
+			continue
 		}
-	}
-	for _, p := range []struct {
-		flag, text string
-		to         *flow.Ports
-	}{{"sport", f.sport, &out.SourcePort}, {"port", f.port, &out.DestPort}} {
-		if p.text != "" {
-			v, err := flow.ParsePorts(p.text)
-			*p.to = v
-			note(p.flag, err)
+		if err := out.Set(term, text); err != nil {
+			errs = append(errs, fmt.Errorf("--%s: %w", term, err))
 		}
-	}
-	if f.mark != "" {
-		note("mark", parseMark(f.mark, &out.Mark, &out.MarkMask))
-	}
-	note("state", conntrack.CheckState(f.state))
-	if f.zone >= 0 {
-		out.Zone, out.HasZone = uint16(f.zone), true
-	}
-	if f.zone > math.MaxUint16 || f.zone < -1 {
-		note("zone", fmt.Errorf("%d: not a number from 0 to 65535", f.zone))
 	}
 	switch {
 	case f.four:
@@ -159,99 +126,29 @@ func (f *connsFlags) filter() (conntrack.Filter, error) {
 	return out, errors.Join(errs...)
 }
 
-// parsePrefix reads a prefix or a single address.
-func parsePrefix(s string) (netip.Prefix, error) {
-	if addr, err := netip.ParseAddr(s); err == nil {
-		return netip.PrefixFrom(addr.Unmap(), addr.Unmap().BitLen()), nil
-	}
-	p, err := netip.ParsePrefix(s)
-	if err != nil {
-		return p, fmt.Errorf("%q: neither an address nor a prefix such as 192.0.2.0/24", s)
-	}
-	return p.Masked(), nil
-}
-
-func parseMark(s string, mark, mask *uint32) error {
-	m, k, masked := strings.Cut(s, "/")
-	v, err := strconv.ParseUint(m, 0, 32)
-	if err != nil {
-		return fmt.Errorf("%q: not a number", m)
-	}
-	*mark, *mask = uint32(v), 0xffffffff
-	if masked {
-		if v, err = strconv.ParseUint(k, 0, 32); err != nil {
-			return fmt.Errorf("mask %q: not a number", k)
-		}
-		if v == 0 {
-			return fmt.Errorf("%q: every mark fits mask 0", s)
-		}
-		*mask = uint32(v)
-	}
-	return nil
-}
-
-// chosenNamespaces resolves names or paths to namespaces, without duplicates.
-func chosenNamespaces(names []string) (list []netdev.Namespace, err error) {
-	for _, name := range names {
-		ns, err := netdev.NamespaceAt(name)
-		if err != nil {
-			return nil, err
-		}
-		if !slices.ContainsFunc(list, func(other netdev.Namespace) bool { return other.Inode == ns.Inode }) {
-			list = append(list, ns)
-		}
-	}
-	return list, nil
-}
-
-// namespaces resolves --netns; nil means all.
-func (f *connsFlags) namespaces() ([]netdev.Namespace, error) {
-	if slices.Contains(f.netns, "all") {
-		return nil, nil
-	}
-	return chosenNamespaces(f.netns)
-}
-
-// each runs fn in the selected namespaces. If all are selected, inaccessible namespaces are
-// reported, and namespaces that ended are skipped.
+// each runs fn in the selected namespaces, and reports the namespaces that it could not see.
 func (f *connsFlags) each(a *app, fn func(netdev.Namespace) error) error {
-	list, err := f.namespaces()
+	list, err := netdev.NamespacesAt(f.netns)
 	if err != nil {
 		return err
 	}
-	all, hidden := list == nil, 0
-	if all {
-		list, hidden = netdev.Namespaces()
-	}
-	var failed []error
-	for _, ns := range list {
-		err := fn(ns)
-		switch {
-		case all && (errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist)):
-			failed = append(failed, err)
-		case err != nil:
-			return err
-		}
-	}
-	if len(failed) > 0 && len(failed) == len(list) {
-		return failed[0]
-	}
-	for _, text := range conntrack.Unseen(hidden, failed) {
+	unseen, err := conntrack.EachNamespace(list, fn)
+	for _, text := range unseen {
 		a.progress("not seen: %s", text)
 	}
-	return nil
+	return err
 }
 
 func (f *connsFlags) run(cmd *cobra.Command, a *app) error {
-	if f.by != "" && !slices.Contains(connsKeys, f.by) {
-		return usageError(cmd, "--by %s: not one of %s", f.by, strings.Join(connsKeys, ", "))
+	if keys := conntrack.Groupings(); f.By != "" && !slices.Contains(keys, f.By) {
+		return usageError(cmd, "--by %s: not one of %s", f.By, strings.Join(keys, ", "))
 	}
 	switch {
-	case f.top < 0:
-		return usageError(cmd, "--top %d: must not be negative", f.top)
+	case f.Top < 0:
+		return usageError(cmd, "--top %d: must not be negative", f.Top)
 	case f.window < 0:
 		return usageError(cmd, "--window %s: must not be negative", f.window)
-	case f.pool == 0:
+	case f.Pool == 0:
 		return usageError(cmd, "--pool 0: at least 1")
 	}
 	filter, err := f.filter()
@@ -261,11 +158,11 @@ func (f *connsFlags) run(cmd *cobra.Command, a *app) error {
 	if f.list {
 		return listConns(cmd.Context(), a, f, &filter)
 	}
-	namespaces, err := f.namespaces()
+	namespaces, err := netdev.NamespacesAt(f.netns)
 	if err != nil {
 		return err
 	}
-	ask := conntrack.Ask{Namespaces: namespaces, Dimensions: f.dimensions(), Filter: &filter, Window: f.window}
+	ask := conntrack.Ask{Namespaces: namespaces, Dimensions: f.Dimensions(), Filter: &filter, Window: f.window}
 	if namespaces == nil {
 		ask.Sources = a.flowSources()
 	}
@@ -273,63 +170,14 @@ func (f *connsFlags) run(cmd *cobra.Command, a *app) error {
 	if err != nil {
 		return err
 	}
-	r := newConnsReport(s, f)
-	if err := a.print(r, r.write); err != nil {
+	r := connsReport{conntrack.NewReport(s, f.Grouping)}
+	if err := a.print(r.Report, r.write); err != nil {
 		return err
 	}
-	if code := r.verdict(); f.check && code != exitOK {
+	if code := r.Level(); f.check && code != exitOK {
 		return exitError{code: code}
 	}
 	return nil
-}
-
-func (f *connsFlags) dimensions() conntrack.Dimension {
-	switch f.by {
-	case "source":
-		return conntrack.BySource
-	case "destination":
-		return conntrack.ByDest
-	case "service":
-		return conntrack.ByService
-	case "backend":
-		return conntrack.ByBackend
-	case "snat-port":
-		return conntrack.BySNATPort
-	case "":
-		return conntrack.BySource | conntrack.ByService | conntrack.BySNATPort
-	}
-	return 0
-}
-
-// listedConn is one line of 'sluice conns --list --json'. Source and Destination are the endpoints
-// in packets of the initiator; ReplySource and ReplyDestination the endpoints in packets of the
-// responder before translation.
-type listedConn struct {
-	Namespace        string         `json:"namespace"`
-	Protocol         flow.Protocol  `json:"protocol"`
-	Source           netip.AddrPort `json:"source"`
-	Destination      netip.AddrPort `json:"destination"`
-	ReplySource      netip.AddrPort `json:"reply_source"`
-	ReplyDestination netip.AddrPort `json:"reply_destination"`
-	State            string         `json:"state"`
-	Assured          bool           `json:"assured"`
-	Offloaded        bool           `json:"offloaded,omitempty"`
-	Timeout          float64        `json:"timeout_seconds"`
-	Mark             uint32         `json:"mark,omitempty"`
-	Zone             uint16         `json:"zone,omitempty"`
-	Packets          *[2]uint64     `json:"packets,omitempty"` // original, reply
-	Bytes            *[2]uint64     `json:"bytes,omitempty"`
-}
-
-func newListedConn(namespace string, e *conntrack.Entry) listedConn {
-	f := e.Flow()
-	l := listedConn{Namespace: namespace, Protocol: f.Original.Protocol, Source: f.Original.Source, Destination: f.Original.Dest,
-		ReplySource: f.Reply.Source, ReplyDestination: f.Reply.Dest, State: e.StateName(), Assured: f.Assured, Offloaded: f.Offloaded,
-		Timeout: f.Timeout.Seconds(), Mark: f.Mark, Zone: f.Zone}
-	if f.Counted {
-		l.Packets, l.Bytes = &f.Packets, &f.Bytes
-	}
-	return l
 }
 
 // listConns prints connections while it reads them, one line or one JSON object each: from the
@@ -339,23 +187,15 @@ func listConns(ctx context.Context, a *app, f *connsFlags, filter *conntrack.Fil
 	show := func(where string) func(*conntrack.Entry) error {
 		return func(e *conntrack.Entry) error {
 			if a.json {
-				return writeJSONLine(out, newListedConn(where, e))
+				return writeJSONLine(out, e.Listed(where))
 			}
 			return writeConn(out, where, e)
 		}
 	}
 	err := f.each(a, func(ns netdev.Namespace) error {
-		c, err := conntrack.OpenIn(ns)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		if err = c.Dump(ctx, filter, show(ns.Name)); errors.Is(err, conntrack.ErrInterrupted) {
-			return nil
-		}
-		return err
+		return conntrack.ListIn(ctx, ns, filter, show(ns.Name))
 	})
-	if namespaces, _ := f.namespaces(); err == nil && namespaces == nil {
+	if namespaces, _ := netdev.NamespacesAt(f.netns); err == nil && namespaces == nil {
 		for _, src := range a.flowSources() {
 			if err = conntrack.EachFlow(ctx, src, filter, show(src.Name())); err != nil {
 				break
@@ -416,7 +256,7 @@ func deleteConns(ctx context.Context, a *app, f *connsFlags, filter *conntrack.F
 	results := []result{}
 	err := f.each(a, func(ns netdev.Namespace) (err error) {
 		r := result{Namespace: ns.Name, Deleted: yes}
-		if r.Entries, err = deleteIn(ctx, ns, filter, yes); err != nil {
+		if r.Entries, err = conntrack.CountIn(ctx, ns, filter, yes); err != nil {
 			return fmt.Errorf("namespace %s: %w", ns.Name, err)
 		}
 		if r.Entries > 0 {
@@ -442,17 +282,4 @@ func deleteConns(ctx context.Context, a *app, f *connsFlags, filter *conntrack.F
 		}
 		return t.Write(w)
 	})
-}
-
-func deleteIn(ctx context.Context, ns netdev.Namespace, f *conntrack.Filter, yes bool) (n int, err error) {
-	c, err := conntrack.OpenIn(ns)
-	if err != nil {
-		return 0, err
-	}
-	defer c.Close()
-	if yes {
-		return c.DeleteAll(ctx, f)
-	}
-	err = c.Dump(ctx, f, func(*conntrack.Entry) error { n++; return nil })
-	return n, err
 }

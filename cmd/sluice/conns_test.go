@@ -91,7 +91,7 @@ func TestConns(t *testing.T) {
 			t.Errorf("line of more than 80 columns: %q", line)
 		}
 	}
-	for _, by := range connsKeys {
+	for _, by := range conntrack.Groupings() {
 		if out, stderr, code := sluice(t, "conns", "--netns", name, "--window", "1ms", "--by", by); code != 0 ||
 			by != "backend" && strings.Count(out, "\n") < 6 {
 			t.Errorf("--by %s: code %d, %s\n%s", by, code, stderr, out)
@@ -102,7 +102,7 @@ func TestConns(t *testing.T) {
 func TestConnsJSON(t *testing.T) {
 	name := trackedNamespace(t)
 	text, _, _ := sluice(t, "conns", "--netns", name, "--window", "1ms", "--json", "--state", "time_wait")
-	var r connsReport
+	var r conntrack.Report
 	if err := json.Unmarshal([]byte(text), &r); err != nil {
 		t.Fatalf("%v:\n%s", err, text)
 	}
@@ -182,34 +182,6 @@ func TestConnsFlagsExclude(t *testing.T) {
 	for _, args := range [][]string{{"-4", "-6"}, {"--list", "--by", "source"}, {"--list", "--top", "3"}, {"--list", "--check"}} {
 		if _, stderr, code := sluice(t, append([]string{"conns"}, args...)...); code != exitUsage || !strings.Contains(stderr, "exclude each other") {
 			t.Errorf("%v: code %d, %s", args, code, stderr)
-		}
-	}
-}
-
-// TestNamespacesOnce: a namespace that is named twice is read once.
-func TestNamespacesOnce(t *testing.T) {
-	list, err := chosenNamespaces([]string{"/proc/self/ns/net", "/proc/thread-self/ns/net"})
-	if err != nil || len(list) != 1 {
-		t.Errorf("%v, %v", list, err)
-	}
-}
-
-func TestConnsCheckVerdict(t *testing.T) {
-	fill := func(effective float64, drops uint32) connsFill {
-		return connsFill{Effective: effective, Fill: conntrack.Fill{Counted: conntrack.Counters{Drop: drops}}}
-	}
-	for _, tc := range []struct {
-		name string
-		list []connsFill
-		want int
-	}{
-		{"healthy", []connsFill{fill(0.5, 0), fill(0, 0)}, 0},
-		{"filling", []connsFill{fill(0.1, 0), fill(0.8, 0)}, 1},
-		{"held", []connsFill{fill(0.8, 0), fill(0.95, 0)}, 2},
-		{"dropping", []connsFill{fill(0.1, 1)}, 2},
-	} {
-		if got := (&connsReport{Namespaces: tc.list}).verdict(); got != tc.want {
-			t.Errorf("%s: exit code %d, want %d", tc.name, got, tc.want)
 		}
 	}
 }

@@ -16,90 +16,11 @@ import (
 	"github.com/sluice-lb/sluice/table"
 )
 
-// connsReport is the output of 'sluice conns'. Its JSON form is part of the command's interface.
-type connsReport struct {
-	Window     float64               `json:"window_seconds"`
-	Namespaces []connsFill           `json:"namespaces"`
-	Total      conntrack.Count       `json:"total"`
-	Memory     uint64                `json:"memory_bytes"` // memory of the counted entries, including NAT extensions
-	IPv4       uint32                `json:"ipv4"`
-	IPv6       uint32                `json:"ipv6"`
-	Unreplied  uint32                `json:"unreplied"`
-	Offloaded  uint32                `json:"offloaded"`
-	SNAT       uint32                `json:"snat"`
-	DNAT       uint32                `json:"dnat"`
-	FullNAT    uint32                `json:"snat_and_dnat"`
-	By         string                `json:"by,omitempty"`
-	Rows       []conntrack.Row       `json:"rows,omitempty"`
-	States     []conntrack.Row       `json:"states,omitempty"`
-	Sources    []conntrack.Row       `json:"sources,omitempty"`
-	Services   []conntrack.Row       `json:"services,omitempty"`
-	SNATPorts  []conntrack.Occupancy `json:"snat_ports,omitempty"`
-	FreeFirst  []conntrack.Victims   `json:"free_first,omitempty"`
-	Blind      []string              `json:"not_seen,omitempty"`
-}
-
-// connsFill is conntrack.Fill with its conclusions.
-type connsFill struct {
-	conntrack.Fill
-	Raw        float64 `json:"fill"`
-	Effective  float64 `json:"effective_fill"`
-	FullInSecs float64 `json:"time_to_full_seconds,omitempty"` // absent without growth
-}
-
-func newConnsReport(s *conntrack.Survey, f *connsFlags) *connsReport {
-	sum := s.Summary
-	r := &connsReport{Window: s.Window.Seconds(), Total: sum.Total, By: f.by, Blind: s.Blind,
-		Memory: uint64(sum.Total.Entries) * capacity.EntryBytes(capacity.Extensions{NAT: true}),
-		IPv4:   sum.Families[0], IPv6: sum.Families[1], Unreplied: sum.Unreplied, Offloaded: sum.Offloaded,
-		SNAT: sum.Translated[1], DNAT: sum.Translated[2], FullNAT: sum.Translated[3]}
-	for _, fill := range s.Fills {
-		c := connsFill{Fill: fill, Raw: fill.Fill(), Effective: fill.Effective()}
-		if d := fill.TimeToFull(); d >= 0 && fill.Foreseeable() {
-			c.FullInSecs = d.Seconds()
-		}
-		r.Namespaces = append(r.Namespaces, c)
-	}
-	switch f.by {
-	case "state":
-		r.Rows = sum.States()
-	case "source":
-		r.Rows = sum.Sources(f.top)
-	case "destination":
-		r.Rows = sum.Dests(f.top)
-	case "service":
-		r.Rows = sum.Services(f.top)
-	case "backend":
-		r.Rows = sum.Backends(f.top)
-	case "snat-port":
-		r.SNATPorts = sum.Occupancies(f.top, f.pool)
-	case "netns":
-		r.Rows = sum.Namespaces(f.top)
-	case "age":
-		r.Rows = sum.Ages()
-	case "":
-		r.States, r.Sources, r.Services = sum.States(), sum.Sources(f.top), sum.Services(f.top)
-		r.SNATPorts, r.FreeFirst = sum.Occupancies(f.top, f.pool), sum.FreeFirst()
-	}
-	return r
-}
-
-// verdict is the exit code of --check: by effective fill and by drops.
-func (r *connsReport) verdict() int {
-	worst := exitOK
-	for _, n := range r.Namespaces {
-		switch {
-		case n.Effective > 0.90, n.Counted.Drop > 0:
-			return 2
-		case n.Effective > 0.75:
-			worst = 1
-		}
-	}
-	return worst
-}
+// connsReport is the output of 'sluice conns'.
+type connsReport struct{ *conntrack.Report }
 
 // write prints the report in sections of at most 80 columns.
-func (r *connsReport) write(w io.Writer) error {
+func (r connsReport) write(w io.Writer) error {
 	sections := []func(io.Writer) error{r.writeFill, r.writeTotals}
 	add := func(title string, rows []conntrack.Row) {
 		if len(rows) > 0 {
@@ -130,7 +51,7 @@ func (r *connsReport) write(w io.Writer) error {
 	return nil
 }
 
-func (r *connsReport) writeFill(w io.Writer) error {
+func (r connsReport) writeFill(w io.Writer) error {
 	t := addressTable(w, "NAMESPACE", ">ENTRIES", ">MAX", ">FILL", ">HELD", ">GROWTH/s", ">FULL IN", ">DROPS/s")
 	for _, n := range r.Namespaces {
 		if n.Count == 0 && n.Counted == (conntrack.Counters{CPU: -1}) && len(r.Namespaces) > 1 {
@@ -160,7 +81,7 @@ func addressTable(w io.Writer, headings ...string) *table.Table {
 	return t
 }
 
-func (r *connsReport) writeTotals(w io.Writer) error {
+func (r connsReport) writeTotals(w io.Writer) error {
 	n := r.Total
 	_, err := fmt.Fprintf(w, "%d entries (%s): %d held, %d closing, %d not assured\nIPv4 %d, IPv6 %d; SNAT %d, DNAT %d, both %d; unreplied %d, offloaded %d\n",
 		n.Entries, capacity.Bytes(r.Memory), n.Held(), n.Closing, n.Unassured,
@@ -168,7 +89,7 @@ func (r *connsReport) writeTotals(w io.Writer) error {
 	return err
 }
 
-func (r *connsReport) writeRows(w io.Writer, title string, rows []conntrack.Row) error {
+func (r connsReport) writeRows(w io.Writer, title string, rows []conntrack.Row) error {
 	t := addressTable(w, title, ">ENTRIES", ">SHARE", ">HELD", ">CLOSING", ">UNASSURED")
 	for _, row := range rows {
 		t.Row(row.Key, row.Entries, share(row.Entries, r.Total.Entries), row.Held(), row.Closing, row.Unassured)
@@ -176,7 +97,7 @@ func (r *connsReport) writeRows(w io.Writer, title string, rows []conntrack.Row)
 	return t.Write(w)
 }
 
-func (r *connsReport) writePorts(w io.Writer) error {
+func (r connsReport) writePorts(w io.Writer) error {
 	t := addressTable(w, "SNAT ADDRESS", "TOWARDS", ">PORTS", ">RANGE", ">OF", ">USED", ">REFUSED")
 	for _, o := range r.SNATPorts {
 		t.Row(o.Public, o.Protocol.String()+" "+o.Remote.String(), o.Used, o.Range, o.Pool, percent(o.Share()),
@@ -185,7 +106,7 @@ func (r *connsReport) writePorts(w io.Writer) error {
 	return t.Write(w)
 }
 
-func (r *connsReport) writeFree(w io.Writer) error {
+func (r connsReport) writeFree(w io.Writer) error {
 	fmt.Fprintln(w, "FREE FIRST")
 	for _, v := range r.FreeFirst {
 		if _, err := fmt.Fprintf(w, "%9d  %s\n           %s\n", v.Entries, v.What, wrap(v.How, reportWidth-11, "\n           ")); err != nil {

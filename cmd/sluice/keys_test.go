@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/bench"
 	"github.com/sluice-lb/sluice/capacity"
 	"github.com/sluice-lb/sluice/config"
+	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/doctor"
 	"github.com/sluice-lb/sluice/doctor/casestudy"
@@ -65,7 +66,7 @@ func TestKeysOfOutput(t *testing.T) {
 		api.Status{}, api.Service{}, api.NATRule{}, api.Mapping{}, api.Interface{}, api.Flows{}, api.FlowLine{}, api.Outcome{}, api.Stop{}, api.BackendState{},
 		api.Problem{}, datapath.Explanation{}, bench.Result{}, casestudy.Report{}, demo.Report{}, load.HTTPResult{}, top.Picture{}, trace.DropReport{}, trace.Profile{},
 		accelerate.Status{}, accelerate.Plan{}, doctor.Report{}, doctor.Check{}, tune.Proposal{}, tune.Result{}, tunedEntry{}, capacity.Carry{},
-		packetsReport{}, flowsReport{}, connsReport{}, listedConn{}, event.Event{}, audit.Entry{}, api.GatewayDrain{}, api.NodeState{}, drained{}, planReport{}, labView{}, checked{}, imported{},
+		packetsReport{}, flowsReport{}, conntrack.Report{}, conntrack.Listed{}, event.Event{}, audit.Entry{}, api.GatewayDrain{}, api.NodeState{}, drained{}, planReport{}, labView{}, checked{}, imported{},
 	} {
 		walk(reflect.TypeOf(v))
 	}

@@ -5,7 +5,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"slices"
 
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/colorprofile"
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/sluice-lb/sluice/daemon"
+	"github.com/sluice-lb/sluice/netdev"
 	"github.com/sluice-lb/sluice/table"
 	"github.com/sluice-lb/sluice/top"
 )
@@ -48,14 +48,12 @@ NO_COLOR is honoured.`,
 			if os.Geteuid() != 0 {
 				return daemon.ErrNoRoot
 			}
-			h := &top.Host{}
-			if !slices.Contains(netns, "all") {
-				var err error
-				if h.Only, err = chosenNamespaces(netns); err != nil {
-					return err
-				}
+			only, err := netdev.NamespacesAt(netns)
+			if err != nil {
+				return err
 			}
-			if h.Only == nil {
+			h := &top.Host{Only: only}
+			if only == nil {
 				h.Sources = a.flowSources()
 			}
 			return a.runTop(cmd, h, once, rows)
