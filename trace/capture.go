@@ -3,8 +3,11 @@
 package trace
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -58,3 +61,34 @@ func (c *Capture) Write(s *DropSample, cause Cause, namespace string) error {
 
 // ethernetHeader is the length of an Ethernet header without VLAN tag.
 const ethernetHeader = 14
+
+// CaptureTo makes the watcher write its samples to a new pcapng file, which replaces an existing one. closeFile returns
+// the last error of the writes and of closing the file; call it after [Watcher.Stop].
+func (w *Watcher) CaptureTo(path string) (closeFile func() error, err error) {
+	file, err := os.Create(path)
+	if err != nil {
+		return nil, err
+	}
+	c, err := NewCapture(file)
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	names := map[uint64]string{}
+	for _, ns := range w.Namespaces {
+		names[ns.Inode] = ns.Name
+	}
+	var mu sync.Mutex // protects failed
+	var failed error
+	w.OnSample = func(s *DropSample, cause Cause) {
+		if err := c.Write(s, cause, names[uint64(s.Netns)]); err != nil {
+			mu.Lock()
+			failed = err
+			mu.Unlock()
+		}
+	}
+	return func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		return errors.Join(failed, file.Close())
+	}, nil
+}

@@ -64,7 +64,7 @@ with who changed it and when; everything else comes from the daemon's file.`,
 				if err != nil {
 					return err
 				}
-				rows := origins(changes)
+				rows := changes.Origins()
 				return a.print(map[string]any{"file": changes.File, "changed": rows}, func(w io.Writer) error { return writeOrigins(w, changes.File, rows) })
 			}
 			c, err := a.client()

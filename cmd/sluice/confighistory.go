@@ -5,10 +5,8 @@ package main
 import (
 	"fmt"
 	"io"
-	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -33,7 +31,7 @@ diff FILE' shows what another file would change.`,
 				return err
 			}
 			return a.print(changes, func(w io.Writer) error {
-				edits := append(slices.Clone(changes.Edits), stateEdits(changes.States)...)
+				edits := changes.AllEdits()
 				if len(edits) == 0 {
 					table.Line(w, "nothing: what is in force is %s", changes.File)
 				}
@@ -120,22 +118,6 @@ func writeEdits(w io.Writer, indent string, edits []config.Edit) error {
 		}
 	}
 	return nil
-}
-
-// stateEdits returns the states set by the operator, in the form of edits.
-func stateEdits(states []api.OperatorState) []config.Edit {
-	var edits []config.Edit
-	for _, s := range states {
-		path := config.Join("services", s.Service, "backends", s.Backend, "@state")
-		switch {
-		case s.Node:
-			path = "@node"
-		case s.Service == "":
-			path = "@state"
-		}
-		edits = append(edits, config.Edit{Path: path, After: s.Text})
-	}
-	return edits
 }
 
 func newConfigRevert(a *app) *cobra.Command {
@@ -236,46 +218,7 @@ comments. The states of backends ('sluice backend') do not change; they are not 
 	}
 }
 
-// originRow is the origin of a value that differs from the file.
-type originRow struct {
-	Path     string    `json:"path"`
-	Value    string    `json:"value"`
-	File     string    `json:"file"` // value in the file; empty for none
-	Revision uint64    `json:"revision,omitempty"`
-	At       time.Time `json:"at,omitzero"`
-	Who      string    `json:"who,omitempty"`
-	Found    string    `json:"discovered,omitempty"` // source of a discovered value
-}
-
-// origins finds the last revision that changed each value. Values older than the history have none.
-func origins(c *api.ConfigChanges) []originRow {
-	rows := []originRow{}
-	for _, e := range append(slices.Clone(c.Edits), stateEdits(c.States)...) {
-		row := originRow{Path: e.Path, Value: e.After, File: e.Before}
-		for _, r := range slices.Backward(c.History) {
-			if slices.ContainsFunc(r.Edits, func(made config.Edit) bool { return overlap(made.Path, e.Path) }) {
-				row.Revision, row.At, row.Who = r.Revision, r.At, r.Who
-				break
-			}
-		}
-		rows = append(rows, row)
-	}
-	for _, b := range c.Discovered {
-		value := b.Address.String()
-		if b.Port != 0 {
-			value = netip.AddrPortFrom(b.Address, b.Port).String()
-		}
-		rows = append(rows, originRow{Path: config.Join("services", b.Service, "backends", b.Backend), Value: value, At: b.Since, Found: b.From})
-	}
-	return rows
-}
-
-// overlap reports whether one of two paths is, or leads to, the other.
-func overlap(a, b string) bool {
-	return a == b || strings.HasPrefix(a, b+"/") || strings.HasPrefix(b, a+"/")
-}
-
-func writeOrigins(w io.Writer, file string, rows []originRow) error {
+func writeOrigins(w io.Writer, file string, rows []api.Origin) error {
 	if len(rows) == 0 {
 		_, err := table.Line(w, "everything comes from %s", file)
 		return err

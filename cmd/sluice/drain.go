@@ -14,7 +14,6 @@ import (
 
 	"github.com/sluice-lb/sluice/api"
 	"github.com/sluice-lb/sluice/control"
-	"github.com/sluice-lb/sluice/pause"
 	"github.com/sluice-lb/sluice/table"
 )
 
@@ -88,7 +87,7 @@ answered when the kernel has them, and kept over restarts.`,
 					return err
 				})
 			}
-			d, err := a.awaitDrain(cmd.Context(), f.wait, func(ctx context.Context) (*api.Drain, error) { return drainOf(ctx, c, service, backend) })
+			d, err := api.AwaitDrain(cmd.Context(), f.wait, func(ctx context.Context) (*api.Drain, error) { return c.BackendDrain(ctx, service, backend) }, a.drainProgress)
 			if err != nil {
 				return err
 			}
@@ -110,20 +109,6 @@ answered when the kernel has them, and kept over restarts.`,
 type drained struct {
 	Draining bool       `json:"draining"` // the command did not wait, or connections remain
 	Drain    *api.Drain `json:"drain,omitempty"`
-}
-
-// drainOf returns the progress of a draining backend, or nil if it does not drain.
-func drainOf(ctx context.Context, c *api.Client, service, backend string) (*api.Drain, error) {
-	s, err := c.Service(ctx, service)
-	if err != nil {
-		return nil, err
-	}
-	for _, b := range s.Backends {
-		if b.Name == backend {
-			return b.Drain, nil
-		}
-	}
-	return nil, nil
 }
 
 func newDrain(a *app) *cobra.Command {
@@ -164,13 +149,13 @@ reset they end. The gateway takes no new ones before --cancel.`,
 			if err != nil {
 				return err
 			}
-			_, err = a.awaitDrain(cmd.Context(), f.wait, func(ctx context.Context) (*api.Drain, error) {
+			_, err = api.AwaitDrain(cmd.Context(), f.wait, func(ctx context.Context) (*api.Drain, error) {
 				now, err = c.DrainState(ctx)
 				if err != nil {
 					return nil, err
 				}
 				return now.Drain, nil
-			})
+			}, a.drainProgress)
 			if err != nil {
 				return err
 			}
@@ -189,37 +174,7 @@ reset they end. The gateway takes no new ones before --cancel.`,
 	return cmd
 }
 
-// Times of a command that follows a drain.
-const (
-	countedWithin = 4 * time.Second        // The daemon counts connections soon after a drain begins.
-	drainLook     = 200 * time.Millisecond // Interval of polls.
-	drainTell     = 5 * time.Second        // Interval of progress lines.
-)
-
-// awaitDrain returns the progress of a drain after the first count of connections. With wait it
-// returns when no connection remains, or at the deadline. A nil drain has ended.
-func (a *app) awaitDrain(ctx context.Context, wait bool, look func(context.Context) (*api.Drain, error)) (*api.Drain, error) {
-	began, told, timed := time.Now(), time.Now(), false
-	for {
-		d, err := look(ctx)
-		if err != nil || d == nil {
-			return d, err
-		}
-		timed = timed || !d.Until.IsZero()
-		counted := !d.Counted.Before(began.Add(-time.Second)) || time.Since(began) > countedWithin
-		over := d.Left == 0 || timed && d.Until.IsZero()
-		if counted && (over || !wait) {
-			return d, nil
-		}
-		if counted && time.Since(told) > drainTell {
-			a.progress("%s", drainText(d))
-			told = time.Now()
-		}
-		if err := pause.For(ctx, drainLook); err != nil {
-			return nil, err
-		}
-	}
-}
+func (a *app) drainProgress(d *api.Drain) { a.progress("%s", drainText(d)) }
 
 // leftText describes the remaining connections of a drain; "" for nil.
 func leftText(d *api.Drain) string {

@@ -7,10 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -100,7 +98,7 @@ func (f *dropFlags) run(ctx context.Context, a *app, filter trace.Filter) error 
 		if err := w.Probe.Pause(); err != nil {
 			return err
 		}
-		if closeCapture, err = capture(&w, f.pcap); err != nil {
+		if closeCapture, err = w.CaptureTo(f.pcap); err != nil {
 			return err
 		}
 	}
@@ -158,36 +156,6 @@ func wait(ctx context.Context, seconds float64) {
 	}
 }
 
-// capture makes the watcher write its samples to a file.
-func capture(w *trace.Watcher, path string) (closeFile func() error, err error) {
-	file, err := os.Create(path)
-	if err != nil {
-		return nil, err
-	}
-	c, err := trace.NewCapture(file)
-	if err != nil {
-		return nil, errors.Join(err, file.Close())
-	}
-	names := map[uint64]string{}
-	for _, ns := range w.Namespaces {
-		names[ns.Inode] = ns.Name
-	}
-	var mu sync.Mutex // protects failed
-	var failed error
-	w.OnSample = func(s *trace.DropSample, cause trace.Cause) {
-		if err := c.Write(s, cause, names[uint64(s.Netns)]); err != nil {
-			mu.Lock()
-			failed = err
-			mu.Unlock()
-		}
-	}
-	return func() error {
-		mu.Lock()
-		defer mu.Unlock()
-		return errors.Join(failed, file.Close())
-	}, nil
-}
-
 func (f *dropFlags) print(a *app, w io.Writer, r *trace.DropReport) error {
 	var benign []trace.DropGroup
 	shown := 0
@@ -237,35 +205,6 @@ func (f *dropFlags) print(a *app, w io.Writer, r *trace.DropReport) error {
 	return nil
 }
 
-// replayCommand returns the command that traces a sampled packet through the rules, to identify the
-// dropping rule among several. It returns "" if the packet cannot be described.
-func replayCommand(g *trace.DropGroup) string {
-	for _, s := range g.Samples {
-		packet := s.Packet
-		if s.Original.IsValid() { // as it arrived
-			packet = s.Original
-		}
-		if !packet.IsValid() || s.InIfIndex == 0 {
-			continue
-		}
-		from, to := packet.Source.String(), packet.Dest.String()
-		if !packet.Protocol.HasPorts() {
-			from, to = packet.Source.Addr().String(), packet.Dest.Addr().String()
-		}
-		command := fmt.Sprintf("sluice explain --host %s %s %s", packet.Protocol, from, to)
-		if s.Hook != trace.HookPostrouting && s.Hook != trace.HookHairpin && s.Interface != "" {
-			command += " --in " + s.Interface
-		}
-		if g.Netns == netdev.HostNamespace().Inode {
-			return command
-		}
-		if _, err := os.Stat("/run/netns/" + g.Namespace); err == nil {
-			return "ip netns exec " + g.Namespace + " " + command
-		}
-	}
-	return ""
-}
-
 func (f *dropFlags) printGroup(a *app, w io.Writer, g *trace.DropGroup) {
 	fmt.Fprintf(w, "%s  %d packets, %.0f/s, in %s\n", a.paint(w, bold, g.Cause.Title), g.Packets, g.PerSecond, g.Namespace)
 	fmt.Fprintf(w, "  %s\n", g.Cause.Meaning)
@@ -285,7 +224,7 @@ func (f *dropFlags) printGroup(a *app, w io.Writer, g *trace.DropGroup) {
 		for _, r := range g.Rules[:min(len(g.Rules), 5)] {
 			fmt.Fprintf(w, "    %s\n", r)
 		}
-		if command := replayCommand(g); command != "" {
+		if command := g.ReplayCommand(); command != "" {
 			fmt.Fprintf(w, "  to tell which: %s\n", command)
 		}
 	}

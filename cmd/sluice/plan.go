@@ -7,15 +7,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
-	"strings"
-	"time"
 
-	"github.com/goccy/go-yaml"
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-lb/sluice/capacity"
-	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/table"
 )
 
@@ -130,13 +125,17 @@ func (f *planFlags) readLoad(cmd *cobra.Command, a *app) (capacity.Load, error) 
 	}
 	var errs []error
 	for i, text := range f.classes {
-		c, err := parseClass(text, i)
-		errs = append(errs, err)
+		c, err := capacity.ParseClass(text, i)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--class %w", err))
+		}
 		load.Classes = append(load.Classes, c)
 	}
 	for _, text := range f.requests {
-		r, err := parseRequests(text)
-		errs = append(errs, err)
+		r, err := capacity.ParseRequests(text)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--requests %w", err))
+		}
 		load.Requests = append(load.Requests, r)
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -145,7 +144,7 @@ func (f *planFlags) readLoad(cmd *cobra.Command, a *app) (capacity.Load, error) 
 	return load, nil
 }
 
-// readLoadFile reads a load from YAML; unknown keys are errors.
+// readLoadFile reads a load from a YAML file; "-" is standard input.
 func readLoadFile(path string, stdin io.Reader) (load capacity.Load, err error) {
 	var text []byte
 	if path == "-" {
@@ -156,7 +155,7 @@ func readLoadFile(path string, stdin io.Reader) (load capacity.Load, err error) 
 	if err != nil {
 		return load, fmt.Errorf("load: %w", err)
 	}
-	if err := yaml.UnmarshalWithOptions(text, &load, yaml.Strict()); err != nil {
+	if load, err = capacity.DecodeLoad(text); err != nil {
 		return load, fmt.Errorf("load %s: %w", path, err)
 	}
 	return load, nil
@@ -183,50 +182,6 @@ func overlay(file, flags capacity.Load, given func(string) bool) capacity.Load {
 		}
 	}
 	return file
-}
-
-// parseClass reads "30x400" or "sharing=30x400".
-func parseClass(text string, i int) (c capacity.Class, err error) {
-	name, numbers, named := strings.Cut(text, "=")
-	if !named {
-		name, numbers = fmt.Sprintf("class %d", i+1), text
-	}
-	clients, each, ok := strings.Cut(numbers, "x")
-	c.Name = name
-	var bad [2]error
-	c.Clients, bad[0] = strconv.ParseUint(clients, 10, 32)
-	c.Connections, bad[1] = strconv.ParseUint(each, 10, 32)
-	if !ok || bad[0] != nil || bad[1] != nil {
-		return c, fmt.Errorf("--class %s: want CLIENTSxCONNECTIONS, such as 30x400", text)
-	}
-	return c, nil
-}
-
-// parseRequests reads "800/s:2s:120s" with an optional "udp:" or "tcp:" in front.
-func parseRequests(text string) (r capacity.Requests, err error) {
-	bad := func() (capacity.Requests, error) {
-		return r, fmt.Errorf("--requests %s: want [udp:]RATE/s[:LIFETIME[:LINGER]], such as 800/s:2s", text)
-	}
-	parts := strings.Split(text, ":")
-	r.Name, r.Protocol = text, flow.TCP
-	if p, err := flow.ParseProtocol(parts[0]); err == nil && p.HasPorts() {
-		r.Protocol, parts = p, parts[1:]
-	}
-	if len(parts) == 0 || len(parts) > 3 {
-		return bad()
-	}
-	rate, ok := strings.CutSuffix(parts[0], "/s")
-	if r.Rate, err = strconv.ParseFloat(rate, 64); err != nil || !ok {
-		return bad()
-	}
-	for i, to := range []*time.Duration{&r.Lifetime, &r.Linger} {
-		if len(parts) > i+1 {
-			if *to, err = time.ParseDuration(parts[i+1]); err != nil {
-				return bad()
-			}
-		}
-	}
-	return r, nil
 }
 
 func writePlan(w io.Writer, p *capacity.Plan) error {
