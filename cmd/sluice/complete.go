@@ -148,8 +148,8 @@ func completeNode(cmd *cobra.Command, args []string, start string) ([]string, co
 		return completeLabs(cmd, args, start)
 	case 1:
 		var names []string
-		if l, err := findLab(args[0]); err == nil {
-			names = viewLab(l).nodeNames()
+		if l, err := lab.Named(args[0]); err == nil {
+			names = l.NodeNames()
 		}
 		return names, cobra.ShellCompDirectiveNoFileComp
 	}

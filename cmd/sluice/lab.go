@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-lb/sluice/daemon"
 	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/host"
 	"github.com/sluice-lb/sluice/table"
 )
 
@@ -35,68 +36,6 @@ func newLab(a *app) *cobra.Command {
 	}
 	cmd.AddCommand(tidy(a, newLabUp(a)), newLabDown(a), newLabList(a), newLabExec(a), tidy(a, newLabServe(a)), newLabKill(a), tidy(a, newCaseStudy(a)))
 	return cmd
-}
-
-// labView is the printed form of a lab.
-type labView struct {
-	ID       string    `json:"id"`
-	Topology string    `json:"topology"`
-	About    string    `json:"about"`
-	Created  time.Time `json:"created"`
-	// Owner is "user" (until lab down), "process" (until its program ends) or "nobody" (left by a
-	// crash; the next lab up removes the lab).
-	Owner string        `json:"owner"`
-	Nodes []labNodeView `json:"nodes"`
-}
-
-type labNodeView struct {
-	Name      string           `json:"name"`
-	Namespace string           `json:"namespace"`
-	Servers   []lab.ServerSpec `json:"servers"`
-	// Absent are the servers that "lab up" did not start, with the reason.
-	Absent []string `json:"absent,omitempty"`
-	// Interfaces holds the addresses by interface; "lo" only where it has more than its own.
-	Interfaces []labIfaceView `json:"interfaces"`
-}
-
-type labIfaceView struct {
-	Name      string   `json:"name"`
-	Addresses []string `json:"addresses"`
-}
-
-func viewLab(l *lab.Lab) labView {
-	r := l.Record()
-	v := labView{ID: r.ID, Topology: r.Topology.Name, About: r.Topology.About, Created: r.Created, Owner: "nobody"}
-	switch {
-	case r.Detached:
-		v.Owner = "user"
-	case r.Live:
-		v.Owner = "process"
-	}
-	for _, n := range l.Nodes() {
-		node := labNodeView{Name: n.Short(), Namespace: n.Name(), Servers: []lab.ServerSpec{}, Interfaces: []labIfaceView{}}
-		node.Servers = append(node.Servers, n.Spec().Servers...)
-		for _, link := range r.Topology.Links {
-			for _, e := range []lab.End{link.A, link.B} {
-				if e.Node == n.Short() && len(e.Addresses) > 0 {
-					node.Interfaces = append(node.Interfaces, labIfaceView{e.Iface, e.Addresses})
-				}
-			}
-		}
-		if lo := n.Spec().Addresses; len(lo) > 0 {
-			node.Interfaces = append(node.Interfaces, labIfaceView{"lo", lo})
-		}
-		v.Nodes = append(v.Nodes, node)
-	}
-	return v
-}
-
-func (v labView) nodeNames() []string {
-	var names []string
-	for _, n := range v.Nodes {
-		names = append(names, n.Name)
-	}
-	return names
 }
 
 func newLabUp(a *app) *cobra.Command {
@@ -132,7 +71,7 @@ func newLabUp(a *app) *cobra.Command {
 			}
 			var absent map[string][]string
 			if !bare {
-				absent, err = startServers(cmd.Context(), l)
+				absent, err = host.Start(cmd.Context(), l)
 			}
 			if err == nil {
 				err = l.Detach()
@@ -140,7 +79,7 @@ func newLabUp(a *app) *cobra.Command {
 			if err != nil {
 				return errors.Join(err, l.Down())
 			}
-			v := viewLab(l)
+			v := l.View()
 			for i := range v.Nodes {
 				v.Nodes[i].Absent = absent[v.Nodes[i].Name]
 			}
@@ -151,7 +90,7 @@ func newLabUp(a *app) *cobra.Command {
 	return cmd
 }
 
-func printLabUp(w io.Writer, v labView, bare bool) error {
+func printLabUp(w io.Writer, v lab.View, bare bool) error {
 	fmt.Fprintf(w, "lab %s is up: %s\n\n", v.ID, v.About)
 	t := table.New("NODE", "INTERFACE", "ADDRESSES")
 	for _, n := range v.Nodes {
@@ -178,7 +117,7 @@ func printLabUp(w io.Writer, v labView, bare bool) error {
 				running := slices.DeleteFunc(slices.Clone(n.Servers), func(s lab.ServerSpec) bool {
 					return slices.ContainsFunc(n.Absent, func(why string) bool { return strings.HasPrefix(why, s.String()+": ") })
 				})
-				fmt.Fprintln(w, servesLine(n.Name, running, n.Absent))
+				fmt.Fprintln(w, host.ServesLine(n.Name, running, n.Absent))
 			}
 		}
 	}
@@ -204,7 +143,14 @@ func newLabDown(a *app) *cobra.Command {
 			if os.Geteuid() != 0 {
 				return daemon.ErrNoRoot
 			}
-			chosen, err := labsToRemove(args, all)
+			var chosen []*lab.Lab
+			var err error
+			if len(args) == 1 {
+				chosen = make([]*lab.Lab, 1)
+				chosen[0], err = lab.Named(args[0])
+			} else {
+				chosen, err = lab.Removable(all)
+			}
 			if err != nil {
 				return err
 			}
@@ -238,69 +184,6 @@ func (a *app) removeLabs(labs []*lab.Lab) error {
 	return errors.Join(errs...)
 }
 
-func labsToRemove(args []string, all bool) ([]*lab.Lab, error) {
-	if len(args) == 1 {
-		l, err := findLab(args[0])
-		return []*lab.Lab{l}, err
-	}
-	records, err := lab.List()
-	if err != nil {
-		return nil, err
-	}
-	var labs []*lab.Lab
-	for _, r := range records {
-		if !r.Detached && (r.Live || !all) {
-			continue
-		}
-		l, err := lab.Find(r.ID)
-		if err != nil {
-			return nil, err
-		}
-		labs = append(labs, l)
-	}
-	if !all && len(labs) != 1 {
-		return nil, fmt.Errorf("%d labs of yours are up: name one, or --all; \"sluice lab list\" shows them", len(labs))
-	}
-	return labs, nil
-}
-
-// findLab finds a lab by id, or by the name of a topology with only one running lab.
-func findLab(name string) (*lab.Lab, error) {
-	records, err := lab.List()
-	if err != nil {
-		return nil, err
-	}
-	var matches []string
-	for _, r := range records {
-		if r.ID == name {
-			return lab.Find(r.ID)
-		}
-		if r.Topology.Name == name {
-			matches = append(matches, r.ID)
-		}
-	}
-	switch len(matches) {
-	case 0:
-		return nil, fmt.Errorf("lab %q: no such lab is up; \"sluice lab list\" shows what is", name)
-	case 1:
-		return lab.Find(matches[0])
-	}
-	return nil, fmt.Errorf("lab %q: up more than once, say which: %s", name, strings.Join(matches, ", "))
-}
-
-// lookupNode finds a node of a lab, both by name.
-func lookupNode(labName, node string) (*lab.Lab, *lab.Node, error) {
-	l, err := findLab(labName)
-	if err != nil {
-		return nil, nil, err
-	}
-	n, ok := l.Lookup(node)
-	if !ok {
-		return nil, nil, fmt.Errorf("lab %s: no node %q; its nodes are %s", l.ID(), node, strings.Join(viewLab(l).nodeNames(), ", "))
-	}
-	return l, n, nil
-}
-
 func newLabList(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
@@ -314,13 +197,13 @@ func newLabList(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			views := []labView{}
+			views := []lab.View{}
 			for _, r := range records {
 				l, err := lab.Find(r.ID)
 				if err != nil {
 					continue // removed meanwhile
 				}
-				views = append(views, viewLab(l))
+				views = append(views, l.View())
 			}
 			return a.print(views, func(w io.Writer) error {
 				if len(views) == 0 {
@@ -329,8 +212,12 @@ func newLabList(a *app) *cobra.Command {
 				}
 				t := table.New("ID", "TOPOLOGY", ">AGE", "OWNER", "NODES")
 				for _, v := range views {
+					var names []string
+					for _, n := range v.Nodes {
+						names = append(names, n.Name)
+					}
 					age := time.Since(v.Created).Round(time.Second)
-					t.Row(v.ID, v.Topology, age, v.Owner, strings.Join(v.nodeNames(), " "))
+					t.Row(v.ID, v.Topology, age, v.Owner, strings.Join(names, " "))
 				}
 				return t.Write(w)
 			})
@@ -358,7 +245,7 @@ func newLabExec(_ *app) *cobra.Command {
 			if os.Geteuid() != 0 {
 				return daemon.ErrNoRoot
 			}
-			_, n, err := lookupNode(args[0], args[1])
+			_, n, err := lab.NamedNode(args[0], args[1])
 			if err != nil {
 				return err
 			}

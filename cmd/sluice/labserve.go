@@ -3,14 +3,9 @@
 package main
 
 import (
-	"bufio"
-	"cmp"
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -49,7 +44,7 @@ func newLabServe(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintln(a.stdout, servesLine(n.Short(), servers.Running, servers.Absent))
+			fmt.Fprintln(a.stdout, host.ServesLine(n.Short(), servers.Running, servers.Absent))
 			<-cmd.Context().Done()
 			return servers.Stop()
 		},
@@ -89,63 +84,5 @@ func nodeOf(cmd *cobra.Command, args []string) (*lab.Lab, *lab.Node, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil, daemon.ErrNoRoot
 	}
-	return lookupNode(args[0], args[1])
-}
-
-// notStarted separates the absent servers in the line of "lab serve".
-const notStarted = "; not started: "
-
-// servesLine reports the servers of a node in one line.
-func servesLine(node string, running []lab.ServerSpec, absent []string) string {
-	line := node + " serves " + cmp.Or(joinServers(running), "nothing")
-	if len(absent) > 0 {
-		line += notStarted + strings.Join(absent, ", ")
-	}
-	return line
-}
-
-// startServers starts the servers of every node as processes that outlive this one, and returns when they listen. The
-// result contains the servers that were not started, with the reason, by node.
-func startServers(ctx context.Context, l *lab.Lab) (absent map[string][]string, err error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	absent = map[string][]string{}
-	for _, n := range l.Nodes() {
-		if len(n.Spec().Servers) == 0 {
-			continue
-		}
-		cmd := n.Command(context.WithoutCancel(ctx), self, "lab", "serve", l.ID(), n.Short())
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C at the terminal is not for them
-		var stderr strings.Builder
-		read, write, err := os.Pipe()
-		if err != nil {
-			return nil, err
-		}
-		cmd.Stdout, cmd.Stderr = write, write
-		err = cmd.Start()
-		write.Close()
-		if err != nil {
-			read.Close()
-			return nil, err
-		}
-		line, err := bufio.NewReader(io.TeeReader(read, &stderr)).ReadString('\n')
-		read.Close()
-		if err != nil || !strings.HasPrefix(line, n.Short()+" serves ") {
-			return nil, errors.Join(fmt.Errorf("node %s: its servers did not start: %s", n.Short(), strings.TrimSpace(stderr.String())), cmd.Wait())
-		}
-		if _, missing, ok := strings.Cut(strings.TrimSpace(line), notStarted); ok {
-			absent[n.Short()] = strings.Split(missing, ", ")
-		}
-	}
-	return absent, nil
-}
-
-func joinServers(servers []lab.ServerSpec) string {
-	var words []string
-	for _, s := range servers {
-		words = append(words, s.String())
-	}
-	return strings.Join(words, ", ")
+	return lab.NamedNode(args[0], args[1])
 }

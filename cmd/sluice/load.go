@@ -54,9 +54,9 @@ func parseLoadPlace(s string) (loadPlace, error) {
 	case len(parts) == 1:
 		return loadPlace{Namespace: load.Here{}, iface: iface}, nil
 	case len(parts) == 2:
-		return findNode("", parts[0], iface)
+		return nodePlace("", parts[0], iface)
 	case len(parts) == 3:
-		return findNode(parts[0], parts[1], iface)
+		return nodePlace(parts[0], parts[1], iface)
 	}
 	return loadPlace{}, fmt.Errorf("place %q: not [[LAB/]NODE/]INTERFACE", s)
 }
@@ -73,32 +73,12 @@ func parseLoadPlaces(texts ...string) ([]loadPlace, error) {
 	return places, nil
 }
 
-// findNode returns a node of a lab. An empty lab selects the only lab with such a node.
-func findNode(id, name, iface string) (loadPlace, error) {
-	records, err := lab.List()
+func nodePlace(id, name, iface string) (loadPlace, error) {
+	l, n, err := lab.FindNode(id, name)
 	if err != nil {
 		return loadPlace{}, err
 	}
-	var found []loadPlace
-	for _, r := range records {
-		if id != "" && r.ID != id && r.Topology.Name != id {
-			continue
-		}
-		l, err := lab.Find(r.ID)
-		if err != nil {
-			continue
-		}
-		if n, ok := l.Lookup(name); ok {
-			found = append(found, loadPlace{Namespace: n, node: n, lab: l, iface: iface})
-		}
-	}
-	switch len(found) {
-	case 0:
-		return loadPlace{}, fmt.Errorf("node %q: no lab that is up has it; \"sluice lab list\" shows the labs", name)
-	case 1:
-		return found[0], nil
-	}
-	return loadPlace{}, fmt.Errorf("node %q: %d labs have it; write LAB/%s", name, len(found), name)
+	return loadPlace{Namespace: n, node: n, lab: l, iface: iface}, nil
 }
 
 // prepare makes the links of a lab take frames that XDP redirects to them.
@@ -123,24 +103,8 @@ func mayLoad(own bool, places ...loadPlace) error {
 	if own || !slices.ContainsFunc(places, outside) {
 		return nil
 	}
-	records, err := lab.List()
-	if err != nil {
+	if inLab, err := lab.Contains(os.Getpid()); inLab || err != nil {
 		return err
-	}
-	self, err := os.Stat("/proc/self/ns/net")
-	if err != nil {
-		return err
-	}
-	for _, r := range records {
-		l, err := lab.Find(r.ID)
-		if err != nil {
-			continue
-		}
-		for _, n := range l.Nodes() {
-			if other, err := os.Stat(n.Path()); err == nil && os.SameFile(self, other) {
-				return nil
-			}
-		}
 	}
 	return errors.New("load: this namespace is not one of a lab; --i-own-this-network allows it where the network is yours")
 }
