@@ -64,7 +64,7 @@ var explains = map[string][]outcome.Stage{
 
 // dropChecks lists the checks that explain a cause of drops.
 var dropChecks = map[string][]string{
-	trace.CauseTableFull.ID: {"CT05", "CT01", "CT02", "CT04"}, trace.CausePortsExhausted.ID: {"PT01", "PT02", "CT11"}, trace.CauseConfirmRace.ID: {"CT11", "PT04"},
+	trace.CauseTableFull.ID: {"CT05", "CT01", "CT02", "CT04"}, trace.CausePortsExhausted.ID: {"PT01", "PT02", "CT11"}, trace.CauseConfirmRace.ID: {"PT01", "CT11", "PT04"},
 	trace.CauseLongChain.ID: {"CT09", "CT07"},
 	trace.CauseNftRule.ID:   {"RL15", "RL07", "ST08"}, trace.CauseLegacyRule.ID: {"RL15", "RL07", "ST08"}, trace.CauseHookRule.ID: {"RL15", "RL07", "ST08"},
 	trace.CauseForwardOff.ID: {"FW01"}, trace.CauseRPFilter.ID: {"FW02"}, trace.CauseMTU.ID: {"FW03", "FW05"}, trace.CauseTTL.ID: {"FW09"},

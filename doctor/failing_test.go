@@ -84,6 +84,9 @@ func TestFailingClasses(t *testing.T) {
 		{"not explained by a counter of another one", 6, dropsOf(trace.CauseQdisc, false), func(n *observe.Namespace) {
 			n.Delta["TcpExt.IPReversePathFilter"] = 400
 		}, outcomesCheck, []string{"6 of 6 connections", "did not leave this host", "queueing discipline"}},
+		{"lost a race for a port", 6, dropsOf(trace.CauseConfirmRace, false), func(n *observe.Namespace) {
+			n.Delta["conntrack.insert_failed"], n.Delta["conntrack.drop"] = 6, 6
+		}, "PT01", []string{"6 of 6 connections", "lost a race", "ports are not short"}},
 		{"untracked by a rule", 6, untranslated, func(n *observe.Namespace) {
 			n.Rules.Forwards.IPv4, n.Rules.Untracked.IPv4 = 1, 1
 		}, "RL16", []string{"6 of 6 connections", "untranslated", "notrack rule keeps"}},
