@@ -122,7 +122,7 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 	if d.reasons, err = LoadReasons(kernel); err != nil {
 		d.limits = append(d.limits, fmt.Sprintf("reasons are shown as numbers: %v", err))
 	}
-	spec, err := loadDrops()
+	spec, err := dropsSpec()
 	if err != nil {
 		return nil, fmt.Errorf("drops: %w", err)
 	}
@@ -157,6 +157,20 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 	return d, nil
 }
 
+// sampleRing is the size of the ring of samples in bytes: room for 1,700, which the reader takes at once. The reader's
+// memory holds a ring twice, because the kernel maps its pages twice.
+const sampleRing = 1 << 20
+
+// dropsSpec returns the probe with a ring of that size.
+func dropsSpec() (*ebpf.CollectionSpec, error) {
+	spec, err := loadDrops()
+	if err != nil {
+		return nil, err
+	}
+	spec.Maps[dropsMapSamples].MaxEntries = sampleRing
+	return spec, nil
+}
+
 // loadError adds remedies for common causes.
 func loadError(err error) error {
 	if errors.Is(err, os.ErrPermission) {
@@ -170,7 +184,7 @@ func (d *Drops) openRaw(o DropOptions, cause error) (*Drops, error) {
 	if o.Netns != 0 || !o.Filter.Empty() {
 		return nil, fmt.Errorf("drops: filters need the kernel's BTF: %w", cause)
 	}
-	spec, err := loadDrops()
+	spec, err := dropsSpec()
 	if err != nil {
 		return nil, fmt.Errorf("drops: %w", err)
 	}
