@@ -166,6 +166,10 @@ static __always_inline enum reason prepare(void *ctx, const struct packet *p, st
 		backend_route(plan);
 	current = hop_current(p, plan);
 	if (p->family == FAMILY_4 && refused_late(ctx, p, plan, current)) {
+		if (checks_now() & CHECK_RULES) { // the kernel would check the source with the original destination
+			plan->answer = ANSWER_NONE;
+			return REASON_SOURCE_REFUSED;
+		}
 		plan->flags |= PLAN_HERE;
 		return REASON_NOT_ROUTED;
 	}

@@ -126,6 +126,7 @@ enum reason {
 	REASON_UNRESOLVED,	     // the hardware address of the next hop is unknown: the daemon holds the packet and sends it when the address is known, or answers with an ICMP error
 	REASON_MOVING,		     // without a flow here, to a service or port-forward that moves from or to nftables, which may have the flow: the kernel decides
 	REASON_REROUTED,	     // the route of a source NAT flow no longer leads through the rule's "out", for example after a failover: the flow ends, and a retransmission opens another one
+	REASON_SOURCE_REFUSED,	     // rp_filter refuses the source, because a rule of "ip rule" matches the translated destination; the kernel could accept the source together with the original destination
 	REASON_COUNT,		     // number of reasons
 };
 // clang-format on

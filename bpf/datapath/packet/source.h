@@ -2,8 +2,9 @@
 // Checks of IPv4 sources that the kernel also makes when it forwards: rp_filter, and addresses of
 // this host (fib_validate_source). The kernel has no such check for IPv6. The programs pass a
 // refused packet to the kernel unchanged, so that the kernel drops, counts and logs it
-// (log_martians). A broadcast address is no valid source (RFC 1812 §5.3.7); the kernel refuses it
-// only with rp_filter or rules of "ip rule".
+// (log_martians). They drop it themselves if rules of "ip rule" may match the translated
+// destination. A broadcast address is no valid source (RFC 1812 §5.3.7); the kernel refuses it only
+// with rp_filter or rules of "ip rule".
 #ifndef SLUICE_SOURCE_H
 #define SLUICE_SOURCE_H
 

@@ -344,7 +344,8 @@ const (
 	ReasonUnresolved          = 55
 	ReasonMoving              = 56
 	ReasonRerouted            = 57
-	ReasonCount               = 58
+	ReasonSourceRefused       = 58
+	ReasonCount               = 59
 )
 
 // Values of enum route_mtu_family.
