@@ -92,8 +92,12 @@ func untilGivenUp(ctx context.Context, l *lab.Lab) (int, error) {
 	}
 	for ctx.Err() == nil {
 		out, err := l.Node("gateway").Command(ctx, "ip", "neigh", "show", absent).Output()
-		if err != nil || strings.Contains(string(out), "FAILED") {
-			return 1, err
+		if err != nil {
+			return 0, err
+		}
+		if strings.Contains(string(out), "FAILED") {
+			time.Sleep(100 * time.Millisecond) // the kernel drops the packet after it changes the state
+			return 1, nil
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
