@@ -3,21 +3,27 @@
 package server
 
 import (
+	"net/http/httptest"
 	"strings"
 	"testing"
 )
 
-// TestDrainRequests drains a backend and the whole gateway. It checks the events, the views and the refused
-// requests.
-func TestDrainRequests(t *testing.T) {
-	s, _ := start(t)
-	ask := func(method, path, body string, code int, want string) {
+// asker returns a function that sends a request, and compares the code and a part of the answer.
+func asker(t *testing.T, s *httptest.Server) func(method, path, body string, code int, want string) {
+	return func(method, path, body string, code int, want string) {
 		t.Helper()
 		got, text := call(t, s, method, "/api/v1"+path, body)
 		if got != code || !strings.Contains(text, want) {
 			t.Errorf("%s %s %s: %d %s\nwant %d %s", method, path, body, got, text, code, want)
 		}
 	}
+}
+
+// TestDrainRequests drains a backend and the whole gateway. It checks the events, the views and the refused
+// requests.
+func TestDrainRequests(t *testing.T) {
+	s, _ := start(t)
+	ask := asker(t, s)
 	ask("GET", "/ready", "", 503, "no configuration is in force yet")
 	if code, text := call(t, s, "PUT", "/api/v1/config", web, yaml...); code != 200 {
 		t.Fatalf("%d: %s", code, text)
@@ -48,13 +54,7 @@ func TestDrainRequests(t *testing.T) {
 // TestNodeRequests drains the node. A configuration that announces nothing refuses the drain.
 func TestNodeRequests(t *testing.T) {
 	s, _ := start(t)
-	ask := func(method, path, body string, code int, want string) {
-		t.Helper()
-		got, text := call(t, s, method, "/api/v1"+path, body)
-		if got != code || !strings.Contains(text, want) {
-			t.Errorf("%s %s %s: %d %s\nwant %d %s", method, path, body, got, text, code, want)
-		}
-	}
+	ask := asker(t, s)
 	apply := func(config string) {
 		t.Helper()
 		if code, text := call(t, s, "PUT", "/api/v1/config", config, yaml...); code != 200 {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+	"github.com/sluice-lb/sluice/lab/labtest"
 	"github.com/sluice-lb/sluice/model"
 	"github.com/sluice-lb/sluice/packet"
 )
@@ -25,7 +26,7 @@ import (
 func race(t *testing.T, s *subject, iface string, clients int, text func(cpu, client int) string) (sent [2][]packet.Packet) {
 	t.Helper()
 	if runtime.NumCPU() < 2 {
-		t.Skip("one CPU")
+		labtest.Lacks(t, "only one CPU")
 	}
 	program := s.d.programs.Programs["sluice_xdp"]
 	var ready atomic.Int64

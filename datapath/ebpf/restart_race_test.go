@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-lb/sluice/datapath/ebpf/ids"
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
+	"github.com/sluice-lb/sluice/lab/labtest"
 )
 
 // TestRaceForClosedFlow opens and resets connections from few tuples on two CPUs. Both CPUs also end
@@ -66,7 +67,7 @@ type tableRace struct {
 func raceIn(t *testing.T, iface, yaml string) *tableRace {
 	t.Helper()
 	if runtime.NumCPU() < 2 {
-		t.Skip("one CPU")
+		labtest.Lacks(t, "only one CPU")
 	}
 	e := &tableRace{t, iface, changing(t, yaml)}
 	if err := e.d.loadOnDemand(e.d.switches, "sweep_end"); err != nil {

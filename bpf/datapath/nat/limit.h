@@ -108,8 +108,8 @@ static __always_inline struct client *client_get(const struct client_key *key)
 
 // Charges a flow or a port (unit) to a client. The kernel reuses the memory of a deleted entry at
 // once, perhaps for another client. The charge therefore applies only if the word still has the
-// identity that it had while a search found the entry. Returns REASON_NONE; REASON_CLIENT_FLOWS if
-// the client has reached "max"; or REASON_CLIENTS_FULL.
+// identity that it had while a search found the entry. "max" 0 means no limit. Returns REASON_NONE;
+// REASON_CLIENT_FLOWS if the client has reached "max", of ports too; or REASON_CLIENTS_FULL.
 __noinline enum reason client_charge(const struct client_key *key, __u64 unit, __u32 max)
 {
 	struct client_key who;
