@@ -78,6 +78,12 @@ func remedyOf(c *outcome.Class) *Remedy {
 		}
 		m.Do = fmt.Sprintf("look at %s, and at its route back to %s: what left here was not answered", server.Addr(), e.Reply.Dest.Addr())
 		m.Commands = []string{fmt.Sprintf("ip route show table all match %s", server.Addr())}
+	case outcome.Unread:
+		reader := c.Reason.Unread
+		m.Do = fmt.Sprintf("look at the program of %s: it has hung, or is slower than its peer", reader)
+		if reader == server && e.Out() == "" || reader == e.Client() && e.In() == "" {
+			m.Commands = []string{fmt.Sprintf("ss -tnpm 'sport = :%d'", reader.Port())}
+		}
 	case outcome.TooBig:
 		m.Do = "find the link of the path with the smaller MTU, and clamp the segment size to it"
 		m.Commands = []string{fmt.Sprintf("ip route show table all match %s", server.Addr())}

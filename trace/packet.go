@@ -48,6 +48,9 @@ type Packet struct {
 	TCPFlags byte
 	Seq, Ack uint32 // of TCP
 	Payload  int    // of TCP, bytes
+	Window   uint16 // of TCP, not scaled
+
+	Query uint16 // of UDP: the first two bytes of the payload, with which DNS identifies a transaction
 
 	ICMPType, ICMPCode uint8
 	Quoted             flow.Tuple // of an ICMP error: the packet that it is about
@@ -123,9 +126,13 @@ func (p *Packet) readHeaders(etherType uint16, b []byte) {
 	}
 	switch p.Tuple.Protocol {
 	case flow.TCP:
-		if len(l4) >= 14 {
-			p.Seq, p.Ack, p.TCPFlags = binary.BigEndian.Uint32(l4[4:]), binary.BigEndian.Uint32(l4[8:]), l4[13]
+		if len(l4) >= 16 {
+			p.Seq, p.Ack, p.TCPFlags, p.Window = binary.BigEndian.Uint32(l4[4:]), binary.BigEndian.Uint32(l4[8:]), l4[13], binary.BigEndian.Uint16(l4[14:])
 			p.Payload = max(p.Length-(len(b)-len(l4))-int(l4[12]>>4)*4, 0)
+		}
+	case flow.UDP:
+		if len(l4) >= 10 {
+			p.Query = binary.BigEndian.Uint16(l4[8:])
 		}
 	case flow.ICMP, flow.ICMPv6:
 		if len(l4) >= 8 {

@@ -4,9 +4,9 @@
  * dropped. User space derives from them which connections fail and where.
  *
  * Openings and errors (SYN, RST, ICMP errors) are sent at each point. Of all other
- * packets only the first of each flow, point and size class is sent in each epoch:
- * user space begins a new epoch several times a second. A segment that repeats in
- * several epochs is a retransmission.
+ * packets only the first of each flow, point and size class is sent in each epoch, of
+ * DNS the first of each transaction: user space begins a new epoch several times a
+ * second. A segment that repeats in several epochs is a retransmission.
  *
  * The programs wake nobody: a wake-up of user space costs more than all of them.
  */
@@ -38,6 +38,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define IPPROTO_SCTP 132
 #define IPPROTO_UDPLITE 136
 #define IP_OFFSET 0x1fff /* mask of the fragment offset in its field */
+#define DNS_PORT 53
 #define TCP_HLEN 20
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
@@ -137,6 +138,14 @@ static __always_inline void mix(__u64 *h, __u64 word)
 	*h ^= *h >> 29;
 }
 
+/* Resolvers send several queries from one socket. */
+static __always_inline bool is_dns(const struct header *p)
+{
+	const __be16 *ports = (const __be16 *)p->l4;
+
+	return p->l4_proto == IPPROTO_UDP && (ports[0] == bpf_htons(DNS_PORT) || ports[1] == bpf_htons(DNS_PORT));
+}
+
 /* Identifies the flow of a packet in one direction, its size class and where it was seen. The hop
  * limit tells the rounds of a packet in a loop apart. */
 static __always_inline __u64 packet_hash(const struct header *p, __u32 where, bool large)
@@ -167,6 +176,8 @@ static __always_inline __u64 packet_hash(const struct header *p, __u32 where, bo
 		mix(&h, *(const __u64 *)p->l4 & bpf_cpu_to_be64(0xffff0000ffff0000ULL));
 	} else {
 		mix(&h, *(const __u32 *)p->l4);
+		if (is_dns(p)) /* each transaction */
+			mix(&h, *(const __u16 *)(p->l4 + 8));
 	}
 	return h;
 }
@@ -246,8 +257,9 @@ static __always_inline bool wanted(const struct header *p, struct sk_buff *skb, 
 {
 	if (opens_or_fails(p))
 		return take_token(0, now);
-	/* Established connections are followed where they leave and where they are dropped. */
-	if (p->l4_proto == IPPROTO_TCP && point == PACKET_RECEIVED)
+	/* Established connections are followed where they leave and where they are dropped. A receive window
+	 * of 0 is also seen where it arrives: the sender may be this host. */
+	if (p->l4_proto == IPPROTO_TCP && point == PACKET_RECEIVED && (p->later || *(const __u16 *)(p->l4 + 14)))
 		return false;
 	return first_in_epoch(packet_hash(p, ifindex << 2 | point, len >= LARGE_BYTES), now);
 }

@@ -66,7 +66,7 @@ func (a Attribute) rank(s Stage) int {
 	switch {
 	case a == ByOut && (s == Untranslated || s == WrongWay || s == TooBig):
 		return -1
-	case s == Refused && (a == ByNextHop || a == ByOut || a == ByIn):
+	case (s == Refused || s == Unread) && (a == ByNextHop || a == ByOut || a == ByIn):
 		return int(ByNothing) + int(a)
 	}
 	return int(a)
@@ -171,6 +171,9 @@ func (e *Exchange) group() string {
 	}
 	if r := e.Reason.Rejection; r != nil && e.Reason.Drop == nil {
 		s += fmt.Sprint(" ", r.Type, r.Code, r.Reset, r.Own)
+	}
+	if e.Reason.Unread.IsValid() {
+		s += fmt.Sprint(" ", e.Reason.Unread == e.Server())
 	}
 	if e.Reason.Bypass {
 		s += " bypass"
@@ -288,9 +291,9 @@ func (c *Class) sizable(attempts int) bool {
 		return false
 	}
 	switch c.Stage {
-	case NoAnswer, Refused, ClientRejects:
+	case NoAnswer, Refused, ClientRejects, Unread:
 		// One remote server is not this host's fault; its own programs and servers of port forwards are its concern.
-		if c.Stage == NoAnswer && c.Example.Out() == "" {
+		if (c.Stage == NoAnswer || c.Stage == Unread) && c.Example.Out() == "" {
 			return true
 		}
 		switch c.Attribute {

@@ -24,7 +24,7 @@ const pairedWithin = 5 * time.Millisecond
 type Collector struct {
 	host       Host
 	exchanges  []*Exchange
-	byTuple    map[flow.Tuple]party
+	byTuple    map[key]party
 	buffers    map[uint64]arrival
 	neighbours map[netip.Addr]*asked
 	routed     map[string]bool // Interfaces by which requests with private sources are answered.
@@ -33,6 +33,45 @@ type Collector struct {
 	groups     int  // Packets to groups and broadcasts.
 	cut        bool // More exchanges than mostExchanges.
 	end        time.Duration
+}
+
+// key identifies the packets of one direction of an exchange. Each transaction of DNS is an exchange of its own:
+// resolvers send several queries from one socket. Without a transaction the key of DNS is that of the last one.
+type key struct {
+	flow.Tuple
+	transaction uint16
+}
+
+const dnsPort = 53
+
+// transaction identifies the query of a packet of DNS; 0 for other packets. Connection tracking knows the port for which
+// the client asked.
+func transaction(p *trace.Packet) uint16 {
+	t, answer := p.Tuple, p.Tuple.Source.Port() == dnsPort
+	if p.Original.IsValid() {
+		t, answer = p.Original, false
+	}
+	if t.Protocol != flow.UDP || t.Dest.Port() != dnsPort && !answer {
+		return 0
+	}
+	return p.Query
+}
+
+// lookup returns the exchange of a tuple. The port of a server may be that of DNS only after translation.
+func (c *Collector) lookup(t flow.Tuple, transaction uint16) (party, bool) {
+	who, there := c.byTuple[key{t, transaction}]
+	if !there && transaction != 0 {
+		who, there = c.byTuple[key{Tuple: t}]
+		there = there && who.exchange.Request.Dest.Port() != dnsPort
+	}
+	return who, there
+}
+
+func (c *Collector) register(t flow.Tuple, transaction uint16, e *Exchange, answer bool) {
+	c.byTuple[key{t, transaction}] = party{e, answer}
+	if transaction != 0 {
+		c.byTuple[key{Tuple: t}] = party{e, answer}
+	}
 }
 
 // party is an exchange in which packets of a tuple are requests or answers.
@@ -63,7 +102,7 @@ func NewBudget() *Budget { return &Budget{mostExchanges} }
 
 // NewCollector collects for a namespace.
 func NewCollector(h Host, b *Budget) *Collector {
-	return &Collector{host: h, byTuple: map[flow.Tuple]party{}, buffers: map[uint64]arrival{}, neighbours: map[netip.Addr]*asked{},
+	return &Collector{host: h, byTuple: map[key]party{}, buffers: map[uint64]arrival{}, neighbours: map[netip.Addr]*asked{},
 		routed: map[string]bool{}, oneArmed: map[string]bool{}, budget: b}
 }
 
@@ -141,11 +180,25 @@ func (e *Exchange) addTCP(p *trace.Packet, answer bool, w *way, port bool) {
 	} else if p.TCPFlags&trace.TCPRst == 0 {
 		e.acknowledged = true
 	}
-	if p.Point != trace.Received && p.TCPFlags&(trace.TCPSyn|trace.TCPRst) == 0 && p.Payload > 0 {
+	if p.TCPFlags&(trace.TCPSyn|trace.TCPRst) != 0 {
+		return
+	}
+	other := &e.reply
+	if answer {
+		other = &e.request
+	}
+	if p.Window > 0 {
+		w.closed = repeats{}
+	} else if !port {
+		w.closed.add(p, 0)
+	}
+	if p.Point != trace.Received && p.Payload > 0 {
+		class := &w.small
 		if p.Length >= largeBytes {
-			w.large.add(p, p.Length)
-		} else {
-			w.small.add(p, p.Length)
+			class = &w.large
+		}
+		if class.add(p, p.Length) && p.Payload > 1 { // new data that is no probe: the window was opened
+			other.closed = repeats{}
 		}
 	}
 }
@@ -198,7 +251,7 @@ func (c *Collector) neighbour(p *trace.Packet) {
 
 // rejection adds an ICMP error to the exchange that it quotes.
 func (c *Collector) rejection(p *trace.Packet) {
-	who, there := c.byTuple[p.Quoted]
+	who, there := c.lookup(p.Quoted, 0)
 	who = who.present()
 	if !there || who.answer || p.Point == trace.Dropped {
 		return
@@ -223,7 +276,8 @@ func (c *Collector) find(p *trace.Packet) (party, bool) {
 	if p.Original.IsValid() {
 		return c.findTracked(p)
 	}
-	if who, there := c.byTuple[p.Tuple]; there {
+	id := transaction(p)
+	if who, there := c.lookup(p.Tuple, id); there {
 		return who.present(), true
 	}
 	// Translated or encapsulated without connection tracking: the same buffer arrived just now.
@@ -237,7 +291,8 @@ func (c *Collector) find(p *trace.Packet) (party, bool) {
 			}
 			return a.party, true
 		}
-		c.byTuple[p.Tuple], c.byTuple[p.Tuple.Reverse()] = a.party, party{a.exchange, !a.answer}
+		c.register(p.Tuple, id, a.exchange, a.answer)
+		c.register(p.Tuple.Reverse(), id, a.exchange, !a.answer)
 		if a.answer {
 			return a.party, true
 		}
@@ -256,7 +311,8 @@ func (c *Collector) find(p *trace.Packet) (party, bool) {
 	if !there {
 		return party{}, false
 	}
-	c.byTuple[request], c.byTuple[request.Reverse()] = party{e, false}, party{e, true}
+	c.register(request, id, e, false)
+	c.register(request.Reverse(), id, e, true)
 	return party{e, answer}, true
 }
 
@@ -290,8 +346,8 @@ func (c *Collector) newExchange(request, reply flow.Tuple) (*Exchange, bool) {
 
 // findTracked returns the exchange of a packet with an entry of connection tracking.
 func (c *Collector) findTracked(p *trace.Packet) (party, bool) {
-	answer := p.Direction == flow.Reply
-	who, there := c.byTuple[p.Original]
+	answer, id := p.Direction == flow.Reply, transaction(p)
+	who, there := c.lookup(p.Original, id)
 	if there && who.exchange.known && !who.answer && who.exchange.Request == p.Original {
 		if who.exchange.Reply != p.Reply {
 			c.translates(who.exchange, p)
@@ -304,8 +360,8 @@ func (c *Collector) findTracked(p *trace.Packet) (party, bool) {
 	}
 	e.known = true
 	// What arrived before its connection was known.
-	c.absorb(e, p.Original, false)
-	c.absorb(e, p.Reply, true)
+	c.absorb(e, p.Original, id, false)
+	c.absorb(e, p.Reply, id, true)
 	c.translates(e, p)
 	return party{e, answer}, true
 }
@@ -313,13 +369,15 @@ func (c *Collector) findTracked(p *trace.Packet) (party, bool) {
 // translates registers the tuples of an exchange before and after translation.
 func (c *Collector) translates(e *Exchange, p *trace.Packet) {
 	e.Reply = p.Reply
-	c.byTuple[p.Original], c.byTuple[p.Reply] = party{e, false}, party{e, true}
-	c.byTuple[p.Reply.Reverse()], c.byTuple[p.Original.Reverse()] = party{e, false}, party{e, true}
+	for _, t := range []flow.Tuple{p.Original, p.Reply.Reverse()} {
+		c.register(t, transaction(p), e, false)
+		c.register(t.Reverse(), transaction(p), e, true)
+	}
 }
 
 // absorb joins an exchange that was guessed from packets of a tuple.
-func (c *Collector) absorb(e *Exchange, t flow.Tuple, answer bool) {
-	who, there := c.byTuple[t]
+func (c *Collector) absorb(e *Exchange, t flow.Tuple, transaction uint16, answer bool) {
+	who, there := c.lookup(t, transaction)
 	who = who.present()
 	old := who.exchange
 	if !there || old == e || old.known {

@@ -64,10 +64,12 @@ type Reason struct {
 	Rejection *Rejection // by an ICMP error or a reset
 	// Unresolved is the next hop that answers no ARP or neighbour discovery.
 	Unresolved   netip.Addr
-	UnresolvedOn string // Interface.
-	Loop         bool   // The same packet arrives again and again.
-	Bypass       bool   // The client acknowledges an answer that did not pass here.
-	Large        int    // Size of the packets that are repeated and never acknowledged.
+	UnresolvedOn string         // Interface.
+	Loop         bool           // The same packet arrives again and again.
+	Bypass       bool           // The client acknowledges an answer that did not pass here.
+	Unread       netip.AddrPort // Endpoint that keeps its receive window at 0.
+	UnreadFor    time.Duration
+	Large        int // Size of the packets that are repeated and never acknowledged.
 	// ForeignSource is set if the source was translated to an address that this host does not have.
 	ForeignSource bool
 }
@@ -104,6 +106,7 @@ type way struct {
 	ttl                            [2]uint8 // lowest and highest at arrival
 	large                          repeats
 	small                          repeats
+	closed                         repeats    // acknowledgements with a receive window of 0, since the last other one
 	ack                            uint32     // Highest acknowledgement in this direction.
 	tuple                          flow.Tuple // as transmitted
 }
@@ -117,16 +120,21 @@ type repeats struct {
 	last  time.Duration
 }
 
-func (r *repeats) add(p *trace.Packet, size int) {
+// add reports whether the sequence number is a new one.
+func (r *repeats) add(p *trace.Packet, size int) bool {
 	if r.count == 0 || p.Seq != r.seq {
 		*r = repeats{seq: p.Seq, size: size, first: p.Time}
 	}
 	r.count++
 	r.last = p.Time
+	return r.count == 1
 }
 
 // repeatedFor is from how long on a segment that repeats is stuck: retransmissions begin after 200 ms.
 const repeatedFor = 400 * time.Millisecond
+
+// closedFor is from how long on a closed window is a stall: slower readers than their peers close it for moments.
+const closedFor = time.Second
 
 // stuck reports whether the last segment was repeated without an acknowledgement of the other way.
 func (r *repeats) stuck(other *way) bool {

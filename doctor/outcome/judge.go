@@ -103,7 +103,7 @@ func shareRejections(verdicts map[*Exchange]Verdict) {
 
 // proven reports whether a packet shows the failure, and not the absence of one.
 func (e *Exchange) proven() bool {
-	return e.Reason.Drop != nil || e.Reason.Rejection != nil || e.Stage == ClientRejects || e.Stage == TooBig || e.Reason.Loop
+	return e.Reason.Drop != nil || e.Reason.Rejection != nil || e.Stage == ClientRejects || e.Stage == TooBig || e.Stage == Unread || e.Reason.Loop
 }
 
 // fromHost and toHost report whether this host is the client or the server.
@@ -312,6 +312,14 @@ func (c *Collector) stalled(e *Exchange) (Verdict, bool) {
 		w, other := pair[0], pair[1]
 		answer := w == &e.reply
 		switch {
+		case w.closed.count >= 2 && w.closed.last-w.closed.first >= closedFor:
+			e.Stage, e.Reason = Unread, Reason{Unread: e.Client(), UnreadFor: w.closed.last - w.closed.first}
+			if answer { // a client may read as slowly as it wants to
+				e.Reason.Unread = e.Server()
+				e.attempts = max(e.attempts, manyAttempts)
+			}
+			e.attempts = max(e.attempts, 1)
+			return Failed, true
 		case w.large.stuck(other):
 			e.Stage = TooBig
 			e.Reason = Reason{Large: w.large.size}

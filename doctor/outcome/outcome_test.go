@@ -97,6 +97,22 @@ func TestStages(t *testing.T) {
 			}
 			s.see(trace.Transmitted, "lan0", c.request.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Reply), func(p *trace.Packet) { p.Ack = 1000 })
 		}, TooBig, []string{"stall", "1500 bytes", "never acknowledged"}},
+		{"server does not read", func(s *scene, i int) {
+			c := outbound(i, "198.51.100.8:443")
+			s.opens(c, 8, 1)
+			s.answers(c, synAck)
+			s.unread(c)
+		}, Unread, []string{"stall", "the server does not read", "198.51.100.8:443", "window of 0"}},
+		{"client does not read", func(s *scene, i int) {
+			c := connection{tuple(flow.TCP, fmt.Sprintf("10.0.0.2:%d", 3000+i), "198.51.100.8:80"), tuple(flow.TCP, "198.51.100.8:80", fmt.Sprintf("203.0.113.1:%d", 3000+i))}
+			s.opens(c, 8, 1)
+			s.answers(c, synAck)
+			for range 4 {
+				s.later(400 * time.Millisecond)
+				s.see(trace.Received, "lan0", c.request, flags(trace.TCPAck))
+				s.see(trace.Transmitted, "wan0", c.reply.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Original))
+			}
+		}, Unread, []string{"the client does not read"}},
 		{"another way", func(s *scene, i int) {
 			c := outbound(i, "198.51.100.8:443")
 			s.opens(c, 8, 1)
@@ -480,5 +496,74 @@ func TestTally(t *testing.T) {
 		if chosen, others := tc.report.Tally(targets); chosen != tc.chosen || others != tc.others {
 			t.Errorf("%s: %+v and others %+v, want %+v and %+v", name, chosen, others, tc.chosen, tc.others)
 		}
+	}
+}
+
+// TestTransactions wants the loss of one of two queries of a socket to be seen, with and without connection tracking, and
+// behind a service that translates the port.
+func TestTransactions(t *testing.T) {
+	query := func(id uint16) func(p *trace.Packet) { return func(p *trace.Packet) { p.Query = id } }
+	none := func(*trace.Packet) {}
+	for _, tc := range []struct{ name, asked, server string }{
+		{"DNS", "198.51.100.8:53", "198.51.100.8:53"}, {"a resolver at another port", "198.51.100.8:53", "10.0.9.2:5353"}, {"a service at another port", "198.51.100.8:5300", "10.0.9.2:53"},
+	} {
+		for _, tracking := range []bool{true, false} {
+			if !tracking && tc.asked != tc.server {
+				continue
+			}
+			t.Run(fmt.Sprint(tc.name, tracking), func(t *testing.T) {
+				var s scene
+				for i := range 8 {
+					request := tuple(flow.UDP, fmt.Sprintf("10.0.0.2:%d", 3000+i), tc.asked)
+					reply := tuple(flow.UDP, tc.server, fmt.Sprintf("10.0.0.2:%d", 3000+i))
+					there, back := none, none
+					if tracking {
+						there, back = tracked(request, reply, flow.Original), tracked(request, reply, flow.Reply)
+					}
+					for id := range uint16(2) {
+						s.buffer++
+						s.see(trace.Received, "lan0", request, query(2*uint16(i)+id+1))
+						s.see(trace.Transmitted, "wan0", reply.Reverse(), query(2*uint16(i)+id+1), there)
+					}
+					s.buffer++
+					s.see(trace.Received, "wan0", reply, query(2*uint16(i)+1))
+					s.see(trace.Transmitted, "lan0", request.Reverse(), query(2*uint16(i)+1), back)
+				}
+				want := 8
+				if tc.asked != "198.51.100.8:53" { // not known for DNS by the client's packets
+					want = 0
+				}
+				r := s.report(trace.PacketLoss{})
+				if r.Answered != 8 || r.Failed != want {
+					t.Errorf("report %+v: %v", r, r.Classes)
+				}
+			})
+		}
+	}
+}
+
+// TestSlowReader wants no failure of a connection whose window was closed for a time.
+func TestSlowReader(t *testing.T) {
+	for name, resumes := range map[string]func(s *scene, c connection){
+		"opens": func(s *scene, c connection) {
+			s.see(trace.Transmitted, "lan0", c.request.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Reply), window(100))
+		},
+		"takes data": func(s *scene, c connection) {
+			s.see(trace.Transmitted, "wan0", c.reply.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Original), window(100), func(p *trace.Packet) { p.Seq, p.Payload, p.Length = 9, 500, 552 })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var s scene
+			for i := range 5 {
+				c := outbound(i, "198.51.100.8:443")
+				s.opens(c, 8, 1)
+				s.answers(c, synAck)
+				s.unread(c)
+				resumes(&s, c)
+			}
+			if r := s.report(trace.PacketLoss{}); r.Answered != 5 || r.Failed != 0 {
+				t.Errorf("report %+v: %v", r, r.Classes)
+			}
+		})
 	}
 }

@@ -44,6 +44,8 @@ func (s *scene) see(point trace.Point, iface string, t flow.Tuple, change ...fun
 
 func flags(f byte) func(p *trace.Packet) { return func(p *trace.Packet) { p.TCPFlags = f } }
 
+func window(n uint16) func(p *trace.Packet) { return func(p *trace.Packet) { p.Window = n } }
+
 func tracked(original, reply flow.Tuple, d flow.Direction) func(p *trace.Packet) {
 	return func(p *trace.Packet) {
 		p.Original, p.Reply, p.Direction, p.Tracked, p.Connection = original, reply, d, trace.TrackedConfirmed, 1
@@ -86,6 +88,15 @@ func (s *scene) opens(c connection, mac byte, n int) {
 func (s *scene) answers(c connection, f byte) {
 	s.see(trace.Received, "wan0", c.reply, flags(f))
 	s.see(trace.Transmitted, "lan0", c.request.Reverse(), flags(f), tracked(c.request, c.reply, flow.Reply))
+}
+
+// unread adds the acknowledgements of a server that does not read.
+func (s *scene) unread(c connection) {
+	for range 4 {
+		s.later(400 * time.Millisecond)
+		s.see(trace.Received, "wan0", c.reply, flags(trace.TCPAck))
+		s.see(trace.Transmitted, "lan0", c.request.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Reply))
+	}
 }
 
 func (s *scene) healthy(from, n int) {

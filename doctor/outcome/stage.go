@@ -23,10 +23,11 @@ const (
 	Refused             // The server answered by a reset or an ICMP error.
 	ClientRejects       // The answer left to the client; the client repeats or resets.
 	TooBig              // Small packets are answered, large ones are not.
+	Unread              // The client or the server keeps its receive window at 0: its program does not read.
 	Answered
 )
 
-var stageNames = [...]string{"unknown", "never left", "wrong way", "untranslated", "no answer", "answer lost", "refused", "client rejects", "too big", "answered"}
+var stageNames = [...]string{"unknown", "never left", "wrong way", "untranslated", "no answer", "answer lost", "refused", "client rejects", "too big", "unread", "answered"}
 
 // String returns the stage in a few words.
 func (s Stage) String() string {

@@ -152,6 +152,12 @@ func (c *Class) ending() string {
 			text += "; dropped: " + lost
 		}
 		return text
+	case Unread:
+		who := "the client"
+		if c.Reason.Unread == e.Server() {
+			who = "the server"
+		}
+		return fmt.Sprintf("stall: %s does not read, %s has announced a receive window of 0 bytes for %.1f s", who, c.Reason.Unread, c.Reason.UnreadFor.Seconds())
 	}
 	return "failed"
 }
