@@ -59,7 +59,7 @@ func (a *Accelerator) readSettings() error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
-	return a.objects.TcpLifetime.Set(uint32(min(seconds*1000, 1<<32-1)))
+	return a.objects.TcpLifetime.Set(uint32(min(seconds*1000, 1<<31)))
 }
 
 // checkRules looks for a transaction of nftables.

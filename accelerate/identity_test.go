@@ -273,7 +273,7 @@ func strange(r *rand.Rand, from, to netip.AddrPort, proto byte, id uint16, seq, 
 		s.seq += uint32(r.IntN(30000)) // within the window: the kernel alone drops others
 	}
 	if r.IntN(2) == 0 {
-		s.tos, s.frag = byte(r.Uint32()), 0x4000
+		s.tos, s.frag = byte(r.IntN(4)), 0x4000 // the bits of ECN
 	}
 	switch r.IntN(24) {
 	case 0:
@@ -300,6 +300,8 @@ func strange(r *rand.Rand, from, to netip.AddrPort, proto byte, id uint16, seq, 
 		s.padding, s.payload = 18, s.payload[:0]
 	case 10:
 		s.frag = 0x8000
+	case 12:
+		s.tos = byte(r.Uint32())
 	case 11:
 		if proto == unix.IPPROTO_UDP && len(s.payload) > 1 {
 			// A checksum of zero is transmitted as 0xffff.

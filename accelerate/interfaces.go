@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/netdev"
 )
 
@@ -88,6 +89,10 @@ func choose(names []string, own func(ebpf.ProgramID) bool) ([]Interface, error) 
 		indexes[n] = i.Index
 	}
 	features := netdev.XDPFeatures(indexes)
+	bridges, err := bridging()
+	if err != nil {
+		return nil, err
+	}
 	var list []Interface
 	takers := 0
 	for _, i := range all {
@@ -96,7 +101,7 @@ func choose(names []string, own func(ebpf.ProgramID) bool) ([]Interface, error) 
 		}
 		c := Interface{Name: i.Name, index: i.Index, Hooks: []string{}}
 		l3 := i
-		if c.Why = excluded(i, all, queues[i.Index], own); c.Why == "" {
+		if c.Why = excluded(i, all, queues[i.Index], bridges, own); c.Why == "" {
 			c.Hooks = []string{hookTC}
 			bridge, onBridge := i.PortOf(all)
 			switch {
@@ -106,6 +111,8 @@ func choose(names []string, own func(ebpf.ProgramID) bool) ([]Interface, error) 
 			case onBridge:
 				l3 = bridge
 				c.Why = "no XDP: a port of bridge " + bridge.Name
+			case slices.ContainsFunc(all, func(v netdev.Interface) bool { return v.Kind == "vlan" && v.Parent == i.Index }):
+				c.Why = "no XDP: it has a VLAN, and cards hide the tags from XDP"
 			case features[i.Index]&netdev.XDPBasic == 0:
 				c.Why = "no XDP: the driver does not support it"
 			default:
@@ -150,8 +157,21 @@ func selected(i netdev.Interface, all []netdev.Interface, names []string) bool {
 	})
 }
 
+// bridge is what decides about packets between the ports of bridges and the routed interfaces.
+type bridge struct {
+	ports map[int]netdev.BridgePort
+	rules bool // see the ports
+}
+
+func bridging() (b bridge, err error) {
+	if b.ports, err = netdev.BridgePorts(); err == nil && len(b.ports) > 0 {
+		b.rules, err = firewall.PortRules()
+	}
+	return b, err
+}
+
 // excluded returns the reason that excludes an interface, "" if there is none.
-func excluded(i netdev.Interface, all []netdev.Interface, t netdev.TrafficControl, own func(ebpf.ProgramID) bool) string {
+func excluded(i netdev.Interface, all []netdev.Interface, t netdev.TrafficControl, b bridge, own func(ebpf.ProgramID) bool) string {
 	switch {
 	case !i.Ethernet():
 		return "its frames have no Ethernet header"
@@ -164,21 +184,30 @@ func excluded(i netdev.Interface, all []netdev.Interface, t netdev.TrafficContro
 	case len(t.Ingress)+len(t.Egress) > 0:
 		return "it has tc filters"
 	}
-	bridge := i.Index
+	above := i.Index
 	if i.Master != 0 {
 		master, ok := i.PortOf(all)
 		if !ok || master.Kind != "bridge" {
 			return "it is a member of a bond, a team or a VRF"
 		}
-		bridge = master.Index
+		above = master.Index
+		switch p := b.ports[i.Index]; {
+		case !p.Forwards:
+			return "a port that does not forward"
+		case p.Locked:
+			return "a locked port"
+		}
 	}
 	if i.Kind == "bridge" || i.Master != 0 {
-		l, err := netlink.LinkByIndex(bridge)
+		l, err := netlink.LinkByIndex(above)
 		if err != nil {
 			return "its bridge cannot be read"
 		}
-		if b, ok := l.(*netlink.Bridge); ok && b.VlanFiltering != nil && *b.VlanFiltering {
+		if l, ok := l.(*netlink.Bridge); ok && l.VlanFiltering != nil && *l.VlanFiltering {
 			return "its bridge filters VLANs"
+		}
+		if b.rules {
+			return "rules of ebtables, or of nftables in the families bridge or netdev, see the ports of its bridge"
 		}
 	}
 	for _, at := range []ebpf.AttachType{ebpf.AttachXDP, ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {

@@ -49,6 +49,8 @@ type programsFlowEntry struct {
 	Macs     [12]uint8
 	Lifetime uint32
 	Xdp      uint32
+	Mark     uint32
+	Dscp     uint32
 	Learned  uint64
 	Renewed  uint64
 	Packets  uint64

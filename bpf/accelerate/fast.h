@@ -9,9 +9,7 @@
 /* Removes both directions of a connection, so that its packets take the slow path. */
 static __always_inline void end_flow(const struct flow_key *key, const struct flow_entry *e)
 {
-	struct flow_key back = {
-		.saddr = e->daddr, .daddr = e->saddr, .sport = e->dport, .dport = e->sport, .l4_proto = key->l4_proto,
-	};
+	struct flow_key back = reverse(e, key->l4_proto);
 
 	bpf_map_delete_elem(&flows, &back);
 	bpf_map_delete_elem(&flows, key);
@@ -19,9 +17,10 @@ static __always_inline void end_flow(const struct flow_key *key, const struct fl
 }
 
 /* Compares the conntrack entry with the flow, and renews its lifetime. False: the flow has ended, and
- * the packet takes the slow path. A lifetime never becomes shorter, except by a RST that the kernel
- * would call invalid: it is before the last acknowledgement that the kernel has seen. Such a RST
- * takes the fast path. */
+ * the packet takes the slow path. The next renewal may be RENEW_SECONDS after the last packet, so the
+ * lifetime is longer by that time. It never becomes shorter, except by a RST that the kernel would
+ * call invalid: it is before the last acknowledgement that the kernel has seen. Such a RST takes the
+ * fast path. */
 static __always_inline bool renew(struct nf_conn *ct, const struct headers *h, const struct flow_entry *e, __u32 dir)
 {
 	const __u64 needed = IPS_SEEN_REPLY | IPS_CONFIRMED;
@@ -45,10 +44,10 @@ static __always_inline bool renew(struct nf_conn *ct, const struct headers *h, c
 		maxack = ct->proto.tcp.seen[1].td_maxack;
 		flags = ct->proto.tcp.seen[1].flags;
 	}
-	if ((ct->status & (needed | IPS_DYING)) != needed || saddr != e->saddr || daddr != e->daddr ||
-	    sport != e->sport || dport != e->dport)
+	if ((ct->status & (needed | IPS_DYING | IPS_EXCLUDED)) != needed || mark_of(ct) != e->mark ||
+	    saddr != e->saddr || daddr != e->daddr || sport != e->sport || dport != e->dport)
 		return false;
-	if (h->key.l4_proto == IPPROTO_TCP && ct->proto.tcp.state != TCP_CONNTRACK_ESTABLISHED)
+	if (h->key.l4_proto == IPPROTO_TCP && (ct->proto.tcp.state != TCP_CONNTRACK_ESTABLISHED || !is_liberal(ct)))
 		return false;
 	if (h->flags & RST) {
 		if (!(flags & IP_CT_TCP_FLAG_MAXACK_SET) || (__s32)(h->seq - maxack) >= 0)
@@ -56,8 +55,8 @@ static __always_inline bool renew(struct nf_conn *ct, const struct headers *h, c
 		bpf_ct_change_timeout(ct, 10000); /* nf_conntrack_tcp_timeout_close */
 		return true;
 	}
-	if ((__s64)(__s32)(ct->timeout - (__u32)bpf_jiffies64()) * 1000 < (__s64)e->lifetime * hz)
-		bpf_ct_change_timeout(ct, e->lifetime);
+	if (ends_before(ct, e->lifetime + RENEW_SECONDS * 1000ULL))
+		bpf_ct_change_timeout(ct, e->lifetime + RENEW_SECONDS * 1000);
 	return true;
 }
 
@@ -105,16 +104,16 @@ static __noinline bool tc_renew(struct __sk_buff *ctx, struct headers *h, struct
 
 /* Returns the learned flow of a packet, if it is valid now and applies to the packet. */
 static __always_inline struct flow_entry *valid_flow(void *data, const struct headers *h, __u32 ifindex, __u64 now,
-							    const bool xdp)
+						     __u32 current, const bool xdp)
 {
 	struct flow_entry *e = bpf_map_lookup_elem(&flows, &h->key);
 	struct port *p;
 
-	if (!e || e->epoch != epoch || now - e->learned > RELEARN_SECONDS * SECOND ||
-	    now - heartbeat > HEARTBEAT_SECONDS * SECOND)
+	if (!e || e->epoch != current || e->dscp != h->dscp || elapsed(now, e->learned, RELEARN_SECONDS * SECOND) ||
+	    elapsed(now, heartbeat, HEARTBEAT_SECONDS * SECOND))
 		return 0;
 	if (e->in != ifindex) {
-		if (xdp || e->in)
+		if (xdp || e->in == e->l3)
 			return 0;
 		p = bpf_map_lookup_elem(&ports, &ifindex);
 		if (p && p->l3 == e->l3)
@@ -134,13 +133,13 @@ static __always_inline bool for_kernel(const struct headers *h, const struct flo
 		end_flow(&h->key, e);
 		return true;
 	}
-	return !(h->flags & (ACK | RST)) || size > e->mtu;
+	return !(h->flags & (ACK | RST)) || (h->flags & (RST | URG)) == (RST | URG) || size > e->mtu;
 }
 
 /* Reports whether a packet requires a look at its conntrack entry. */
 static __always_inline bool due(const struct headers *h, struct flow_entry *e, __u64 now)
 {
-	if (now - e->renewed < RENEW_SECONDS * SECOND && !(h->flags & RST))
+	if (!elapsed(now, e->renewed, RENEW_SECONDS * SECOND) && !(h->flags & RST))
 		return false;
 	e->renewed = now;
 	return true;
@@ -167,16 +166,16 @@ static __always_inline void account(const struct headers *h, struct flow_entry *
 static __always_inline int xdp_fast(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	__u32 frame_len = end - data, len;
+	__u32 frame_len = end - data, len, current = epoch;
 	struct flow_entry *e;
 	struct headers h = {};
 	__u16 *check, sum;
 	__u64 now;
 
-	if (!epoch || !read_headers(data, end, frame_len, &h) || ((struct iphdr *)(data + ETH_HLEN))->ttl <= 1)
+	if (!current || !read_headers(data, end, frame_len, &h) || ((struct iphdr *)(data + ETH_HLEN))->ttl <= 1)
 		return XDP_PASS;
 	now = bpf_ktime_get_coarse_ns();
-	e = valid_flow(data, &h, ctx->ingress_ifindex, now, true);
+	e = valid_flow(data, &h, ctx->ingress_ifindex, now, current, true);
 	if (!e || !e->xdp || for_kernel(&h, e, sizeof(struct iphdr) + h.l4_len))
 		return XDP_PASS;
 	check = data + sum_offset(&h);
@@ -210,11 +209,8 @@ static __always_inline int xdp_fast(struct xdp_md *ctx)
 }
 
 /* Reports whether the checksum of a packet is right, left to the device, or checked by it. */
-static __always_inline bool tc_sum_valid(struct __sk_buff *ctx, __u32 l4_len)
+static __always_inline bool tc_sum_valid(struct __sk_buff *ctx, __u8 summed, __u32 l4_len)
 {
-	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
-	__u8 summed = BPF_CORE_READ_BITFIELD(skb, ip_summed);
-
 	if (summed == CHECKSUM_PARTIAL || summed == CHECKSUM_UNNECESSARY)
 		return true;
 	if (l4_len > SUMMED_MOST || bpf_skb_pull_data(ctx, ctx->len))
@@ -241,18 +237,20 @@ static __always_inline void tc_write_sum(struct __sk_buff *ctx, const struct flo
 static __always_inline int tc_fast(struct __sk_buff *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	__u32 len, size, at;
+	__u32 len, size, at, current = epoch;
 	struct flow_entry *e;
 	struct headers h = {};
 	__u16 *check;
+	struct sk_buff *skb;
 	bool summed;
+	__u8 by;
 	__u64 now;
 
-	if (!epoch || ctx->vlan_present || !read_headers(data, end, ctx->len, &h) ||
+	if (!current || ctx->vlan_present || !read_headers(data, end, ctx->len, &h) ||
 	    ((struct iphdr *)(data + ETH_HLEN))->ttl <= 1)
 		return TC_ACT_UNSPEC;
 	now = bpf_ktime_get_coarse_ns();
-	e = valid_flow(data, &h, ctx->ifindex, now, false);
+	e = valid_flow(data, &h, ctx->ifindex, now, current, false);
 	if (!e)
 		return TC_ACT_UNSPEC;
 	size = sizeof(struct iphdr) + h.l4_len;
@@ -265,7 +263,11 @@ static __always_inline int tc_fast(struct __sk_buff *ctx)
 	if ((void *)(check + 1) > end)
 		return TC_ACT_UNSPEC;
 	summed = *check || h.key.l4_proto == IPPROTO_TCP;
-	if (summed && !tc_sum_valid(ctx, h.l4_len))
+	skb = bpf_cast_to_kern_ctx(ctx);
+	by = BPF_CORE_READ_BITFIELD(skb, ip_summed);
+	if (!summed && by == CHECKSUM_PARTIAL) /* the sum of the pseudo header happens to be zero */
+		return TC_ACT_UNSPEC;
+	if (summed && !tc_sum_valid(ctx, by, h.l4_len))
 		return TC_ACT_UNSPEC;
 	if (due(&h, e, now) && !tc_renew(ctx, &h, e)) {
 		end_flow(&h.key, e);

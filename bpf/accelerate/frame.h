@@ -10,7 +10,6 @@
 #include <linux/pkt_cls.h>
 #include <linux/tcp.h>
 #include <linux/udp.h>
-#include <stdbool.h>
 #include <bpf/bpf_endian.h>
 
 #include "maps.h"
@@ -22,6 +21,8 @@
 #define SYN 0x02
 #define RST 0x04
 #define ACK 0x10
+#define URG 0x20
+#define DSCP_MASK 0xfc
 
 struct headers {
 	struct flow_key key;
@@ -29,6 +30,7 @@ struct headers {
 	__u32 header; /* bytes of the L4 header */
 	__u32 seq;    /* of TCP */
 	__u8 flags;   /* of TCP */
+	__u8 dscp;
 };
 
 static __always_inline __u16 fold(__u64 sum)
@@ -38,6 +40,20 @@ static __always_inline __u16 fold(__u64 sum)
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
 	return sum;
+}
+
+/* Returns the key of the opposite direction. */
+static __always_inline struct flow_key reverse(const struct flow_entry *e, __u32 l4_proto)
+{
+	struct flow_key back = {
+		.saddr = e->daddr,
+		.daddr = e->saddr,
+		.sport = e->dport,
+		.dport = e->sport,
+		.l4_proto = l4_proto,
+	};
+
+	return back;
 }
 
 /* Reads the headers of a plain IPv4 TCP or UDP packet. False: the packet takes the slow path. */
@@ -63,6 +79,7 @@ static __always_inline bool read_headers(void *data, void *end, __u32 frame_len,
 	h->key.sport = udp->source;
 	h->key.dport = udp->dest;
 	h->key.l4_proto = ip->protocol;
+	h->dscp = ip->tos & DSCP_MASK;
 	h->l4_len = len - sizeof(*ip);
 	h->flags = ACK;
 	h->header = sizeof(*udp);

@@ -10,6 +10,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "../kernel/conntrack.h"
+#include "maps.h"
 
 #define NFCT_INFO_MASK 7UL	    /* low bits of skb->_nfct: enum ip_conntrack_info */
 #define IP_CT_ESTABLISHED 0	    /* a packet in the original direction */
@@ -37,6 +38,9 @@
 #define IPS_HELPER (1 << 13)
 #define IPS_OFFLOAD (1 << 14)
 #define IPS_HW_OFFLOAD (1 << 15)
+
+/* A connection with one of these is never accelerated. */
+#define IPS_EXCLUDED (IPS_SEQ_ADJUST | IPS_FIXED_TIMEOUT | IPS_NAT_CLASH | IPS_HELPER | IPS_OFFLOAD | IPS_HW_OFFLOAD)
 
 struct net_device {
 	unsigned int mtu;
@@ -76,6 +80,7 @@ struct nf_conn {
 	struct nf_conntrack_zone zone;
 	struct nf_conntrack_tuple_hash tuplehash[2];
 	unsigned long status;
+	__u32 mark;
 	struct nf_ct_ext *ext;
 	union {
 		struct ip_ct_tcp tcp;
@@ -97,6 +102,23 @@ struct bpf_ct_opts___short {
 	__u8 dir;
 	__u8 reserved[2];
 };
+
+static __always_inline __u32 mark_of(struct nf_conn *ct)
+{
+	return bpf_core_field_exists(ct->mark) ? ct->mark : 0;
+}
+
+/* Reports whether the window checks of both directions are liberal. */
+static __always_inline bool is_liberal(struct nf_conn *ct)
+{
+	return ct->proto.tcp.seen[0].flags & ct->proto.tcp.seen[1].flags & IP_CT_TCP_FLAG_BE_LIBERAL;
+}
+
+/* Reports whether the entry of a connection ends before a time in ms. */
+static __always_inline bool ends_before(struct nf_conn *ct, __u64 time)
+{
+	return (__s64)(__s32)(ct->timeout - (__u32)bpf_jiffies64()) * 1000 < (__s64)(time * hz);
+}
 
 extern struct nf_conn *bpf_xdp_ct_lookup(struct xdp_md *ctx, struct bpf_sock_tuple *tuple, __u32 size,
 					 struct bpf_ct_opts___short *opts, __u32 opts_size) __ksym;

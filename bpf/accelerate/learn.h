@@ -103,6 +103,7 @@ static __always_inline __u32 describe(struct __sk_buff *ctx, const struct flow_k
 	if (!(from->flags & PORT_BRIDGE))
 		e->in = in;
 	e->out = out;
+	e->dscp = h.dscp;
 	e->xdp = !!(to->flags & PORT_TAKES_XDP);
 	e->ip_delta = address_delta(key, e) + 0xfffe; /* the TTL decreases by one */
 	e->l4_delta = address_delta(key, e) + (__u16)~key->sport + (__u16)~key->dport + e->sport + e->dport;
@@ -143,8 +144,7 @@ static __always_inline bool ripe(struct candidate *c, struct nf_conn *ct, __u32 
 	}
 	if (++c->count < LEARN_AFTER)
 		return false;
-	if (l4_proto == IPPROTO_TCP &&
-	    !(ct->proto.tcp.seen[0].flags & ct->proto.tcp.seen[1].flags & IP_CT_TCP_FLAG_BE_LIBERAL)) {
+	if (l4_proto == IPPROTO_TCP && !is_liberal(ct)) {
 		if (c->count % LEARN_AFTER == 0)
 			request_liberal(ct);
 		return false;
@@ -159,6 +159,33 @@ static __always_inline __u32 lifetime_of(struct nf_conn *ct, __u32 l4_proto)
 	return (__u64)(__u32)(ct->timeout - (__u32)bpf_jiffies64()) * 1000 / hz;
 }
 
+/* Returns the time after which a packet of a valid flow is learned again. */
+static __always_inline __u64 relearn_after(struct __sk_buff *ctx, const struct flow_entry *old)
+{
+	struct iphdr *ip = (void *)(long)ctx->data + ETH_HLEN;
+
+	if ((void *)(ip + 1) <= (void *)(long)ctx->data_end && (ip->tos & DSCP_MASK) != old->dscp)
+		return SECOND;
+	return (RELEARN_SECONDS - 1) * SECOND;
+}
+
+/* Makes the next packets of both directions renew the lifetime of a TCP connection. The kernel has
+ * made it shorter, because it has not seen the acknowledgement of this packet. */
+static __always_inline void renew_soon(struct nf_conn *ct, struct flow_entry *old, const struct flow_entry *e,
+				       __u64 now)
+{
+	struct flow_key back = reverse(e, IPPROTO_TCP);
+	struct flow_entry *opposite;
+
+	if (!ends_before(ct, tcp_lifetime))
+		return;
+	if (old)
+		old->renewed = now - 2 * RENEW_SECONDS * SECOND;
+	opposite = bpf_map_lookup_elem(&flows, &back);
+	if (opposite)
+		opposite->renewed = now - 2 * RENEW_SECONDS * SECOND;
+}
+
 /* Learns the flow of a packet that leaves. */
 static __always_inline void learn_packet(struct __sk_buff *ctx)
 {
@@ -170,7 +197,7 @@ static __always_inline void learn_packet(struct __sk_buff *ctx)
 	struct flow_key key = {};
 	struct nf_conn *ct;
 	__u64 status, now;
-	__u32 dir, why;
+	__u32 dir, why, current = epoch; /* read before "changed" */
 
 	if (nfct <= NFCT_INFO_MASK || (info != IP_CT_ESTABLISHED && info != IP_CT_ESTABLISHED_REPLY))
 		return;
@@ -181,18 +208,18 @@ static __always_inline void learn_packet(struct __sk_buff *ctx)
 	if (ct->tuplehash[0].tuple.src.l3num != AF_INET || !established(ct, status, key.l4_proto))
 		return;
 	now = bpf_ktime_get_coarse_ns();
-	if (!epoch || now - changed < SETTLE_MILLISECONDS * 1000000ULL)
+	if (!current || !elapsed(now, changed, SETTLE_MILLISECONDS * 1000000ULL))
 		return;
-#define TUPLE(direction)                                                     \
-	do {                                                                 \
-		key.saddr = ct->tuplehash[direction].tuple.src.u3.all[0];    \
-		key.daddr = ct->tuplehash[direction].tuple.dst.u3.all[0];    \
-		key.sport = ct->tuplehash[direction].tuple.src.u.all;        \
-		key.dport = ct->tuplehash[direction].tuple.dst.u.all;        \
-		e.saddr = ct->tuplehash[!(direction)].tuple.dst.u3.all[0];   \
-		e.daddr = ct->tuplehash[!(direction)].tuple.src.u3.all[0];   \
-		e.sport = ct->tuplehash[!(direction)].tuple.dst.u.all;       \
-		e.dport = ct->tuplehash[!(direction)].tuple.src.u.all;       \
+#define TUPLE(direction)                                                   \
+	do {                                                               \
+		key.saddr = ct->tuplehash[direction].tuple.src.u3.all[0];  \
+		key.daddr = ct->tuplehash[direction].tuple.dst.u3.all[0];  \
+		key.sport = ct->tuplehash[direction].tuple.src.u.all;      \
+		key.dport = ct->tuplehash[direction].tuple.dst.u.all;      \
+		e.saddr = ct->tuplehash[!(direction)].tuple.dst.u3.all[0]; \
+		e.daddr = ct->tuplehash[!(direction)].tuple.src.u3.all[0]; \
+		e.sport = ct->tuplehash[!(direction)].tuple.dst.u.all;     \
+		e.dport = ct->tuplehash[!(direction)].tuple.src.u.all;     \
 	} while (0)
 	if (dir)
 		TUPLE(1);
@@ -200,9 +227,12 @@ static __always_inline void learn_packet(struct __sk_buff *ctx)
 		TUPLE(0);
 #undef TUPLE
 	old = bpf_map_lookup_elem(&flows, &key);
-	if (old && old->epoch == epoch && now - old->learned < (RELEARN_SECONDS - 1) * SECOND)
+	if (key.l4_proto == IPPROTO_TCP)
+		renew_soon(ct, old, &e, now);
+	if (old && old->epoch == current && !elapsed(now, old->learned, relearn_after(ctx, old)))
 		return;
-	if (old && old->out != ctx->ifindex) {
+	/* An entry of an earlier connection with the same tuple says nothing about this one. */
+	if (old && (old->out != ctx->ifindex || (key.l4_proto == IPPROTO_TCP && !is_liberal(ct)))) {
 		bpf_map_delete_elem(&flows, &key);
 		old = 0;
 	}
@@ -223,13 +253,15 @@ static __always_inline void learn_packet(struct __sk_buff *ctx)
 	if (why == SLOW_YOUNG)
 		why = describe(ctx, &key, skb->_skb_refdst, &e);
 	if (why == SLOW_YOUNG) {
-		e.epoch = epoch;
-		e.learned = e.renewed = now;
+		e.epoch = current;
+		e.learned = now;
+		e.renewed = now - 2 * RENEW_SECONDS * SECOND; /* the next packet renews the lifetime */
+		e.mark = mark_of(ct);
 		e.lifetime = lifetime_of(ct, key.l4_proto);
 		if (old) {
 			e.packets = old->packets;
 			e.bytes = old->bytes;
-			if (old->l3 == e.l3 && !e.in)
+			if (old->epoch == current && old->l3 == e.l3 && !e.in)
 				e.in = old->in;
 		}
 		if (bpf_map_update_elem(&flows, &key, &e, BPF_ANY)) {

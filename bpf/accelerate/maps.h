@@ -5,15 +5,16 @@
 
 #include <linux/bpf.h>
 #include <linux/types.h>
+#include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
 #define SECOND 1000000000ULL /* in ns */
 
 enum limit {
-	LEARN_AFTER = 16,	 /* packets of an established flow in one direction */
-	HEARTBEAT_SECONDS = 5,	 /* after which the programs leave all packets to the kernel */
-	RELEARN_SECONDS = 30,	 /* after which one packet takes the slow path */
-	RENEW_SECONDS = 1,	 /* between two renewals of a conntrack entry */
+	LEARN_AFTER = 16,	  /* packets of an established flow in one direction */
+	HEARTBEAT_SECONDS = 5,	  /* after which the programs leave all packets to the kernel */
+	RELEARN_SECONDS = 30,	  /* after which one packet takes the slow path */
+	RENEW_SECONDS = 1,	  /* between two renewals of a conntrack entry */
 	SETTLE_MILLISECONDS = 20, /* after a change; older packets may have passed the old rules */
 };
 
@@ -25,19 +26,21 @@ struct flow_key {
 };
 
 struct flow_entry {
-	__u32 epoch;   /* valid while it equals the current one */
-	__u32 in;      /* input interface; 0 until a packet has shown the port of the bridge */
-	__u32 out;     /* output interface */
-	__u32 l3;      /* routed input interface: "in", or its bridge */
+	__u32 epoch;	     /* valid while it equals the current one */
+	__u32 in;	     /* input interface; 0 until a packet has shown the port of the bridge */
+	__u32 out;	     /* output interface */
+	__u32 l3;	     /* routed input interface: "in", or its bridge */
 	__be32 saddr, daddr; /* after the translation */
 	__be16 sport, dport;
 	__u32 ip_delta; /* change of the sums of both addresses and of the TTL, see fold */
 	__u32 l4_delta; /* change of the sums of addresses and ports */
 	__u8 in_mac[6]; /* of the routed input interface */
 	__u16 mtu;
-	__u8 macs[12]; /* destination and source of the sent frame */
-	__u32 lifetime; /* of the conntrack entry after a packet, in ms */
-	__u32 xdp;	/* the output interface accepts frames of XDP */
+	__u8 macs[12];		/* destination and source of the sent frame */
+	__u32 lifetime;		/* of the conntrack entry after a packet, in ms */
+	__u32 xdp;		/* the output interface accepts frames of XDP */
+	__u32 mark;		/* of the conntrack entry */
+	__u32 dscp;		/* routing rules may depend on it, so packets with another one take the slow path */
 	__u64 learned, renewed; /* times in ns since boot, without suspension */
 	__u64 packets, bytes;	/* that took the fast path */
 };
@@ -124,9 +127,9 @@ struct {
 } requests SEC(".maps");
 
 /* Written by user space while the programs run. */
-volatile __u32 epoch;	  /* 0: nothing is accelerated */
-volatile __u64 changed;	  /* time of the last change of the epoch, in ns */
-volatile __u64 heartbeat; /* time of the last sign of life, in ns */
+volatile __u32 epoch;	     /* 0: nothing is accelerated */
+volatile __u64 changed;	     /* time of the last change of the epoch, in ns */
+volatile __u64 heartbeat;    /* time of the last sign of life, in ns */
 volatile __u32 tcp_lifetime; /* of established TCP connections, in ms */
 
 /* Set before the programs are loaded. */
@@ -137,6 +140,13 @@ const enum slow *export_slow __attribute__((unused));
 const enum port_flag *export_port_flag __attribute__((unused));
 const enum counter *export_counter __attribute__((unused));
 const enum limit *export_limit __attribute__((unused));
+
+/* Reports whether more than a time has passed. The coarse clock of the programs may be behind the
+ * times that user space and other CPUs have written. */
+static __always_inline bool elapsed(__u64 now, __u64 since, __u64 time)
+{
+	return (__s64)(now - since) > (__s64)time;
+}
 
 static __always_inline void count(__u32 what, __u64 n)
 {

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/lab"
+	"github.com/sluice-lb/sluice/lab/labtest"
+)
+
+// lifetime returns the lifetime of the only TCP entry of connection tracking in seconds.
+func lifetime(t *testing.T, n *lab.Node) int {
+	t.Helper()
+	out := command(t, n, "", "conntrack", "-L", "-p", "tcp")
+	fields := strings.Fields(out)
+	at := slices.Index(fields, "tcp")
+	if at < 0 || at+2 >= len(fields) {
+		t.Fatalf("conntrack: %s", out)
+	}
+	seconds, err := strconv.Atoi(fields[at+2])
+	if err != nil {
+		t.Fatalf("conntrack: %s", out)
+	}
+	return seconds
+}
+
+// invalidate ends the validity of all learned flows.
+func invalidate(t *testing.T, n *lab.Node) {
+	t.Helper()
+	command(t, n, "", "ip", "route", "add", "198.51.100.0/24", "dev", "lo")
+	command(t, n, "", "ip", "route", "del", "198.51.100.0/24", "dev", "lo")
+}
+
+// change invalidates all learned flows, and waits until the next packets learn them again.
+func change(t *testing.T, n *lab.Node) {
+	t.Helper()
+	invalidate(t, n)
+	time.Sleep(100 * time.Millisecond) // the programs learn again after programsLimitSETTLE_MILLISECONDS
+}
+
+// TestLifetimeOfIdleConnection exchanges one message on flows that are learned again. The kernel has not seen its
+// acknowledgement and shortens the lifetime, so the fast path must renew it although the connection becomes idle.
+func TestLifetimeOfIdleConnection(t *testing.T) {
+	l, r, k := accelerated(t, "tcp", "nft")
+	n := l.Node("router")
+	for range 5 {
+		change(t, n)
+		if err := k.exchange(); err != nil {
+			t.Fatal(err)
+		}
+		labtest.Eventually(t, patience, "the lifetime of an idle connection", func() error {
+			if s := lifetime(t, n); s <= 300 {
+				return fmt.Errorf("conntrack ends the connection in %d s: %+v", s, r.status())
+			}
+			return nil
+		})
+	}
+}
+
+// TestReusedPort ends a connection while its flows are invalid. A new connection with the same addresses and ports must
+// not take the fast path before its window checks are liberal.
+func TestReusedPort(t *testing.T) {
+	l, r, k := accelerated(t, "tcp", "nft")
+	n := l.Node("router")
+	local := k.conn.LocalAddr().(*net.TCPAddr)
+	time.Sleep(100 * time.Millisecond) // after the last acknowledgement, so that no packet learns the flows again
+	invalidate(t, n)
+	_ = k.conn.(*net.TCPConn).SetLinger(0)
+	k.conn.Close()
+	dialer := net.Dialer{Timeout: patience, LocalAddr: local}
+	labtest.Eventually(t, patience, "a new connection", func() error {
+		c, err := l.Node("client").Dial(t.Context(), &dialer, "tcp", "10.0.2.2:7")
+		if err == nil {
+			k = &talk{t: t, conn: c}
+			t.Cleanup(func() { c.Close() })
+		}
+		return err
+	})
+	k.bulk(16 << 20)
+	change(t, n)
+	if err := k.exchange(); err != nil {
+		t.Fatalf("after 16 MiB and a change: %v, %+v", err, r.status())
+	}
+	k.fast(r)
+}
+
+// TestConntrackMark changes the mark of an accelerated connection. A rule drops connections with this mark.
+func TestConntrackMark(t *testing.T) {
+	l, r, k := accelerated(t, "udp", "nft")
+	n := l.Node("router")
+	command(t, n, "", "nft", "insert", "rule", "ip", "filter", "forward", "ct", "mark", "1", "drop")
+	labtest.Eventually(t, patience, "the new rule", func() error {
+		if s := r.status(); s.Invalidations["nftables"] == 0 {
+			return fmt.Errorf("%+v", s)
+		}
+		return nil
+	})
+	k.fast(r)
+	before := r.status().Ended
+	err := n.Do(func() error { // conntrack -U cannot change translated entries
+		list, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+		for _, f := range list {
+			if f.Forward.Protocol == unix.IPPROTO_UDP {
+				f.Mark = 1
+				err = errors.Join(err, netlink.ConntrackUpdate(netlink.ConntrackTable, unix.AF_INET, f))
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("packets passed for another %v", k.stops())
+	if s := r.status(); s.Ended == before { // the packets would also stop when the flow is learned again
+		t.Errorf("the flow has not ended: %+v", s)
+	}
+}
+
+// TestRoutingByDSCP sends packets of an accelerated flow with a type of service that a routing rule refuses.
+func TestRoutingByDSCP(t *testing.T) {
+	l, r, k := accelerated(t, "udp", "nft")
+	command(t, l.Node("router"), "", "ip", "rule", "add", "tos", "0x10", "prohibit")
+	k.fast(r)
+	conn, err := k.conn.(*net.UDPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TOS, 0x10) }); err != nil {
+		t.Fatal(err)
+	}
+	before := r.status()
+	k.stops()
+	if s := r.status(); s.XDP+s.TC != before.XDP+before.TC {
+		t.Errorf("%d packets took the fast path", s.XDP+s.TC-before.XDP-before.TC)
+	}
+}
+
+// TestStationMoves moves a container to another port of the bridge.
+func TestStationMoves(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.Tool("iptables-nft-restore"))
+	l := docker(t, "iptables-nft-restore")
+	n, container := l.Node("router"), l.Node("container")
+	echo(t, l.Node("client"), 7)
+	r := begin(t, n)
+	k := dial(t, container, "udp", "10.0.1.2:7")
+	k.fast(r)
+	mac := macIn(t, container, "eth0").String()
+	command(t, n, "", "ip", "link", "add", "port2", "master", "docker0", "type", "veth", "peer", "name", "moved")
+	command(t, n, "", "ip", "link", "set", "moved", "netns", container.Name())
+	command(t, n, "", "ip", "link", "set", "port2", "up")
+	for _, words := range []string{
+		"ip link del eth0",
+		"ip link set moved address " + mac,
+		"ip addr add 172.17.0.2/16 dev moved",
+		"ip link set moved up",
+		"ip route add default via 172.17.0.1",
+	} {
+		command(t, container, "", strings.Fields(words)...)
+	}
+	labtest.Eventually(t, patience, "an answer at the new port", func() error { return k.exchange() })
+	k.fast(r)
+}
+
+// TestPortRules: rules that see the ports of a bridge exclude its flows while they exist, and so does a port that does
+// not forward the packets of unknown stations.
+func TestPortRules(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.Tool("nft"), labtest.Tool("iptables-nft-restore"), labtest.Tool("bridge"))
+	l := docker(t, "iptables-nft-restore")
+	n := l.Node("router")
+	echo(t, l.Node("client"), 7)
+	r := begin(t, n)
+	k := dial(t, l.Node("container"), "udp", "10.0.1.2:7")
+	for _, c := range []struct{ add, remove, why string }{
+		{"nft add table bridge f { chain c { type filter hook prerouting priority 0; iifname port1 ip saddr 172.17.0.2 drop; }; }", "nft delete table bridge f", "families bridge or netdev"},
+		{"nft add table netdev f { chain c { type filter hook ingress device port1 priority 0; ip saddr 172.17.0.2 drop; }; }", "nft delete table netdev f", "families bridge or netdev"},
+		{"bridge link set dev port0 locked on learning off", "bridge link set dev port0 locked off learning on", "a locked port"},
+	} {
+		k.fast(r)
+		command(t, n, "", strings.Fields(c.add)...)
+		labtest.Eventually(t, patience, "the exclusion by "+c.add, func() error {
+			for _, i := range r.status().Interfaces {
+				if i.Name == "port0" && len(i.Hooks) == 0 && strings.Contains(i.Why, c.why) {
+					return nil
+				}
+			}
+			return fmt.Errorf("%+v", r.status().Interfaces)
+		})
+		before := r.status()
+		for range 40 {
+			if err := k.exchange(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if s := r.status(); s.XDP+s.TC != before.XDP+before.TC {
+			t.Errorf("%d packets took the fast path in spite of %s", s.XDP+s.TC-before.XDP-before.TC, c.add)
+		}
+		command(t, n, "", strings.Fields(c.remove)...)
+	}
+	k.fast(r)
+}
+
+// TestVLANExcludesXDP: the tags of frames are not visible in XDP, so an interface with a VLAN has TC alone.
+func TestVLANExcludesXDP(t *testing.T) {
+	l, r, k := accelerated(t, "udp", "nft")
+	n := l.Node("router")
+	if out, err := n.Command(t.Context(), "ip", "link", "add", "link", "lan0", "name", "lan0.10", "type", "vlan", "id", "10").CombinedOutput(); err != nil {
+		labtest.Lacks(t, "VLANs: %v: %s", err, out)
+	}
+	labtest.Eventually(t, patience, "the end of XDP", func() error {
+		for _, i := range r.status().Interfaces {
+			if i.Name == "lan0" && slices.Equal(i.Hooks, []string{hookTC}) {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", r.status().Interfaces)
+	})
+	k.fast(r)
+}
+
+// TestClocks writes times that are ahead of the coarse clock of the programs, as every write of the process may be.
+func TestClocks(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.Tool("nft"))
+	l := labtest.New(t, router())
+	n := l.Node("router")
+	rules["nft"](t, n)
+	echo(t, l.Node("server"), 7)
+	k := dial(t, l.Node("client"), "udp", "10.0.2.2:7")
+	var a *Accelerator
+	err := n.Do(func() (err error) {
+		a, err = Open(context.WithoutCancel(t.Context()), Options{})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = n.Do(a.Close) })
+	exchange := func() [programsCounterCOUNTERS]uint64 {
+		t.Helper()
+		for range 200 {
+			if err := k.exchange(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c, err := a.counters()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	const hour = uint64(time.Hour)
+	if err := a.objects.Changed.Set(now() + hour); err != nil {
+		t.Fatal(err)
+	}
+	exchange()
+	time.Sleep(2200 * time.Millisecond) // the kernel calls UDP assured after two seconds
+	if c := exchange(); c[programsCounterCOUNT_LEARNED] != 0 {
+		t.Errorf("flows were learned before the end of the settling time: %v", c)
+	}
+	for _, set := range []func() error{
+		func() error { return a.objects.Changed.Set(now() - hour) },
+		func() error { return a.objects.Heartbeat.Set(now() + hour) },
+	} {
+		if err := set(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c := exchange(); c[programsCounterCOUNT_XDP]+c[programsCounterCOUNT_TC] == 0 {
+		t.Errorf("no packet took the fast path: %v", c)
+	}
+}
