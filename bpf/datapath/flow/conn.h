@@ -188,16 +188,32 @@ static __always_inline __u32 take_charges(struct entry_meta *m)
 	       (__sync_fetch_and_or(flags_word(m), HEARD_CLOSED << HEARD_SHIFT) & HEARD_CLOSED << HEARD_SHIFT);
 }
 
-// Withdraws a new flow in favour of the flow of another CPU. Packets on that CPU may have found the
-// new flow. The charges that they have released are removed from b->flags. Returns false if the
-// sweeper has ended the flow, with all its charges.
-static __always_inline bool withdraw(struct new_flow *b, __u32 twin, bool to_v6, const bool v6)
+// Withdraws a new flow in favour of the flow "found" of another CPU; NO_ENTRY if its packet is
+// dropped. Packets on the other CPU may have found the new flow. The charges that they have released
+// are removed from b->flags. Returns the flow that remains. That is the new flow if the sweeper has
+// ended it, with all its charges, or if the other CPU has withdrawn its flow as well: a CPU that was
+// interrupted between first_flow and this function is later than RIVAL_LOOKS.
+static __always_inline __u32 withdraw(struct new_flow *b, __u32 found, __u32 twin, bool to_v6, const bool v6)
 {
+	const __u32 other = found;
 	void *e = entry_at(b->index, v6);
 	__u32 was;
 
 	if (!e || !take_life(e, b->now, ENTRY_DEAD, v6))
-		return false;
+		return b->index;
+	// Each CPU kills its flow before it searches. If one finds the flow of the other, the other
+	// does not find this flow, and keeps its own. If none finds a flow, the one with the lower
+	// index keeps its own, and the other CPU finds it.
+	if (other != NO_ENTRY) {
+#pragma clang loop unroll(disable)
+		for (int i = 0; i < RIVAL_LOOKS; i++) {
+			found = rival(&b->key, v6 == to_v6 ? twin : NO_ENTRY, v6);
+			if (found != NO_ENTRY || b->index < other)
+				break;
+		}
+		if (found == NO_ENTRY && revive(e, v6))
+			return b->index;
+	}
 	if (twin != NO_ENTRY)
 		kill_index(twin, b->now, ENTRY_DEAD, to_v6);
 	was = take_charges(meta_of(e, v6));
@@ -207,7 +223,7 @@ static __always_inline bool withdraw(struct new_flow *b, __u32 twin, bool to_v6,
 		b->flags &= ~ENTRY_CLIENT;
 		b->uncounted = 1;
 	}
-	return true;
+	return found;
 }
 
 // Creates both entries of a flow, or none. Returns REASON_NEW_FLOW, or REASON_FLOW if another CPU
@@ -255,10 +271,10 @@ __noinline enum reason make_flow(struct new_flow *b)
 	if (found == mine && (b->flags & (ENTRY_NAT | ENTRY_BOUND)) == ENTRY_NAT &&
 	    first_flow(&b->back, twin, mine, to_v6) != twin)
 		found = NO_ENTRY;
+	if (found != mine)
+		found = v6 ? withdraw(b, found, twin, to_v6, true) : withdraw(b, found, twin, to_v6, false);
 	if (found == mine)
 		return REASON_NEW_FLOW;
-	if (!(v6 ? withdraw(b, twin, to_v6, true) : withdraw(b, twin, to_v6, false)))
-		return REASON_NEW_FLOW; // it has been released like any other flow
 	b->index = found;
 	return found == NO_ENTRY ? REASON_CLASH : REASON_FLOW;
 }

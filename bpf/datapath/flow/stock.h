@@ -303,4 +303,14 @@ static __always_inline bool take_life(void *e, __u32 now, enum entry_state state
 	       __sync_val_compare_and_swap(word, was, (was & 0xffffff) | (__u32)state << STATE_SHIFT) == was;
 }
 
+// Makes a dead entry live again and reports success. The caller has killed it, and has released
+// nothing.
+static __always_inline bool revive(void *e, const bool v6)
+{
+	__u32 *word = state_word(e, v6), was = *(volatile __u32 *)word;
+
+	return was >> STATE_SHIFT == ENTRY_DEAD &&
+	       __sync_val_compare_and_swap(word, was, (was & 0xffffff) | (__u32)ENTRY_LIVE << STATE_SHIFT) == was;
+}
+
 #endif
