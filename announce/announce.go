@@ -90,11 +90,11 @@ type Announcer struct {
 	kicked chan struct{}
 	lost   string // damage of the record at the start; "" for none
 
-	mu      sync.Mutex // Protects the following fields.
-	place   place      // of routes that may exist
-	request *Request   // nil: announce nothing.
-	set     bool       // Set was called.
-	failed  bool       // The last attempt returned an error.
+	mu      sync.Mutex    // Protects the following fields.
+	place   routeLocation // of routes that may exist
+	request *Request      // nil: announce nothing.
+	set     bool          // Set was called.
+	failed  bool          // The last attempt returned an error.
 	ended   bool
 	list    []Status
 	usable  map[netip.Prefix]time.Time // Withdrawn addresses without a reason, and the time since then.
@@ -127,7 +127,7 @@ func (a *Announcer) Kick() {
 func (a *Announcer) Writes(table uint32, protocol uint8) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.place != place{} && a.place == place{table, protocol}
+	return a.place != routeLocation{} && a.place == routeLocation{table, protocol}
 }
 
 // Set replaces the wanted state and returns the changes. After an error, Run tries again.
@@ -185,7 +185,7 @@ func (a *Announcer) Counts() (now map[State]int, changes map[State]uint64) {
 func (a *Announcer) Run(ctx context.Context) {
 	said := ""
 	for {
-		next, err := a.follow()
+		next, err := a.reconcileRoutes()
 		var again <-chan time.Time
 		if next > 0 {
 			again = time.After(next)
@@ -207,11 +207,11 @@ func (a *Announcer) Run(ctx context.Context) {
 	}
 }
 
-// follow makes the routes equal to the request, and returns the time until the next call, or 0 if none is due.
-func (a *Announcer) follow() (next time.Duration, err error) {
+// reconcileRoutes makes the routes equal to the request, and returns the time until the next call, or 0 if none is due.
+func (a *Announcer) reconcileRoutes() (next time.Duration, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.ended || !a.set || a.request == nil && a.place == (place{}) {
+	if a.ended || !a.set || a.request == nil && a.place == (routeLocation{}) {
 		return 0, nil
 	}
 	_, err = a.reconcile(time.Now())
@@ -223,12 +223,12 @@ func (a *Announcer) Release(keep bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.ended = true
-	if keep || a.place == (place{}) {
+	if keep || a.place == (routeLocation{}) {
 		return nil
 	}
 	routes, err := a.place.routes()
 	if err == nil {
-		err = a.place.clear()
+		err = a.place.removeRoutes()
 	}
 	if err != nil {
 		return err
@@ -237,12 +237,12 @@ func (a *Announcer) Release(keep bool) error {
 		time.Sleep(WithdrawTime)
 	}
 	a.list = nil
-	return writeRecord(a.opt.StateDir, place{})
+	return writeRecord(a.opt.StateDir, routeLocation{})
 }
 
-// decision is the difference between the wanted and the present routes.
-type decision struct {
-	at     place
+// routeChanges is the difference between the wanted and the present routes.
+type routeChanges struct {
+	at     routeLocation
 	add    []route
 	remove []route // from at
 	left   []route // at the previous place
@@ -252,13 +252,13 @@ type decision struct {
 }
 
 // decide compares a request with the routes of the kernel. a.mu must be locked.
-func (a *Announcer) decide(r *Request, now time.Time) (d decision, err error) {
+func (a *Announcer) decide(r *Request, now time.Time) (d routeChanges, err error) {
 	d.usable = map[netip.Prefix]time.Time{}
 	var old map[route]bool
 	if r != nil {
-		d.at = place{r.Table, r.Protocol}
+		d.at = routeLocation{r.Table, r.Protocol}
 	}
-	if a.place != (place{}) && a.place != d.at {
+	if a.place != (routeLocation{}) && a.place != d.at {
 		if old, err = a.place.routes(); err != nil {
 			return d, err
 		}
@@ -298,7 +298,7 @@ func (a *Announcer) decide(r *Request, now time.Time) (d decision, err error) {
 		} else {
 			s.Why = ""
 		}
-		if s.State == Announced && withdrawn[w.Prefix] && a.settling(w, now, &d) {
+		if s.State == Announced && withdrawn[w.Prefix] && a.awaitsAnnouncement(w, now, &d) {
 			s.State, s.Why = Withdrawn, "usable again; it is announced when the other backends have been probed too"
 		}
 		at := route{w.Prefix, s.Metric}
@@ -323,8 +323,8 @@ func (a *Announcer) decide(r *Request, now time.Time) (d decision, err error) {
 	return d, nil
 }
 
-// settling reports whether a withdrawn address waits for its announcement, and records its wait in a decision.
-func (a *Announcer) settling(w Address, now time.Time, d *decision) bool {
+// awaitsAnnouncement reports whether a withdrawn address waits for its announcement, and records its wait in a decision.
+func (a *Announcer) awaitsAnnouncement(w Address, now time.Time, d *routeChanges) bool {
 	since, known := a.usable[w.Prefix]
 	if !known {
 		since = now
@@ -341,7 +341,7 @@ func (a *Announcer) settling(w Address, now time.Time, d *decision) bool {
 }
 
 // change describes a decision for people.
-func (d *decision) change() *datapath.Change {
+func (d *routeChanges) change() *datapath.Change {
 	c := &datapath.Change{Datapath: "announcements"}
 	c.Objects.Added, c.Objects.Removed = len(d.add), len(d.remove)+len(d.left)
 	for _, r := range d.add {
@@ -365,7 +365,7 @@ func (a *Announcer) reconcile(now time.Time) (*datapath.Change, error) {
 	if err != nil {
 		return nil, err
 	}
-	if d.at != a.place && d.at != (place{}) && len(d.left) == 0 {
+	if d.at != a.place && d.at != (routeLocation{}) && len(d.left) == 0 {
 		if err := writeRecord(a.opt.StateDir, d.at); err != nil {
 			return nil, err
 		}
@@ -400,7 +400,7 @@ func (a *Announcer) reconcile(now time.Time) (*datapath.Change, error) {
 }
 
 // publish stores the statuses and reports the changes. a.mu must be locked.
-func (a *Announcer) publish(d decision, added, removed map[netip.Prefix]bool, failed map[netip.Prefix]error, now time.Time) {
+func (a *Announcer) publish(d routeChanges, added, removed map[netip.Prefix]bool, failed map[netip.Prefix]error, now time.Time) {
 	since := map[netip.Prefix]time.Time{}
 	for _, s := range a.list {
 		since[s.Prefix] = s.Since
@@ -420,7 +420,7 @@ func (a *Announcer) publish(d decision, added, removed map[netip.Prefix]bool, fa
 		delete(removed, s.Prefix)
 	}
 	why := "no service or rule of the configuration has it"
-	if d.at == (place{}) {
+	if d.at == (routeLocation{}) {
 		why = "the configuration has no cluster.announce"
 	}
 	for p := range removed {

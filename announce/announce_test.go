@@ -93,7 +93,7 @@ func (s *speaker) apply(r *Request) {
 // look follows the host.
 func (s *speaker) look() {
 	s.t.Helper()
-	if err := s.node.Do(func() error { _, err := s.follow(); return err }); err != nil {
+	if err := s.node.Do(func() error { _, err := s.reconcileRoutes(); return err }); err != nil {
 		s.t.Fatal(err)
 	}
 }

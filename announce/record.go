@@ -20,22 +20,22 @@ const recordFile = "announcements.json"
 // maxRecord is the largest record that is read, in bytes.
 const maxRecord = 4 << 10
 
-// place is the location of the routes. The zero value means that there are none.
-type place struct {
+// routeLocation is the location of the routes. The zero value means that there are none.
+type routeLocation struct {
 	Table    uint32 `json:"table"`
 	Protocol uint8  `json:"protocol"`
 }
 
 // usual is the place of a configuration without the keys.
-var usual = place{5100, 76}
+var usual = routeLocation{5100, 76}
 
 // readRecord returns the place of the routes. If the record is damaged, it returns the usual place, and lost describes
 // the damage.
-func readRecord(dir string) (p place, lost string) {
+func readRecord(dir string) (p routeLocation, lost string) {
 	path := filepath.Join(dir, recordFile)
 	text, err := disk.Read(path, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
-		return place{}, ""
+		return routeLocation{}, ""
 	}
 	if err == nil {
 		err = json.Unmarshal(text, &p)
@@ -50,9 +50,9 @@ func readRecord(dir string) (p place, lost string) {
 }
 
 // writeRecord replaces the file, or removes it if there are no routes.
-func writeRecord(dir string, p place) error {
+func writeRecord(dir string, p routeLocation) error {
 	path := filepath.Join(dir, recordFile)
-	if p == (place{}) {
+	if p == (routeLocation{}) {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("announcements: %w", err)
 		}
@@ -71,7 +71,7 @@ func writeRecord(dir string, p place) error {
 // Left reports whether an earlier process has left routes.
 func Left(dir string) (bool, error) {
 	p, _ := readRecord(dir)
-	if p == (place{}) {
+	if p == (routeLocation{}) {
 		return false, nil
 	}
 	routes, err := p.routes()
@@ -81,11 +81,11 @@ func Left(dir string) (bool, error) {
 // Remove removes the routes that an earlier process left.
 func Remove(dir string) error {
 	p, _ := readRecord(dir)
-	if p == (place{}) {
+	if p == (routeLocation{}) {
 		return nil
 	}
-	if err := p.clear(); err != nil {
+	if err := p.removeRoutes(); err != nil {
 		return err
 	}
-	return writeRecord(dir, place{})
+	return writeRecord(dir, routeLocation{})
 }

@@ -23,7 +23,7 @@ type route struct {
 
 // routes returns the routes of Sluice at a place. The value is false for a route of another type, which the announcer
 // replaces.
-func (p place) routes() (map[route]bool, error) {
+func (p routeLocation) routes() (map[route]bool, error) {
 	list, err := netdev.Table(p.Table)
 	if err != nil {
 		return nil, err
@@ -37,8 +37,8 @@ func (p place) routes() (map[route]bool, error) {
 	return found, nil
 }
 
-// clear removes all routes at a place.
-func (p place) clear() error {
+// removeRoutes removes all routes at a place.
+func (p routeLocation) removeRoutes() error {
 	routes, err := p.routes()
 	if err != nil {
 		return err
@@ -52,7 +52,7 @@ func (p place) clear() error {
 
 // add writes a route. No packet uses it, because no routing rule selects its table. If a rule did, the host would
 // answer packets with ICMP errors instead of forwarding them to itself.
-func (p place) add(r route) error {
+func (p routeLocation) add(r route) error {
 	err := p.request(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, r, unix.RTN_UNREACHABLE)
 	if err != nil {
 		return fmt.Errorf("route to %s in table %d: %w", r.to, p.Table, err)
@@ -61,7 +61,7 @@ func (p place) add(r route) error {
 }
 
 // remove removes a route. A missing one is not an error.
-func (p place) remove(r route) error {
+func (p routeLocation) remove(r route) error {
 	err := p.request(unix.RTM_DELROUTE, 0, r, unix.RTN_UNSPEC)
 	if err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("remove the route to %s from table %d: %w", r.to, p.Table, err)
@@ -69,7 +69,7 @@ func (p place) remove(r route) error {
 	return nil
 }
 
-func (p place) request(kind, flags int, r route, routeType uint8) error {
+func (p routeLocation) request(kind, flags int, r route, routeType uint8) error {
 	family := uint8(unix.AF_INET)
 	if r.to.Addr().Is6() {
 		family = unix.AF_INET6

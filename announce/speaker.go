@@ -32,7 +32,7 @@ func (a *Announcer) Warnings() (list []string) {
 		return list
 	}
 	if now := time.Now(); now.Sub(a.looked) >= speakerInterval {
-		a.looked, a.speaker = now, listens("/proc/thread-self/net/tcp") || listens("/proc/thread-self/net/tcp6")
+		a.looked, a.speaker = now, hasBGPListener("/proc/thread-self/net/tcp") || hasBGPListener("/proc/thread-self/net/tcp6")
 	}
 	if a.speaker {
 		return list
@@ -40,9 +40,9 @@ func (a *Announcer) Warnings() (list []string) {
 	return append(list, fmt.Sprintf("addresses are announced in routing table %d, but no BGP speaker listens on TCP port 179 of this host: start BIRD or FRR, and export the table", a.place.Table))
 }
 
-// listens reports whether a list of sockets has a listener on the port of BGP. The kernel lists all listeners before the
+// hasBGPListener reports whether a list of sockets has a listener on the port of BGP. The kernel lists all listeners before the
 // first connection, so that the number of connections does not matter.
-func listens(path string) bool {
+func hasBGPListener(path string) bool {
 	f, err := os.Open(path)
 	if err != nil {
 		return false // without IPv6

@@ -136,7 +136,7 @@ func (c *Client) Flows(ctx context.Context, query url.Values) (*Flows, error) {
 // keys of Flows except limit. The flow is valid until visit returns. An error of visit ends the
 // walk and is returned.
 func (c *Client) EachFlow(ctx context.Context, query url.Values, visit func(*Flow) error) error {
-	resp, err := c.do(ctx, http.MethodGet, "/flows/stream?"+query.Encode(), "", nil)
+	resp, err := c.sendRequest(ctx, http.MethodGet, "/flows/stream?"+query.Encode(), "", nil)
 	if err != nil {
 		return err
 	}
@@ -231,7 +231,7 @@ func (c *Client) Object(ctx context.Context, path string) (json.RawMessage, erro
 
 // Config returns the configuration in force as YAML.
 func (c *Client) Config(ctx context.Context) ([]byte, error) {
-	resp, err := c.do(ctx, http.MethodGet, "/config", "", nil)
+	resp, err := c.sendRequest(ctx, http.MethodGet, "/config", "", nil)
 	if err != nil {
 		return nil, err
 	}
@@ -276,7 +276,7 @@ func list[T any](ctx context.Context, c *Client, path string) ([]T, error) {
 }
 
 func send[T any](ctx context.Context, c *Client, method, path, contentType string, body []byte) (*T, error) {
-	resp, err := c.do(ctx, method, path, contentType, body)
+	resp, err := c.sendRequest(ctx, method, path, contentType, body)
 	return decode[T](c, resp, err)
 }
 
@@ -297,8 +297,8 @@ func decode[T any](c *Client, resp *http.Response, err error) (*T, error) {
 	return v, nil
 }
 
-// do sends a request. A status of 300 and above is returned as a *Problem.
-func (c *Client) do(ctx context.Context, method, path, contentType string, body []byte) (*http.Response, error) {
+// sendRequest sends a request. A status of 300 and above is returned as a *Problem.
+func (c *Client) sendRequest(ctx context.Context, method, path, contentType string, body []byte) (*http.Response, error) {
 	return c.doWith(ctx, method, path, contentType, body, nil)
 }
 

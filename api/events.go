@@ -20,7 +20,7 @@ import (
 // The first event has the kind begin. An error of visit ends the stream and is returned. Otherwise
 // Events returns when the daemon ends the stream.
 func (c *Client) Events(ctx context.Context, query url.Values, visit func(*event.Event) error) error {
-	resp, err := c.do(ctx, http.MethodGet, "/events?"+query.Encode(), "", nil)
+	resp, err := c.sendRequest(ctx, http.MethodGet, "/events?"+query.Encode(), "", nil)
 	if err != nil {
 		return err
 	}

@@ -60,7 +60,7 @@ func (c *Client) RemoveElement(ctx context.Context, set, element string, opt Cha
 
 // TaggedObject is Object with its ETag, for [ChangeOptions].
 func (c *Client) TaggedObject(ctx context.Context, path string) (object json.RawMessage, etag string, err error) {
-	resp, err := c.do(ctx, http.MethodGet, "/config/"+inURL(path), "", nil)
+	resp, err := c.sendRequest(ctx, http.MethodGet, "/config/"+inURL(path), "", nil)
 	if err != nil {
 		return nil, "", err
 	}

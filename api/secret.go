@@ -87,12 +87,12 @@ func ReadTokens(file string) ([]Token, error) {
 func ReadSecret(file string, forbidden fs.FileMode) ([]byte, error) {
 	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0) // does not block on a pipe without a writer
 	if err != nil {
-		return nil, plain(file, err)
+		return nil, withoutPath(file, err)
 	}
 	defer f.Close()
 	switch info, err := f.Stat(); {
 	case err != nil:
-		return nil, plain(file, err)
+		return nil, withoutPath(file, err)
 	case !info.Mode().IsRegular():
 		return nil, fmt.Errorf("%s: it is no regular file, which could be read again when it changes", file)
 	case info.Mode().Perm()&forbidden != 0:
@@ -100,7 +100,7 @@ func ReadSecret(file string, forbidden fs.FileMode) ([]byte, error) {
 	}
 	raw, err := io.ReadAll(io.LimitReader(f, maxSecret+1))
 	if err != nil {
-		return nil, plain(file, err)
+		return nil, withoutPath(file, err)
 	}
 	if len(raw) > maxSecret {
 		return nil, fmt.Errorf("%s: it is larger than %d bytes", file, maxSecret)
@@ -108,8 +108,8 @@ func ReadSecret(file string, forbidden fs.FileMode) ([]byte, error) {
 	return raw, nil
 }
 
-// plain removes the path that the error already contains.
-func plain(file string, err error) error {
+// withoutPath removes the path that the error already contains.
+func withoutPath(file string, err error) error {
 	if path, ok := err.(*fs.PathError); ok {
 		err = path.Err
 	}

@@ -69,13 +69,13 @@ const Name = "audit.jsonl"
 // and each entry is another attempt.
 func Open(dir string, log *slog.Logger) *Log {
 	l := &Log{path: filepath.Join(dir, Name), log: log, size: maxSize, files: maxFiles, refused: newRefusals(dir, log)}
-	l.note(l.open())
-	l.refused.journal.note(l.refused.journal.open())
+	l.setWriteError(l.open())
+	l.refused.journal.setWriteError(l.refused.journal.open())
 	return l
 }
 
-// note stores the error that prevents writing, and logs it once.
-func (l *Log) note(err error) {
+// setWriteError stores the error that prevents writing, and logs it once.
+func (l *Log) setWriteError(err error) {
 	if err != nil && l.failed == nil {
 		l.log.Error("changes are not recorded", "file", l.path, "error", err)
 	}
@@ -149,7 +149,7 @@ func (l *Log) add(e Entry) {
 			*text = (*text)[:maxText-3] + "..."
 		}
 	}
-	l.note(l.write(e))
+	l.setWriteError(l.write(e))
 }
 
 func (l *Log) write(e Entry) error {
@@ -220,16 +220,16 @@ func (l *Log) Last(limit int) ([]Entry, error) {
 	if l == nil {
 		return nil, nil
 	}
-	changes, err := l.last(limit)
+	changes, err := l.lastEntries(limit)
 	if err != nil {
 		return nil, err
 	}
-	refused, err := l.refused.last(limit)
+	refused, err := l.refused.lastEntries(limit)
 	return merge(changes, refused, limit), err
 }
 
-// last returns the last entries of one journal, the oldest first.
-func (l *Log) last(limit int) ([]Entry, error) {
+// lastEntries returns the last entries of one journal, the oldest first.
+func (l *Log) lastEntries(limit int) ([]Entry, error) {
 	l.mu.Lock() // prevents a rotation
 	defer l.mu.Unlock()
 	return readFiles(l.path, l.files, limit)

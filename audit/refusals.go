@@ -65,7 +65,7 @@ func (r *refusals) add(e Entry) bool {
 	key := client + "\x00" + e.What + "\x00" + e.Error
 	if r.like[key] == nil && r.clients[client] < refusedOfClient && (r.clients[client] > 0 || len(r.clients) < refusedClients) {
 		r.clients[client]++
-		r.keep(key, e)
+		r.addRefusal(key, e)
 		r.journal.add(e)
 		return true
 	}
@@ -75,7 +75,7 @@ func (r *refusals) add(e Entry) bool {
 			client, e.Who = "", "other clients"
 		}
 		if key = client + "\x00"; r.like[key] == nil {
-			r.keep(key, e)
+			r.addRefusal(key, e)
 		}
 	}
 	r.like[key].Count++
@@ -83,13 +83,13 @@ func (r *refusals) add(e Entry) bool {
 	return false
 }
 
-func (r *refusals) keep(key string, e Entry) {
+func (r *refusals) addRefusal(key string, e Entry) {
 	r.like[key] = &e
 	r.order = append(r.order, &e)
 }
 
-// counted returns the entries that summarise the counted requests.
-func (r *refusals) counted() (list []Entry) {
+// summaries returns the entries that summarise the counted requests.
+func (r *refusals) summaries() (list []Entry) {
 	for _, e := range r.order {
 		if e.Count > 0 {
 			list = append(list, *e)
@@ -100,7 +100,7 @@ func (r *refusals) counted() (list []Entry) {
 
 // end writes the numbers of a period.
 func (r *refusals) end() {
-	for _, e := range r.counted() {
+	for _, e := range r.summaries() {
 		r.journal.add(e)
 	}
 	clear(r.like)
@@ -108,11 +108,11 @@ func (r *refusals) end() {
 	r.order = nil
 }
 
-func (r *refusals) last(limit int) ([]Entry, error) {
+func (r *refusals) lastEntries(limit int) ([]Entry, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	list, err := r.journal.last(limit)
-	return append(list, r.counted()...), err
+	list, err := r.journal.lastEntries(limit)
+	return append(list, r.summaries()...), err
 }
 
 func (r *refusals) close() error {

@@ -18,22 +18,22 @@ func JHash(data []byte, seed uint32) uint32 {
 	for len(data) > 12 {
 		a, b, c = a+word(0), b+word(4), c+word(8)
 		a -= c
-		a ^= rol(c, 4)
+		a ^= rotateLeft(c, 4)
 		c += b
 		b -= a
-		b ^= rol(a, 6)
+		b ^= rotateLeft(a, 6)
 		a += c
 		c -= b
-		c ^= rol(b, 8)
+		c ^= rotateLeft(b, 8)
 		b += a
 		a -= c
-		a ^= rol(c, 16)
+		a ^= rotateLeft(c, 16)
 		c += b
 		b -= a
-		b ^= rol(a, 19)
+		b ^= rotateLeft(a, 19)
 		a += c
 		c -= b
-		c ^= rol(b, 4)
+		c ^= rotateLeft(b, 4)
 		b += a
 		data = data[12:]
 	}
@@ -50,23 +50,23 @@ func JHash(data []byte, seed uint32) uint32 {
 		return c
 	}
 	c ^= b
-	c -= rol(b, 14)
+	c -= rotateLeft(b, 14)
 	a ^= c
-	a -= rol(c, 11)
+	a -= rotateLeft(c, 11)
 	b ^= a
-	b -= rol(a, 25)
+	b -= rotateLeft(a, 25)
 	c ^= b
-	c -= rol(b, 16)
+	c -= rotateLeft(b, 16)
 	a ^= c
-	a -= rol(c, 4)
+	a -= rotateLeft(c, 4)
 	b ^= a
-	b -= rol(a, 14)
+	b -= rotateLeft(a, 14)
 	c ^= b
-	c -= rol(b, 24)
+	c -= rotateLeft(b, 24)
 	return c
 }
 
-func rol(x uint32, k int) uint32 { return x<<k | x>>(32-k) }
+func rotateLeft(x uint32, k int) uint32 { return x<<k | x>>(32-k) }
 
 // Slot reduces a hash to 0..size-1 by multiplication, as the kernel's
 // reciprocal_scale does.

@@ -9,10 +9,10 @@ import "sync"
 type Queue[T any] struct {
 	turn chan struct{} // holds an element while an operation runs
 	mu   sync.Mutex    // protects list
-	list []waiting[T]
+	list []pendingChange[T]
 }
 
-type waiting[T any] struct {
+type pendingChange[T any] struct {
 	request T
 	done    chan struct{} // closed after the operation that handled the request
 }
@@ -24,7 +24,7 @@ func New[T any]() *Queue[T] { return &Queue[T]{turn: make(chan struct{}, 1)} }
 // to get the requests, and its operation includes those that arrive until then. take returns none if the previous
 // operation has handled every request.
 func (q *Queue[T]) Do(request T, handle func(take func() []T)) {
-	own := waiting[T]{request, make(chan struct{})}
+	own := pendingChange[T]{request, make(chan struct{})}
 	q.mu.Lock()
 	q.list = append(q.list, own)
 	q.mu.Unlock()
@@ -33,7 +33,7 @@ func (q *Queue[T]) Do(request T, handle func(take func() []T)) {
 		return
 	case q.turn <- struct{}{}:
 	}
-	var taken []waiting[T]
+	var taken []pendingChange[T]
 	defer func() {
 		for _, w := range taken {
 			close(w.done)

@@ -151,19 +151,19 @@ type Trial struct {
 	lower    bool              // Options.AllowHostSysctl.
 	borrowed bool              // The connection table's limit must be restored.
 
-	values  map[string]reported
+	values  map[string]reportedValue
 	notes   []string
 	cleanup []func() error
 }
 
 // Report records the value of a metric.
 func (t *Trial) Report(metric string, value float64) {
-	t.values[metric] = reported{value, t.per}
+	t.values[metric] = reportedValue{value, t.per}
 	t.disturbed = t.disturbed || t.away
 }
 
-// reported is a value and the yardstick's rate during its measurement, in Mpps; 0 without a yardstick.
-type reported struct{ value, per float64 }
+// reportedValue is a value and the yardstick's rate during its measurement, in Mpps; 0 without a yardstick.
+type reportedValue struct{ value, per float64 }
 
 // Note adds a sentence to the row.
 func (t *Trial) Note(format string, args ...any) {

@@ -364,7 +364,7 @@ func TestFlood(t *testing.T) {
 		t.Fatalf("%d rows", len(r.Rows))
 	}
 	for _, row := range r.Rows[1:] { // the first one is the unit
-		lost, flood := row.cell("10,000 open", "lost"), row.cell("10,000 open", "flood")
+		lost, flood := row.findCell("10,000 open", "lost"), row.findCell("10,000 open", "flood")
 		if lost == nil || flood == nil || lost.Median != 0 || flood.Median == 0 {
 			t.Errorf("%s: lost %+v, flood %+v, absent %v", row.Name, lost, flood, row.Absent)
 		}
@@ -425,7 +425,7 @@ func TestGatewaysMemory(t *testing.T) {
 	const entry, slots = 384, 64 + 128 // bytes
 	const connections = 1000
 	ebpf := func(t *Trial, n *network) error {
-		return applySluice(t, n, "ebpf", service{attach: "tc"}.head(Point{})+"nat:\n  - {name: office, type: masquerade, out: lan0}\n")
+		return applySluice(t, n, "ebpf", service{attach: "tc"}.configHead(Point{})+"nat:\n  - {name: office, type: masquerade, out: lan0}\n")
 	}
 	for _, c := range []struct {
 		name     string
@@ -451,7 +451,7 @@ func TestGatewaysMemory(t *testing.T) {
 			got = float64(bytes)
 			return err
 		})
-		trial := &Trial{Context: t.Context(), values: map[string]reported{}}
+		trial := &Trial{Context: t.Context(), values: map[string]reportedValue{}}
 		if err := errors.Join(row.Run(trial), trial.end()); err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}

@@ -32,7 +32,7 @@ func (r *Result) Chart() []byte {
 	var points []string
 	metric := r.Metrics[0]
 	for _, p := range r.Points {
-		if r.has(p, metric.Name) {
+		if r.hasMetric(p, metric.Name) {
 			points = append(points, p)
 		}
 	}
@@ -71,7 +71,7 @@ func (r *Result) Chart() []byte {
 func (r *Result) chartRow(picture *svg.Picture, row *ResultRow, points []string, m Metric, top, left, y float64) {
 	picture.Text(left-8, y+float64(len(points)*chartBar/2)+4, "end", "", row.Name)
 	for i, p := range points {
-		c := row.cell(p, m.Name)
+		c := row.findCell(p, m.Name)
 		if c == nil {
 			continue
 		}

@@ -79,7 +79,7 @@ func (r *Result) Compare(then *Result, path string) {
 	for i := range r.Rows {
 		for _, point := range slices.Sorted(maps.Keys(r.Rows[i].Absent)) {
 			why := r.Rows[i].Absent[point]
-			if strings.HasPrefix(why, failed) && then.measured(r.Rows[i].Name, point) && !r.measured(r.Rows[i].Name, point) {
+			if strings.HasPrefix(why, failed) && then.hasFigure(r.Rows[i].Name, point) && !r.hasFigure(r.Rows[i].Name, point) {
 				r.Check.Failed = append(r.Check.Failed, fmt.Sprintf("%s (%s): %s", r.Rows[i].Name, point, why))
 			}
 		}
@@ -115,24 +115,24 @@ func (r *Result) compareRatios(then *Result) {
 		r.Check.Ratios++
 		m := &RatioMove{What: q.What, Then: then.Ratios[i].Ours, Now: q.Ours}
 		m.Change = m.Now/m.Then - 1
-		r.Check.Most = m.further(r.Check.Most)
+		r.Check.Most = m.largerMove(r.Check.Most)
 		if !q.Noisy && !then.Ratios[i].Noisy {
 			r.Check.Quiet++
-			r.Check.MostQuiet = m.further(r.Check.MostQuiet)
+			r.Check.MostQuiet = m.largerMove(r.Check.MostQuiet)
 		}
 	}
 }
 
-// further returns the one of the two that moved more.
-func (m *RatioMove) further(o *RatioMove) *RatioMove {
+// largerMove returns the one of the two that moved more.
+func (m *RatioMove) largerMove(o *RatioMove) *RatioMove {
 	if o != nil && math.Abs(o.Change) >= math.Abs(m.Change) {
 		return o
 	}
 	return m
 }
 
-// measured reports whether the run has any figure of a row at a point.
-func (r *Result) measured(row, point string) bool {
+// hasFigure reports whether the run has any figure of a row at a point.
+func (r *Result) hasFigure(row, point string) bool {
 	return slices.ContainsFunc(r.Rows, func(o ResultRow) bool {
 		return o.Name == row && slices.ContainsFunc(o.Cells, func(c Cell) bool { return c.Point == point })
 	})

@@ -32,7 +32,7 @@ func WriteDocs(dir, page string) error {
 	}
 	var b bytes.Buffer
 	b.WriteString(docsHead)
-	if agreement := "agreement.txt"; readable(filepath.Join(dir, agreement)) {
+	if agreement := "agreement.txt"; isReadable(filepath.Join(dir, agreement)) {
 		fmt.Fprintf(&b, "How far two runs in a row agree stands in [%s](%s), by `make bench-agreement`.\n\n", agreement, path.Join(filepath.ToSlash(link), agreement))
 	}
 	writeMachines(&b, machines)
@@ -114,7 +114,7 @@ func writeSection(b *bytes.Buffer, s Suite, link string, runs []machineRun) (une
 	if s.Reproduces != "" {
 		fmt.Fprintf(b, "Stands beside %s.\n\n", s.Reproduces)
 	}
-	if on := runs[0].on(); on != "" {
+	if on := runs[0].machineSuffix(); on != "" {
 		fmt.Fprintf(b, "Rows measured%s:\n\n", on)
 	}
 	writeMarkdown(b, runs)
@@ -135,7 +135,7 @@ func writeSection(b *bytes.Buffer, s Suite, link string, runs []machineRun) (une
 	for _, r := range runs {
 		file := path.Join(r.machine.dir, s.Name+".json")
 		fmt.Fprintf(b, "Measured%s %s at commit %s by `sluice bench %s --reps %d --seconds %g`; raw: [%s](%s).\n\n",
-			r.on(), r.Started.Format("2006-01-02 15:04 MST"), r.Environment.Commit, s.Name, r.Reps, r.Seconds, file, path.Join(link, file))
+			r.machineSuffix(), r.Started.Format("2006-01-02 15:04 MST"), r.Environment.Commit, s.Name, r.Reps, r.Seconds, file, path.Join(link, file))
 	}
 	return unexplained
 }
@@ -168,7 +168,7 @@ func writeWhy(b *bytes.Buffer, what, link string, runs []machineRun) (explained 
 		if q == nil || !q.wantsWords() {
 			continue
 		}
-		why := r.why(what)
+		why := r.findExplanation(what)
 		if why == nil {
 			explained = false
 			fmt.Fprintf(b, "\n**%s is %s%s: not explained yet.**\n", what, figureOn(q, r), publishedText(q))
@@ -180,7 +180,7 @@ func writeWhy(b *bytes.Buffer, what, link string, runs []machineRun) (explained 
 		told[why] = true
 		var figures []string
 		for _, o := range runs {
-			if q := o.ratio(what); q != nil && q.wantsWords() && o.why(what) == why {
+			if q := o.ratio(what); q != nil && q.wantsWords() && o.findExplanation(what) == why {
 				figures = append(figures, figureOn(q, o))
 			}
 		}
@@ -196,7 +196,7 @@ func writeWhy(b *bytes.Buffer, what, link string, runs []machineRun) (explained 
 
 // figureOn renders a ratio with the machine that measured it.
 func figureOn(q *Ratio, r machineRun) string {
-	on := r.on()
+	on := r.machineSuffix()
 	if on == "" && !q.Aim {
 		on = " here"
 	}

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// extends returns an error unless r continues an earlier run: the same suite and duration of a run, on the same
+// checkExtends returns an error unless r continues an earlier run: the same suite and duration of a run, on the same
 // machine, kernel and commit.
-func (r *Result) extends(earlier *Result) error {
+func (r *Result) checkExtends(earlier *Result) error {
 	for _, c := range []struct {
 		what       string
 		then, here any
@@ -38,7 +38,7 @@ func (r *Result) extend(earlier *Result) {
 	for _, was := range earlier.Rows {
 		row := r.row(&Row{Name: was.Name, About: was.About})
 		for _, c := range was.Cells {
-			now := row.cell(c.Point, c.Metric)
+			now := row.findCell(c.Point, c.Metric)
 			if now == nil {
 				row.Cells = append(row.Cells, c)
 				continue
@@ -48,10 +48,10 @@ func (r *Result) extend(earlier *Result) {
 			now.Unheld += c.Unheld
 		}
 		for point, why := range was.Absent {
-			row.absent(point, why)
+			row.addAbsent(point, why)
 		}
 		for _, n := range was.Notes {
-			row.note(n)
+			row.addNote(n)
 		}
 	}
 }

@@ -19,15 +19,15 @@ import (
 	"github.com/sluice-lb/sluice/table"
 )
 
-// guarded is the part of a suite that the guard measures. The quick guard measures fewer rows and points.
-type guarded struct {
+// guardedSuite is the part of a suite that the guard measures. The quick guard measures fewer rows and points.
+type guardedSuite struct {
 	suite, rows, points    string
 	quickRows, quickPoints string
 	seconds, quickSeconds  float64
 }
 
 // guardedSuites begin with the suites that depend on the most code.
-var guardedSuites = []guarded{
+var guardedSuites = []guardedSuite{
 	{suite: "flows", rows: `sluice ebpf`, quickRows: `sluice ebpf (dnat|fullnat) \(xdp\)$|sluice ebpf dnat \(tc\)$`, quickSeconds: 1},
 	{suite: "fnat64", rows: `sluice ebpf FNAT.. \((xdp|tc)\)$`, quickRows: `sluice ebpf FNAT64 \(xdp\)$`, quickPoints: `^connections$`, quickSeconds: 1},
 	{suite: "packets", rows: `sluice ebpf`, points: `^(1 flow|50,000 flows)$`, quickRows: `sluice ebpf (dnat|snat) \(xdp\)$`, quickPoints: `^50,000 flows$`},
@@ -135,7 +135,7 @@ func Guard(ctx context.Context, o GuardOptions) (*Guarded, error) {
 }
 
 // suite measures the rows of a suite, and again those that failed or are low.
-func (g *Guarded) suite(ctx context.Context, part guarded, o GuardOptions) error {
+func (g *Guarded) suite(ctx context.Context, part guardedSuite, o GuardOptions) error {
 	s, err := Find(part.suite)
 	if err != nil {
 		return err
@@ -160,7 +160,7 @@ func (g *Guarded) suite(ctx context.Context, part guarded, o GuardOptions) error
 		if err != nil {
 			return err
 		}
-		again := g.take(r, o, broken)
+		again := g.addShares(r, o, broken)
 		if len(again) == 0 {
 			return nil
 		}
@@ -189,8 +189,8 @@ func withLimit(s Suite, rows string) *regexp.Regexp {
 	return regexp.MustCompile(`^` + regexp.QuoteMeta(s.Limit) + `$|` + rows)
 }
 
-// take notes the shares of a run and returns patterns of the rows to be measured again.
-func (g *Guarded) take(r *Result, o GuardOptions, broken map[string]string) (again []string) {
+// addShares notes the shares of a run and returns patterns of the rows to be measured again.
+func (g *Guarded) addShares(r *Result, o GuardOptions, broken map[string]string) (again []string) {
 	for i := range r.Rows {
 		row := &r.Rows[i]
 		if row.Name == r.Limit {

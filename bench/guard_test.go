@@ -51,10 +51,10 @@ func TestGuardTakes(t *testing.T) {
 	o := GuardOptions{Least: 0.85, Committed: Shares{"flows / a / HTTP / flows": 0.6}}
 	g := &Guarded{Measured: Shares{}}
 	broken := map[string]string{}
-	if again := g.take(run(30), o, broken); len(again) != 2 || again[0] != "a" || again[1] != "b" || len(broken) != 1 {
+	if again := g.addShares(run(30), o, broken); len(again) != 2 || again[0] != "a" || again[1] != "b" || len(broken) != 1 {
 		t.Errorf("measured again: %q; broken: %q", again, broken)
 	}
-	if again := g.take(run(52), o, broken); len(again) != 1 {
+	if again := g.addShares(run(52), o, broken); len(again) != 1 {
 		t.Errorf("measured again: %q, want b alone", again)
 	}
 	if got := g.Measured["flows / a / HTTP / flows"]; got != 0.52 {

@@ -131,7 +131,7 @@ func askWeb(t *Trial, n *network, url string, connections int) (*load.HTTPResult
 	var words bytes.Buffer
 	cmd.Stderr = &words
 	var out []byte
-	err = t.profiled("", func() (err error) {
+	err = t.withProfile("", func() (err error) {
 		out, err = cmd.Output()
 		if len(out) > 0 { // the client failed without an answered request and reports why
 			err = nil
@@ -153,7 +153,7 @@ func wait(ctx context.Context, ms int) error {
 	return pause.For(ctx, time.Duration(ms)*time.Millisecond)
 }
 
-func readable(path string) bool {
+func isReadable(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
 }

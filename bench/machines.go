@@ -102,8 +102,8 @@ func runsOf(s Suite, machines []*machine) (runs []machineRun) {
 	return runs
 }
 
-// on names the machine if there are several.
-func (r machineRun) on() string {
+// machineSuffix names the machine if there are several.
+func (r machineRun) machineSuffix() string {
 	if !r.named {
 		return ""
 	}
@@ -119,8 +119,8 @@ func (r machineRun) ratio(what string) *Ratio {
 	return nil
 }
 
-// why returns the explanation of a ratio by this machine or by the main one, or nil.
-func (r machineRun) why(what string) *explanation {
+// findExplanation returns the explanation of a ratio by this machine or by the main one, or nil.
+func (r machineRun) findExplanation(what string) *explanation {
 	if e := r.machine.explained[r.Suite][what]; e != nil {
 		return e
 	}

@@ -67,7 +67,7 @@ func observeFlows(t *Trial, client *load.Client, once bool) (flowRates, error) {
 		err = warmFlows(ctx, client)
 	}
 	if err == nil {
-		err = t.alongside(ctx, func() error { return out.observe(ctx, t, client) })
+		err = t.withYardstick(ctx, func() error { return out.observe(ctx, t, client) })
 	}
 	stop()
 	return out, errors.Join(err, <-done)
@@ -134,7 +134,7 @@ func (r *flowRates) observe(ctx context.Context, t *Trial, client *load.Client) 
 	if err != nil {
 		return err
 	}
-	r.elsewhere = elsewhere(cpus, after, t.CPU)
+	r.elsewhere = otherCPUShare(cpus, after, t.CPU)
 	return nil
 }
 

@@ -34,7 +34,7 @@ func proportionalSize(pid int) (uint64, error) {
 // connectionMemory returns the bytes of the gateway's entries in connection tracking and of the BPF maps of a process,
 // 0 for none.
 func (n *network) connectionMemory(pid int) (uint64, error) {
-	entries, err := n.tracked()
+	entries, err := n.trackedConnections()
 	if err != nil || pid == 0 {
 		return entries * capacity.EntryBytes(capacity.Extensions{NAT: true}), err
 	}
@@ -42,11 +42,11 @@ func (n *network) connectionMemory(pid int) (uint64, error) {
 	return entries*capacity.EntryBytes(capacity.Extensions{NAT: true}) + maps, err
 }
 
-// tracked returns the number of connections that the gateway's kernel tracks.
-func (n *network) tracked() (entries uint64, err error) {
+// trackedConnections returns the number of connections that the gateway's kernel tracks.
+func (n *network) trackedConnections() (entries uint64, err error) {
 	const file = "/proc/sys/net/netfilter/nf_conntrack_count"
 	err = n.gateway.Do(func() error {
-		if !readable(file) {
+		if !isReadable(file) {
 			return nil // without the module there are no entries
 		}
 		entries, err = strconv.ParseUint(readLine(file), 10, 64)

@@ -214,7 +214,7 @@ func observePackets(t *Trial, s stream, sender *load.Sender, sink *load.Sink) (r
 				return err
 			}
 		}
-		return t.alongside(ctx, func() error { return out.observe(ctx, t, sender, sink) })
+		return t.withYardstick(ctx, func() error { return out.observe(ctx, t, sender, sink) })
 	}()
 	stop()
 	if sendErr := <-done; sendErr != nil && !errors.Is(sendErr, context.Canceled) {
@@ -284,12 +284,12 @@ func (r *rates) observe(ctx context.Context, t *Trial, sender *load.Sender, sink
 		return fmt.Errorf("nothing arrived at the far end")
 	}
 	after, err := sink.ByCPU()
-	r.elsewhere = elsewhere(cpus, after, t.CPU)
+	r.elsewhere = otherCPUShare(cpus, after, t.CPU)
 	return err
 }
 
-// elsewhere returns the share of the packets counted between two readings on other CPUs than cpu.
-func elsewhere(before, after []uint64, cpu int) float64 {
+// otherCPUShare returns the share of the packets counted between two readings on other CPUs than cpu.
+func otherCPUShare(before, after []uint64, cpu int) float64 {
 	var all, here uint64
 	for i := range after {
 		n := after[i] - before[i]
@@ -304,7 +304,7 @@ func elsewhere(before, after []uint64, cpu int) float64 {
 	return 1 - float64(here)/float64(all)
 }
 
-// one returns a range of a single endpoint.
-func one(a netip.Addr, port uint16) load.Range {
+// singleEndpoint returns a range of a single endpoint.
+func singleEndpoint(a netip.Addr, port uint16) load.Range {
 	return load.Range{First: a, Count: 1, Ports: flow.Ports{First: port, Last: port}}
 }

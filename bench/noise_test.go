@@ -233,7 +233,7 @@ func TestLatencyRow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c := r.Rows[0].cell("10 %", "p50"); c == nil || c.Median <= 0 {
+	if c := r.Rows[0].findCell("10 %", "p50"); c == nil || c.Median <= 0 {
 		t.Errorf("%+v", r.Rows)
 	}
 }

@@ -30,9 +30,9 @@ var (
 	officeOutside = netip.MustParseAddr("203.0.113.10")
 )
 
-// office is the network of the suite router. The client is the node pc, which is all DHCP clients too; the server is
+// officeNetwork is the network of the suite router. The client is the node pc, which is all DHCP clients too; the server is
 // the node outside.
-type office struct {
+type officeNetwork struct {
 	network
 	t        *Trial
 	web, ftp *lab.Node
@@ -40,7 +40,7 @@ type office struct {
 	sluice   int   // Process id of the daemon, 0 without.
 }
 
-func newOffice(t *Trial) (*office, error) {
+func newOffice(t *Trial) (*officeNetwork, error) {
 	topology := lab.Office()
 	for i := range topology.Nodes {
 		if topology.Nodes[i].Name == "pc" {
@@ -52,11 +52,11 @@ func newOffice(t *Trial) (*office, error) {
 		return nil, err
 	}
 	t.Cleanup(l.Down)
-	return &office{network: network{l, l.Node("pc"), l.Node("gateway"), l.Node("outside")}, t: t, web: l.Node("web"), ftp: l.Node("ftp")}, nil
+	return &officeNetwork{network: network{l, l.Node("pc"), l.Node("gateway"), l.Node("outside")}, t: t, web: l.Node("web"), ftp: l.Node("ftp")}, nil
 }
 
 // measure sets up the router, sends the load and reports.
-func (o *office) measure(r router) error {
+func (o *officeNetwork) measure(r router) error {
 	out, web, ftp := officeOutside, officePublic, officePublic
 	switch r.by {
 	case "fullnat", "":
@@ -93,7 +93,7 @@ func (o *office) measure(r router) error {
 			return fmt.Errorf("the published FTP server: %w", err)
 		}
 	}
-	held, err := o.hold(out, web, ftp)
+	held, err := o.openConnections(out, web, ftp)
 	defer held.close()
 	if err != nil {
 		return err
@@ -105,7 +105,7 @@ func (o *office) measure(r router) error {
 }
 
 // translate installs the row's rules.
-func (o *office) translate(r router) error {
+func (o *officeNetwork) translate(r router) error {
 	switch r.by {
 	case "":
 		return nil
@@ -123,12 +123,12 @@ func (o *office) translate(r router) error {
 	o.t.Cleanup(d.Stop)
 	o.sluice = d.PID()
 	o.programs = append(o.programs, o.sluice)
-	return o.settle()
+	return o.waitIdle()
 }
 
-// settle waits until the daemon is idle: after its rules are in force it loads programs for later changes. The wait
+// waitIdle waits until the daemon is idle: after its rules are in force it loads programs for later changes. The wait
 // is bounded, because a busy machine delays that work.
-func (o *office) settle() error {
+func (o *officeNetwork) waitIdle() error {
 	before, err := processTime(o.sluice)
 	for range 50 {
 		if err != nil {
@@ -159,7 +159,7 @@ func processTime(pid int) (float64, error) {
 }
 
 // startPrograms runs dnsmasq and OpenVPN on the router, and a client of the VPN outside.
-func (o *office) startPrograms() error {
+func (o *officeNetwork) startPrograms() error {
 	dir, err := os.MkdirTemp("", "sluice-bench-")
 	if err != nil {
 		return err
@@ -185,7 +185,7 @@ func (o *office) startPrograms() error {
 }
 
 // startServers starts the web servers, the FTP server and the receivers of iperf3.
-func (o *office) startServers() error {
+func (o *officeNetwork) startServers() error {
 	for _, n := range []*lab.Node{o.server, o.web} {
 		if _, err := startWebOn(o.t, &o.network, n); err != nil {
 			return err
@@ -206,11 +206,11 @@ func (o *office) startServers() error {
 }
 
 // stream measures one TCP stream while the held connections, and the services if the row has them, are in use.
-func (o *office) stream(dest netip.Addr, held heldList, services bool) error {
+func (o *officeNetwork) stream(dest netip.Addr, held heldList, services bool) error {
 	group, ctx := errgroup.WithContext(o.t)
 	during, end := context.WithCancel(ctx) // the time of the stream
 	defer end()
-	group.Go(func() error { return held.use(during) })
+	group.Go(func() error { return held.sendRequests(during) })
 	var vpn float64
 	var leases *dhcpLoad
 	if services {
@@ -229,7 +229,7 @@ func (o *office) stream(dest netip.Addr, held heldList, services bool) error {
 	before, started := readLoad(), time.Now()
 	group.Go(func() (err error) {
 		defer end()
-		bps, err = o.bulk(o.t, dest)
+		bps, err = o.measureStream(o.t, dest)
 		return err
 	})
 	if err := group.Wait(); err != nil {
@@ -249,16 +249,16 @@ func (o *office) stream(dest netip.Addr, held heldList, services bool) error {
 	return nil
 }
 
-// bulk sends one TCP stream and returns the bits a second that were received.
-func (n *network) bulk(t *Trial, dest netip.Addr) (float64, error) {
+// measureStream sends one TCP stream and returns the bits a second that were received.
+func (n *network) measureStream(t *Trial, dest netip.Addr) (float64, error) {
 	cmd := n.client.Command(t, "iperf3", "-J", "-c", dest.String(), "-t", fmt.Sprint(math.Ceil(t.Seconds)))
 	var r iperfResult
-	err := t.profiled("iperf3", func() error { return r.run(cmd) })
+	err := t.withProfile("iperf3", func() error { return r.run(cmd) })
 	return r.End.Received.BPS, err
 }
 
 // receiveByVPN returns the bits a second that a client of the VPN receives from the office's web server.
-func (o *office) receiveByVPN(ctx context.Context) (float64, error) {
+func (o *officeNetwork) receiveByVPN(ctx context.Context) (float64, error) {
 	cmd := o.server.Command(ctx, "iperf3", "-J", "-c", officeWeb.String(), "-u", "-R", "-b", strconv.Itoa(vpnRate), "-l", "1200", "-t", fmt.Sprint(math.Ceil(o.t.Seconds)))
 	var r iperfResult
 	if err := r.run(cmd); err != nil {
@@ -296,7 +296,7 @@ func (r *iperfResult) run(cmd *exec.Cmd) error {
 }
 
 // reportMemory reports the memory that the gateway uses for the connections, and its programs.
-func (o *office) reportMemory() error {
+func (o *officeNetwork) reportMemory() error {
 	connections, err := o.connectionMemory(o.sluice)
 	if err != nil {
 		o.t.Note("no memory: %v", err)

@@ -25,7 +25,7 @@ type dhcpLoad struct {
 }
 
 // lease obtains an address for every client.
-func (o *office) lease(ctx context.Context) (*dhcpLoad, error) {
+func (o *officeNetwork) lease(ctx context.Context) (*dhcpLoad, error) {
 	clients, err := host.OpenDHCP(o.client, "eth0")
 	if err != nil {
 		return nil, err
@@ -72,10 +72,10 @@ func (d *dhcpLoad) renew(ctx context.Context) error {
 }
 
 // heldList are open connections.
-type heldList []held
+type heldList []heldConnection
 
-// held is an open connection with a request that its server answers.
-type held struct {
+// heldConnection is an open connection with a request that its server answers.
+type heldConnection struct {
 	net.Conn
 	request []byte
 }
@@ -86,8 +86,8 @@ func (l heldList) close() {
 	}
 }
 
-// hold opens the connections: half of them from the office, the others from outside to its servers.
-func (o *office) hold(out, web, ftp netip.Addr) (all heldList, err error) {
+// openConnections opens the connections: half of them from the office, the others from outside to its servers.
+func (o *officeNetwork) openConnections(out, web, ftp netip.Addr) (all heldList, err error) {
 	const get = "GET / HTTP/1.1\r\nHost: office\r\n\r\n"
 	for _, part := range []struct {
 		from    *lab.Node
@@ -105,7 +105,7 @@ func (o *office) hold(out, web, ftp netip.Addr) (all heldList, err error) {
 				if err != nil {
 					return err
 				}
-				all = append(all, held{c, []byte(part.request)})
+				all = append(all, heldConnection{c, []byte(part.request)})
 			}
 			return nil
 		})
@@ -123,8 +123,8 @@ const (
 	heldPause   = 10 * time.Millisecond
 )
 
-// use sends requests on the connections in turn until ctx ends.
-func (l heldList) use(ctx context.Context) error {
+// sendRequests sends requests on the connections in turn until ctx ends.
+func (l heldList) sendRequests(ctx context.Context) error {
 	var group errgroup.Group
 	for w := range heldWorkers {
 		group.Go(func() error {

@@ -22,9 +22,9 @@ func profileName(suite, row, point string) string {
 	return strings.Trim(name, "-") + folded
 }
 
-// profiled samples while f runs, if a profile was requested, and writes the folded stacks. Measurements other than
+// withProfile samples while f runs, if a profile was requested, and writes the folded stacks. Measurements other than
 // the first metric have their own file. Several parts of one trial share a file.
-func (t *Trial) profiled(what string, f func() error) error {
+func (t *Trial) withProfile(what string, f func() error) error {
 	if t.profile == "" {
 		return f()
 	}

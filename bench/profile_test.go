@@ -36,12 +36,12 @@ func TestProfiled(t *testing.T) {
 		return nil
 	}
 	for _, what := range []string{"", "new-flows", "new-flows"} {
-		if err := trial.profiled(what, busy); err != nil {
+		if err := trial.withProfile(what, busy); err != nil {
 			t.Fatal(err)
 		}
 	}
 	fault := errors.New("a cable came off")
-	if err := trial.profiled("fault", func() error { return fault }); !errors.Is(err, fault) {
+	if err := trial.withProfile("fault", func() error { return fault }); !errors.Is(err, fault) {
 		t.Error(err)
 	}
 	found, err := filepath.Glob(filepath.Join(dir, "*"))

@@ -23,7 +23,7 @@ func (r *Result) columns() []column {
 	var out []column
 	for _, p := range r.Points {
 		for _, m := range r.Metrics {
-			if r.has(p, m.Name) {
+			if r.hasMetric(p, m.Name) {
 				out = append(out, column{p, m})
 			}
 		}
@@ -31,9 +31,9 @@ func (r *Result) columns() []column {
 	return out
 }
 
-func (r *Result) has(point, metric string) bool {
+func (r *Result) hasMetric(point, metric string) bool {
 	for i := range r.Rows {
-		if r.Rows[i].cell(point, metric) != nil {
+		if r.Rows[i].findCell(point, metric) != nil {
 			return true
 		}
 	}
@@ -53,7 +53,7 @@ func (r *Result) heading(c column) string {
 
 // figure renders a cell with its share of the limit and its spread.
 func (r *Result) figure(row *ResultRow, c column) string {
-	cell := row.cell(c.point, c.metric.Name)
+	cell := row.findCell(c.point, c.metric.Name)
 	if cell == nil {
 		return "-"
 	}
@@ -151,12 +151,12 @@ func (r *Result) hasUnit() bool {
 func (r *Result) ratioTable() *table.Table {
 	t := table.New("ratio", ">here", ">published", ">ratio of ratios", "source")
 	for _, q := range r.Ratios {
-		t.Row(q.What, q.ours(), ratio(q.Published), fmt.Sprintf("%.2f", q.OfRatios), q.source())
+		t.Row(q.What, q.numeratorName(), ratio(q.Published), fmt.Sprintf("%.2f", q.OfRatios), q.source())
 	}
 	return t
 }
 
-func (q Ratio) ours() string {
+func (q Ratio) numeratorName() string {
 	if q.Noisy {
 		return "~" + q.figure()
 	}
@@ -186,14 +186,14 @@ func ratio(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// remark is a text about rows, with its point.
-type remark struct{ where, text string }
+// rowRemark is a text about rows, with its point.
+type rowRemark struct{ where, text string }
 
 // writeRemarks lists absent rows and notes. Rows with the same remark share a line.
 func (r *Result) writeRemarks(w io.Writer, indent string) {
-	var order []remark
-	rows := map[remark][]*ResultRow{}
-	say := func(row *ResultRow, said remark) {
+	var order []rowRemark
+	rows := map[rowRemark][]*ResultRow{}
+	say := func(row *ResultRow, said rowRemark) {
 		if rows[said] == nil {
 			order = append(order, said)
 		}
@@ -204,7 +204,7 @@ func (r *Result) writeRemarks(w io.Writer, indent string) {
 		why := map[string][]string{}
 		for _, p := range slices.Sorted(maps.Keys(row.Absent)) {
 			text := notMeasured + row.Absent[p]
-			if r.measured(row.Name, p) {
+			if r.hasFigure(row.Name, p) {
 				text = "not in every repetition: " + row.Absent[p]
 			}
 			why[text] = append(why[text], p)
@@ -214,10 +214,10 @@ func (r *Result) writeRemarks(w io.Writer, indent string) {
 			if len(why[text]) < len(r.Points) {
 				where = " (" + strings.Join(why[text], ", ") + ")"
 			}
-			say(row, remark{where, text})
+			say(row, rowRemark{where, text})
 		}
 		for _, n := range row.Notes {
-			say(row, remark{"", n})
+			say(row, rowRemark{"", n})
 		}
 	}
 	if len(order) > 0 {
@@ -234,7 +234,7 @@ const (
 )
 
 // rowNames names the rows of a remark, or counts them if the table shows many rows without a figure.
-func (said remark) rowNames(rows []*ResultRow) string {
+func (said rowRemark) rowNames(rows []*ResultRow) string {
 	shown := !slices.ContainsFunc(rows, func(row *ResultRow) bool { return len(row.Cells) == 0 })
 	if len(rows) > namedRows && shown && strings.HasPrefix(said.text, notMeasured) {
 		return fmt.Sprintf("%d rows", len(rows))
@@ -285,7 +285,7 @@ func writeMarkdown(w io.Writer, runs []machineRun) {
 	r.writeRemarks(w, "- ")
 	for _, r := range runs {
 		for _, n := range r.Noise {
-			fmt.Fprintf(w, "\n**Noisy run%s:** %s.\n", r.on(), n)
+			fmt.Fprintf(w, "\n**Noisy run%s:** %s.\n", r.machineSuffix(), n)
 		}
 	}
 }
@@ -298,8 +298,8 @@ func writeRatios(w io.Writer, runs []machineRun) {
 	}
 	here, of := "", ""
 	for _, r := range runs {
-		here += " here" + r.on() + " |"
-		of += " ratio of ratios" + r.on() + " |"
+		here += " here" + r.machineSuffix() + " |"
+		of += " ratio of ratios" + r.machineSuffix() + " |"
 	}
 	lines := strings.Repeat("---:|", len(runs))
 	fmt.Fprintf(w, "\n| ratio |%s published |%s source |\n|---|%s---:|%s---|\n", here, of, lines, lines)
@@ -314,10 +314,10 @@ func writeRatios(w io.Writer, runs []machineRun) {
 				continue
 			}
 			measured++
-			here += " " + o.ours() + " |"
+			here += " " + o.numeratorName() + " |"
 			of += fmt.Sprintf(" %.2f |", o.OfRatios)
 			if o.Missed {
-				missed = append(missed, r.on())
+				missed = append(missed, r.machineSuffix())
 			}
 		}
 		source := q.Source

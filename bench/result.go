@@ -84,16 +84,16 @@ func (c *Cell) summarize(unit bool) {
 		c.Per = nil // compared without a unit
 	}
 	c.unit = unit && c.Per != nil
-	relative := c.relative()
-	c.Median, c.Relative, c.Spread = median(c.Raw), median(relative), spread(relative)
+	relative := c.relativeValues()
+	c.Median, c.Relative, c.Spread = median(c.Raw), median(relative), relativeSpread(relative)
 	if c.unit {
-		c.Spread = spread(c.Raw)
+		c.Spread = relativeSpread(c.Raw)
 	}
 	c.Noisy = c.Spread > noisyCell || len(relative) < enoughReps || c.Unheld > 0
 }
 
-// relative returns the values that Relative is the median of.
-func (c *Cell) relative() []float64 {
+// relativeValues returns the values that Relative is the median of.
+func (c *Cell) relativeValues() []float64 {
 	if c.Per == nil {
 		return c.Raw
 	}
@@ -106,9 +106,9 @@ func (c *Cell) relative() []float64 {
 	return relative
 }
 
-// spread returns the range of values as a part of their median. A median of 0 with other values returns 2, which is ±
+// relativeSpread returns the range of values as a part of their median. A median of 0 with other values returns 2, which is ±
 // 100 %.
-func spread(v []float64) float64 {
+func relativeSpread(v []float64) float64 {
 	switch middle := median(v); {
 	case len(v) == 0 || slices.Min(v) == slices.Max(v):
 		return 0
@@ -161,7 +161,7 @@ func (r *Result) row(row *Row) *ResultRow {
 	return &r.Rows[len(r.Rows)-1]
 }
 
-func (r *ResultRow) absent(point, why string) {
+func (r *ResultRow) addAbsent(point, why string) {
 	if r.Absent == nil {
 		r.Absent = map[string]string{}
 	}
@@ -171,9 +171,9 @@ func (r *ResultRow) absent(point, why string) {
 // failed begins the reason of a row that could not run.
 const failed = "failed: "
 
-func (r *ResultRow) fail(point string, err error) { r.absent(point, failed+err.Error()) }
+func (r *ResultRow) fail(point string, err error) { r.addAbsent(point, failed+err.Error()) }
 
-func (r *ResultRow) note(n string) {
+func (r *ResultRow) addNote(n string) {
 	if !slices.Contains(r.Notes, n) {
 		r.Notes = append(r.Notes, n)
 	}
@@ -181,7 +181,7 @@ func (r *ResultRow) note(n string) {
 
 // add stores a value. per is its divisor, or 0 for none.
 func (r *ResultRow) add(point, metric string, v, per float64) {
-	c := r.cell(point, metric)
+	c := r.findCell(point, metric)
 	if c == nil {
 		r.Cells = append(r.Cells, Cell{Point: point, Metric: metric})
 		c = &r.Cells[len(r.Cells)-1]
@@ -190,7 +190,7 @@ func (r *ResultRow) add(point, metric string, v, per float64) {
 	c.Per = append(c.Per, per)
 }
 
-func (r *ResultRow) cell(point, metric string) *Cell {
+func (r *ResultRow) findCell(point, metric string) *Cell {
 	for i := range r.Cells {
 		if r.Cells[i].Point == point && r.Cells[i].Metric == metric {
 			return &r.Cells[i]
@@ -203,7 +203,7 @@ func (r *ResultRow) cell(point, metric string) *Cell {
 func (r *Result) Cell(row, point, metric string) *Cell {
 	for i := range r.Rows {
 		if r.Rows[i].Name == row {
-			return r.Rows[i].cell(point, metric)
+			return r.Rows[i].findCell(point, metric)
 		}
 	}
 	return nil
@@ -304,17 +304,17 @@ func (r *Result) compare(s Suite) {
 			continue
 		default:
 			q.Ours, q.Noisy = a.Relative/b.Relative, q.Noisy || b.Noisy && !b.unit
-			each = quotients(a.relative(), b.relative())
+			each = divideEach(a.relativeValues(), b.relativeValues())
 		}
-		q.Noisy = q.Noisy || spread(each) > noisyCell
+		q.Noisy = q.Noisy || relativeSpread(each) > noisyCell
 		q.OfRatios = q.Ours / q.Published
 		q.Missed = q.Aim && q.Ours < q.Published
 		r.Ratios = append(r.Ratios, q)
 	}
 }
 
-// quotients divides repetition by repetition. It returns nil if a or b lacks a repetition.
-func quotients(a, b []float64) (q []float64) {
+// divideEach divides repetition by repetition. It returns nil if a or b lacks a repetition.
+func divideEach(a, b []float64) (q []float64) {
 	if len(a) != len(b) || slices.Contains(b, 0) {
 		return nil
 	}

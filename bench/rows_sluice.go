@@ -164,7 +164,7 @@ func (s service) yaml(p Point) string {
 	if s.mode == "dsr" || s.mode == "tunnel" {
 		backendPort = ""
 	}
-	return s.head(p) + fmt.Sprintf(`services:
+	return s.configHead(p) + fmt.Sprintf(`services:
   - name: bench
     listen: [{address: "%s", ports: [%d]}]
     protocol: %s
@@ -174,7 +174,7 @@ func (s service) yaml(p Point) string {
 `, s.vip, s.port, s.protocol, s.mode, pool, s.backend, backendPort)
 }
 
-func (s service) head(p Point) string {
+func (s service) configHead(p Point) string {
 	head := "interfaces: [wan0, lan0]\n"
 	if s.attach != "" {
 		size := max(p.Value*21/20, 65536, s.room)
@@ -186,7 +186,7 @@ func (s service) head(p Point) string {
 // snatYAML is a source NAT rule for all traffic that leaves by lan0.
 func snatYAML(attach string) func(Point) string {
 	return func(p Point) string {
-		return service{attach: attach}.head(p) + "nat:\n  - {name: out, type: snat, source: [10.64.0.0/12], out: lan0, to: [" + pool4 + "]}\n"
+		return service{attach: attach}.configHead(p) + "nat:\n  - {name: out, type: snat, source: [10.64.0.0/12], out: lan0, to: [" + pool4 + "]}\n"
 	}
 }
 
@@ -228,10 +228,10 @@ func datapathFlowRows() []Row {
 		return service{mode: mode, protocol: "tcp", attach: attach, port: 80, vip: vip4, backend: server4}.yaml
 	}
 	drive := func(mode string) func(*Trial, *network) error {
-		c := clientLoad{dest: at(vip4, 80), bypass: mode == "dsr" || mode == "tunnel"}
+		c := clientLoad{dest: addrPort(vip4, 80), bypass: mode == "dsr" || mode == "tunnel"}
 		return func(t *Trial, n *network) error { return reportFlows(t, n, c) }
 	}
-	toServer := func(t *Trial, n *network) error { return reportFlows(t, n, clientLoad{dest: at(server4, 80)}) }
+	toServer := func(t *Trial, n *network) error { return reportFlows(t, n, clientLoad{dest: addrPort(server4, 80)}) }
 	var rows []Row
 	for _, mode := range []string{"dnat", "fullnat", "dsr", "stateless"} {
 		rows = append(rows, sluiceRow("sluice nftables "+mode, "one service in mode "+mode, "nftables", tcp(mode, ""), drive(mode)))
@@ -248,7 +248,7 @@ func datapathFlowRows() []Row {
 		conf := service{mode: mode, protocol: "tcp", attach: "xdp", port: 80, vip: vip4, backend: server4, room: 1 << 20}.yaml
 		rows = append(rows, sluiceRow("sluice ebpf "+mode+" (xdp), tuples used once", "one service in mode "+mode+", by xdp; tables for 1,048,576 flows", "ebpf",
 			conf, func(t *Trial, n *network) error {
-				return reportFlows(t, n, clientLoad{dest: at(vip4, 80), source: clientsOf(false, 1_000_000), once: true})
+				return reportFlows(t, n, clientLoad{dest: addrPort(vip4, 80), source: clientsOf(false, 1_000_000), once: true})
 			}))
 	}
 	return rows

@@ -22,7 +22,7 @@ func Run(ctx context.Context, s Suite, o Options) (_ *Result, err error) {
 	o.fill(s)
 	r := &runner{suite: s, o: o, result: newResult(s, o)}
 	if o.Earlier != nil {
-		if err := r.result.extends(o.Earlier); err != nil {
+		if err := r.result.checkExtends(o.Earlier); err != nil {
 			return nil, err
 		}
 	}
@@ -35,7 +35,7 @@ func Run(ctx context.Context, s Suite, o Options) (_ *Result, err error) {
 	begin := time.Now()
 	rep := 0
 	for ; rep < o.Reps && err == nil; rep++ {
-		err = r.repetition(ctx, rep)
+		err = r.runRepetition(ctx, rep)
 	}
 	if err != nil && !r.result.HasFigures() {
 		return nil, err
@@ -52,8 +52,8 @@ func Run(ctx context.Context, s Suite, o Options) (_ *Result, err error) {
 	return r.result, err
 }
 
-// repetition runs all selected rows and points.
-func (r *runner) repetition(ctx context.Context, rep int) error {
+// runRepetition runs all selected rows and points.
+func (r *runner) runRepetition(ctx context.Context, rep int) error {
 	r.first = map[string]float64{}
 	for i := range r.suite.Rows {
 		row := &r.suite.Rows[i]
@@ -65,7 +65,7 @@ func (r *runner) repetition(ctx context.Context, rep int) error {
 			if r.o.Points != nil && !r.o.Points.MatchString(p.Name) || p.MaxReps > 0 && rep >= p.MaxReps {
 				continue
 			}
-			if err := r.one(ctx, row, p, rep); err != nil {
+			if err := r.runRow(ctx, row, p, rep); err != nil {
 				return err
 			}
 		}
@@ -133,13 +133,13 @@ type runner struct {
 	first map[string]float64
 }
 
-// one runs a row at a point. It stores failures in the result, so one failing row does not stop the others. It
+// runRow runs a row at a point. It stores failures in the result, so one failing row does not stop the others. It
 // returns an error only if the run's context has ended.
-func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
+func (r *runner) runRow(ctx context.Context, row *Row, p Point, rep int) error {
 	out := r.result.row(row)
 	if row.Absent != nil {
 		if why := row.Absent(p); why != "" {
-			out.absent(p.Name, why)
+			out.addAbsent(p.Name, why)
 			return nil
 		}
 	}
@@ -155,7 +155,7 @@ func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
 		return nil
 	}
 	for _, n := range t.notes {
-		out.note(n)
+		out.addNote(n)
 	}
 	for _, m := range r.suite.Metrics {
 		v, ok := t.values[m.Name]
@@ -166,9 +166,9 @@ func (r *runner) one(ctx context.Context, row *Row, p Point, rep int) error {
 			out.fail(p.Name, fmt.Errorf("%s: %g %s beside %g", m.Name, v.value, m.Unit, v.per))
 			continue
 		}
-		out.add(p.Name, m.Name, v.value, r.per(row, m, p, v))
+		out.add(p.Name, m.Name, v.value, r.divisorOf(row, m, p, v))
 		if t.missedRate {
-			out.cell(p.Name, m.Name).Unheld++
+			out.findCell(p.Name, m.Name).Unheld++
 		}
 	}
 	return nil
@@ -186,8 +186,8 @@ func (r *runner) measure(ctx context.Context, row *Row, p Point) (*Trial, error)
 	return t, err
 }
 
-// per returns the divisor of a figure for comparisons between runs, or 0 for none.
-func (r *runner) per(row *Row, m Metric, p Point, v reported) float64 {
+// divisorOf returns the divisor of a figure for comparisons between runs, or 0 for none.
+func (r *runner) divisorOf(row *Row, m Metric, p Point, v reportedValue) float64 {
 	switch {
 	case m.Absolute:
 		return 0
@@ -203,7 +203,7 @@ func (r *runner) per(row *Row, m Metric, p Point, v reported) float64 {
 
 // attempt sets up a row, runs it and cleans up.
 func (r *runner) attempt(ctx context.Context, row *Row, p Point) (*Trial, error) {
-	t := &Trial{Context: ctx, Point: p, Seconds: r.o.Seconds, CPU: r.o.CPU, yardstick: r.yardstick, lower: r.o.AllowHostSysctl, values: map[string]reported{}}
+	t := &Trial{Context: ctx, Point: p, Seconds: r.o.Seconds, CPU: r.o.CPU, yardstick: r.yardstick, lower: r.o.AllowHostSysctl, values: map[string]reportedValue{}}
 	if r.o.Profile != "" {
 		t.profile = filepath.Join(r.o.Profile, profileName(r.suite.Name, row.Name, p.Name))
 	}

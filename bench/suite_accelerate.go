@@ -63,7 +63,7 @@ func driveMasqueraded(accelerated bool) func(*Trial, *network) error {
 		}
 		flows := t.Point.Value
 		ports := flow.Ports{First: 1024, Last: uint16(1023 + flows)}
-		clients, server := load.Range{First: clients4, Count: 1, Ports: ports}, one(server4, 53)
+		clients, server := load.Range{First: clients4, Count: 1, Ports: ports}, singleEndpoint(server4, 53)
 		there := stream{dest: server, source: &clients, flows: flows, open: true}
 		back := stream{dest: load.Range{First: netip.MustParseAddr("10.0.2.1"), Count: 1, Ports: ports}, source: &server, flows: flows, reverse: true}
 		for _, each := range []int{1, 2, 20} {

@@ -115,7 +115,7 @@ func clientAddress(i int) netip.Addr {
 // sluiceDeny applies a drop rule with the set to a datapath.
 func sluiceDeny(path, attach string) setup {
 	return func(t *Trial, n *network) error {
-		c, err := config.Decode("bench", []byte(service{attach: attach}.head(Point{})+"firewall:\n  sets: {denied: [198.51.100.1/32]}\n  rules: [{action: drop, source: \"@denied\"}]\n"))
+		c, err := config.Decode("bench", []byte(service{attach: attach}.configHead(Point{})+"firewall:\n  sets: {denied: [198.51.100.1/32]}\n  rules: [{action: drop, source: \"@denied\"}]\n"))
 		if err != nil {
 			return err
 		}
@@ -139,9 +139,9 @@ func (n *network) measureDrops(t *Trial) error {
 	if err := sink.Attach(n.server, "eth0"); err != nil {
 		return err
 	}
-	source := load.Range{First: clients4, Count: t.Point.Value, Ports: one(clients4, 1024).Ports}
+	source := load.Range{First: clients4, Count: t.Point.Value, Ports: singleEndpoint(clients4, 1024).Ports}
 	sender, err := load.NewSender(n.client, load.PacketSpec{
-		Source: source, Dest: one(server4, 53), Interface: "eth0", DestMAC: wanMAC, Shuffled: t.Point.Shuffled,
+		Source: source, Dest: singleEndpoint(server4, 53), Interface: "eth0", DestMAC: wanMAC, Shuffled: t.Point.Shuffled,
 	}, []int{t.CPU})
 	if err != nil {
 		return err
@@ -157,7 +157,7 @@ func (n *network) measureDrops(t *Trial) error {
 		if err := warmUp(ctx, sender, uint64(t.Point.Value), done); err != nil {
 			return err
 		}
-		return t.alongside(ctx, func() error {
+		return t.withYardstick(ctx, func() error {
 			before, err := arrivedAt(n.gateway, "wan0")
 			if err != nil {
 				return err

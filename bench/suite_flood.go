@@ -88,7 +88,7 @@ func (n *network) reportFlood(t *Trial, dest netip.Addr) error {
 	}
 	defer server.Close()
 	client, err := load.NewClient(n.client, load.FlowSpec{
-		Source: clientsOf(false, t.Point.Value), Dest: at(dest, 80), Interface: "eth0", DestMAC: wanMAC,
+		Source: clientsOf(false, t.Point.Value), Dest: addrPort(dest, 80), Interface: "eth0", DestMAC: wanMAC,
 		Hold: true, Requests: 65535, Rate: heldRate, Timeout: heldTimeout, Tries: heldTries,
 	}, []int{cpus[(slices.Index(cpus, t.CPU)+1)%len(cpus)]})
 	if err != nil {
@@ -97,7 +97,7 @@ func (n *network) reportFlood(t *Trial, dest netip.Addr) error {
 	defer client.Close()
 	sources := load.Range{First: netip.AddrFrom4([4]byte{10, 72, 0, 1}), Count: 250, Ports: flow.Ports{First: 1024, Last: 5023}}
 	flood, err := load.NewSender(n.client, load.PacketSpec{
-		Source: sources, Dest: one(dest, 80), Flows: floodSources, Protocol: flow.TCP, Flags: "syn", Shuffled: true, Interface: "eth0", DestMAC: wanMAC,
+		Source: sources, Dest: singleEndpoint(dest, 80), Flows: floodSources, Protocol: flow.TCP, Flags: "syn", Shuffled: true, Interface: "eth0", DestMAC: wanMAC,
 	}, []int{t.CPU})
 	if err != nil {
 		return err
@@ -133,7 +133,7 @@ func (n *network) floodHeld(ctx context.Context, t *Trial, client *load.Client, 
 		return err
 	}
 	var mpps float64
-	err = t.profiled("", func() (err error) {
+	err = t.withProfile("", func() (err error) {
 		mpps, err = floodFor(ctx, t.Duration(), flood)
 		return err
 	})

@@ -27,25 +27,25 @@ func flowsSuite() Suite {
 		Metrics: []Metric{kflows},
 		Limit:   redirectRow,
 		Rows: []Row{
-			flowRow(redirectRow, "an XDP program that swaps the MAC addresses and redirects, both ways", setRedirectBoth, clientLoad{dest: at(vip4, 80)}),
-			flowRow("kernel forwarding, no NAT", "the kernel routes; no rules", nil, clientLoad{dest: at(server4, 80)}),
-			flowRow("iptables DNAT", "one rule in nat PREROUTING", iptablesRule("PREROUTING", "-d", vip4.String(), "-p", "tcp", "--dport", "80", "-j", "DNAT", "--to-destination", server4.String()+":80"), clientLoad{dest: at(vip4, 80)}),
-			flowRow("iptables SNAT", "one SNAT rule in nat POSTROUTING, four addresses", iptablesRule("POSTROUTING", "-o", "lan0", "-p", "tcp", "-j", "SNAT", "--to-source", "10.0.2.100-10.0.2.103"), clientLoad{dest: at(server4, 80)}),
+			flowRow(redirectRow, "an XDP program that swaps the MAC addresses and redirects, both ways", setRedirectBoth, clientLoad{dest: addrPort(vip4, 80)}),
+			flowRow("kernel forwarding, no NAT", "the kernel routes; no rules", nil, clientLoad{dest: addrPort(server4, 80)}),
+			flowRow("iptables DNAT", "one rule in nat PREROUTING", iptablesRule("PREROUTING", "-d", vip4.String(), "-p", "tcp", "--dport", "80", "-j", "DNAT", "--to-destination", server4.String()+":80"), clientLoad{dest: addrPort(vip4, 80)}),
+			flowRow("iptables SNAT", "one SNAT rule in nat POSTROUTING, four addresses", iptablesRule("POSTROUTING", "-o", "lan0", "-p", "tcp", "-j", "SNAT", "--to-source", "10.0.2.100-10.0.2.103"), clientLoad{dest: addrPort(server4, 80)}),
 			flowRow("nft DNAT", "a map lookup in a nat prerouting chain", nftRules(fmt.Sprintf(`table ip peer {
 	map services { typeof ip daddr . meta l4proto . th dport : ip daddr . th dport; elements = { %s . tcp . 80 : %s . 80 } }
 	chain prerouting { type nat hook prerouting priority dstnat; dnat to ip daddr . meta l4proto . th dport map @services; }
-}`, vip4, server4)), clientLoad{dest: at(vip4, 80)}),
+}`, vip4, server4)), clientLoad{dest: addrPort(vip4, 80)}),
 			flowRow("nft SNAT", "snat in a nat postrouting chain, four addresses", nftRules(`table ip peer {
 	chain postrouting { type nat hook postrouting priority srcnat; oifname "lan0" snat to 10.0.2.100-10.0.2.103; }
-}`), clientLoad{dest: at(server4, 80)}),
+}`), clientLoad{dest: addrPort(server4, 80)}),
 			flowRow("nft DSR", "MAC rewritten and forwarded on the netdev ingress hook; replies bypass the gateway", nftRules(fmt.Sprintf(`table netdev peer {
 	chain ingress { type filter hook ingress device "wan0" priority 0;
 		ip daddr %s tcp dport 80 ether daddr set %s ether saddr set %s fwd to "lan0"; }
-}`, vip4, srvMAC, lanMAC)), clientLoad{dest: at(vip4, 80), bypass: true}),
+}`, vip4, srvMAC, lanMAC)), clientLoad{dest: addrPort(vip4, 80), bypass: true}),
 			flowRow("nft stateless", "addresses rewritten on the netdev ingress hook, both ways", nftRules(fmt.Sprintf(`table netdev peer {
 	chain in { type filter hook ingress device "wan0" priority 0; ip daddr %s tcp dport 80 ip daddr set %s; }
 	chain back { type filter hook ingress device "lan0" priority 0; ip saddr %s tcp sport 80 ip saddr set %s; }
-}`, vip4, server4, server4, vip4)), clientLoad{dest: at(vip4, 80)}),
+}`, vip4, server4, server4, vip4)), clientLoad{dest: addrPort(vip4, 80)}),
 		},
 		Comparisons: []Comparison{
 			{What: "nft DNAT / iptables DNAT", Row: "nft DNAT", Against: "iptables DNAT", Published: 561, PublishedAgainst: 257, Source: nftlbSource},
@@ -62,7 +62,7 @@ func flowsSuite() Suite {
 		},
 	}
 	for _, mode := range []string{"dnat", "snat", "dsr"} {
-		c := clientLoad{dest: at(vip4, 80), bypass: mode == "dsr"}
+		c := clientLoad{dest: addrPort(vip4, 80), bypass: mode == "dsr"}
 		if mode == "snat" {
 			c.source = clientsOf(false, 50_000) // the pool hides all clients behind one address
 		}
@@ -75,7 +75,7 @@ func flowsSuite() Suite {
 	return s
 }
 
-func at(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }
+func addrPort(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }
 
 // flowRow returns a row that measures connections through the gateway that set configures.
 func flowRow(name, about string, set setup, c clientLoad) Row {

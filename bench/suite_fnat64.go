@@ -118,7 +118,7 @@ func wireRow(name, about string, kind load.ReferenceKind, vip netip.Addr, unconn
 func fullnatDrive(vip netip.Addr) func(*Trial, *network) error {
 	return func(t *Trial, n *network) error {
 		if t.Point.Name == connectionsPoint {
-			return reportFlows(t, n, clientLoad{dest: at(vip, 53)})
+			return reportFlows(t, n, clientLoad{dest: addrPort(vip, 53)})
 		}
 		s := streamTo(vip, t.Point.Value)
 		s.size, s.v6 = 84, vip.Is6()

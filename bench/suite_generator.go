@@ -32,7 +32,7 @@ func generatorSuite() Suite {
 			if err := sink.Attach(n.gateway, "wan0"); err != nil {
 				return err
 			}
-			spec.Source, spec.Dest = clientsOf(false, max(spec.Flows, 1)), one(vip4, 53)
+			spec.Source, spec.Dest = clientsOf(false, max(spec.Flows, 1)), singleEndpoint(vip4, 53)
 			spec.Interface, spec.DestMAC = "eth0", wanMAC
 			sender, err := load.NewSender(n.client, spec, []int{t.CPU})
 			if err != nil {

@@ -130,7 +130,7 @@ func runReference(t *Trial, kind load.ReferenceKind, shuffled bool) error {
 		clients := clientsOf(false, t.Point.Value)
 		o.FlowCount, o.ShuffledElements = t.Point.Value, shuffled
 		o.Flow = func(i int) load.BareFlow {
-			return load.BareFlow{Source: clients.At(i), Dest: one(vip4, 53).At(0), To: one(server4, 53).At(0)}
+			return load.BareFlow{Source: clients.At(i), Dest: singleEndpoint(vip4, 53).At(0), To: singleEndpoint(server4, 53).At(0)}
 		}
 	case load.FIB:
 		dest = server4
@@ -143,7 +143,7 @@ func runReference(t *Trial, kind load.ReferenceKind, shuffled bool) error {
 		return err
 	}
 	t.closeLater(ref)
-	return reportPackets(t, n, stream{dest: one(dest, 53), flows: t.Point.Value})
+	return reportPackets(t, n, stream{dest: singleEndpoint(dest, 53), flows: t.Point.Value})
 }
 
 // warmNeighbour makes the gateway resolve the server's address.
@@ -202,7 +202,7 @@ var outside = netip.MustParseAddr("10.1.0.1")
 // streamTo returns a UDP stream to one address. A stream to outside is spread over 64 addresses, because a NAT
 // address has only 64,000 ports per destination.
 func streamTo(dest netip.Addr, flows int) stream {
-	s := stream{dest: one(dest, 53), flows: flows}
+	s := stream{dest: singleEndpoint(dest, 53), flows: flows}
 	if dest == outside {
 		s.dest.Count = min(64, flows)
 		clients := clientsOf(false, (flows+s.dest.Count-1)/s.dest.Count)

@@ -61,7 +61,7 @@ func peersSuite() Suite {
 			if why := tool("nginx")(p); why != "" {
 				return why
 			}
-			if !readable(streamModulePath) {
+			if !isReadable(streamModulePath) {
 				return "the stream module of nginx is not installed"
 			}
 			return ""

@@ -48,7 +48,7 @@ func portsSuite() Suite {
 		{"sluice nftables snat", "nftables", ""}, {"sluice ebpf snat (xdp)", "ebpf", "xdp"}, {"sluice ebpf snat (tc)", "ebpf", "tc"},
 	} {
 		s.Rows = append(s.Rows, absentRow(Row{Name: r.name, About: "one snat rule", Run: portsRow(func(t *Trial, n *network) error {
-			c, err := config.Decode("bench", []byte(service{attach: r.attach}.head(Point{Value: portsAll})+snat))
+			c, err := config.Decode("bench", []byte(service{attach: r.attach}.configHead(Point{Value: portsAll})+snat))
 			if err != nil {
 				return err
 			}
@@ -90,7 +90,7 @@ func portsRow(set setup) func(*Trial) error {
 			return err
 		}
 		clients := load.Range{First: clients4, Count: portsAll / flowsPerGuest, Ports: flow.Ports{First: 1024, Last: 1024 + flowsPerGuest - 1}}
-		s := stream{dest: one(server4, 53), flows: portsAll, source: &clients}
+		s := stream{dest: singleEndpoint(server4, 53), flows: portsAll, source: &clients}
 		var served uint64
 		open := func(to int) (float64, error) {
 			perSecond, arrived, err := n.openFlows(t, s, to-s.skip)

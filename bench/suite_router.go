@@ -106,8 +106,8 @@ func (r router) row(name, about string) Row {
 	}}
 }
 
-// denied returns a hundred networks of the deny list.
-func denied(separator string) string {
+// deniedNetworks returns a hundred networks of the deny list.
+func deniedNetworks(separator string) string {
 	var all []string
 	for i := range 100 {
 		all = append(all, fmt.Sprintf("198.51.%d.0/24", i))
@@ -133,7 +133,7 @@ func (r router) sluiceConfig() string {
 	}
 	switch {
 	case r.policy:
-		conf += "firewall:\n  sets: {banned: [" + denied(", ") + "]}\n  rules:\n    - {action: drop, source: \"@banned\"}\n" + log
+		conf += "firewall:\n  sets: {banned: [" + deniedNetworks(", ") + "]}\n  rules:\n    - {action: drop, source: \"@banned\"}\n" + log
 		if r.by != "ebpf" { // it carries rules of the first hook only
 			conf += "    - {action: drop, hook: input, in: wan0, protocol: udp, ports: [53, 67]}\n" +
 				"    - {action: drop, hook: input, in: wan0, protocol: tcp, ports: [22, 53]}\n" +
@@ -156,7 +156,7 @@ func (r router) iptablesRules() string {
 		"-A POSTROUTING -s 10.1.10.0/24 -o wan0 -j SNAT --to-source 211.155.226.121\n" +
 		"-A POSTROUTING -s 10.8.0.0/24 -o wan0 -j SNAT --to-source 211.155.226.121\nCOMMIT\n*filter\n"
 	if r.policy {
-		for _, network := range strings.Split(denied(" "), " ") {
+		for _, network := range strings.Split(deniedNetworks(" "), " ") {
 			rules += "-A FORWARD -s " + network + " -j DROP\n"
 		}
 	}

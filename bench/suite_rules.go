@@ -19,7 +19,7 @@ func backendsOf(p Point) (services, backends int) {
 func rulesSuite() Suite {
 	toLast := func(p Point) clientLoad {
 		services, _ := backendsOf(p)
-		return clientLoad{dest: at(vip4, servicePort(services-1))}
+		return clientLoad{dest: addrPort(vip4, servicePort(services-1))}
 	}
 	drive := func(t *Trial, n *network) error { return reportFlows(t, n, toLast(t.Point)) }
 	peer := func(name, about string, set setup) Row { return gatewayRow(name, about, 0, set, drive) }
@@ -96,7 +96,7 @@ func nftMany(t *Trial, n *network) error {
 func manyServices(p Point, attach string) string {
 	services, backends := backendsOf(p)
 	var b strings.Builder
-	b.WriteString(service{attach: attach}.head(Point{Value: 100_000}))
+	b.WriteString(service{attach: attach}.configHead(Point{Value: 100_000}))
 	b.WriteString("services:\n")
 	for s := range services {
 		fmt.Fprintf(&b, "  - {name: s%d, listen: [{address: %s, ports: [%d]}], protocol: tcp, mode: dnat, scheduler: rr, backends: [", s, vip4, servicePort(s))

@@ -207,12 +207,12 @@ func (n *network) openFlows(t *Trial, s stream, count int) (perSecond float64, a
 	defer sender.Close()
 	ctx, cancel := context.WithTimeout(t, 30*time.Second)
 	defer cancel()
-	err = t.alongside(ctx, func() error {
+	err = t.withYardstick(ctx, func() error {
 		before, err := sink.ByCPU()
 		if err != nil {
 			return err
 		}
-		err = t.profiled("new-flows", func() (err error) {
+		err = t.withProfile("new-flows", func() (err error) {
 			perSecond, arrived, err = openedBy(ctx, sender, sink)
 			return err
 		})
@@ -220,7 +220,7 @@ func (n *network) openFlows(t *Trial, s stream, count int) (perSecond float64, a
 			return err
 		}
 		after, err := sink.ByCPU()
-		t.away = err == nil && elsewhere(before, after, t.CPU) >= maxElsewhere
+		t.away = err == nil && otherCPUShare(before, after, t.CPU) >= maxElsewhere
 		return err
 	})
 	if err != nil {

@@ -81,7 +81,7 @@ func (n *network) fillTable(t *Trial, entries int) error {
 	part := make([]conntrack.Entry, 0, 4096)
 	made := 0
 	for i := range entries {
-		if part = append(part, masqueraded(i)); len(part) < cap(part) && i < entries-1 {
+		if part = append(part, masqueradedEntry(i)); len(part) < cap(part) && i < entries-1 {
 			continue
 		}
 		some, err := c.Insert(t, part)
@@ -96,8 +96,8 @@ func (n *network) fillTable(t *Trial, entries int) error {
 	return nil
 }
 
-// masqueraded is one of many connections of 4,096 clients to 4,000 servers behind four addresses.
-func masqueraded(i int) conntrack.Entry {
+// masqueradedEntry is one of many connections of 4,096 clients to 4,000 servers behind four addresses.
+func masqueradedEntry(i int) conntrack.Entry {
 	const clients, servers, addresses = 4096, 4000, 4
 	client := conntrack.AddrOf(netip.AddrFrom4([4]byte{10, 0, byte(i % clients >> 8), byte(i)}))
 	public := conntrack.AddrOf(netip.AddrFrom4([4]byte{203, 0, 113, byte(1 + i%addresses)}))

@@ -20,7 +20,7 @@ func TestReadersOfTheTable(t *testing.T) {
 		if row.Name != "conntrack -L" {
 			continue // Sluice is another program in this test
 		}
-		trial := &Trial{Context: t.Context(), Point: Point{Value: 5000}, values: map[string]reported{}}
+		trial := &Trial{Context: t.Context(), Point: Point{Value: 5000}, values: map[string]reportedValue{}}
 		err := row.Run(trial)
 		if endErr := trial.end(); err != nil || endErr != nil {
 			t.Fatalf("%v, %v", err, endErr)

@@ -49,18 +49,18 @@ func newYardstick(ctx context.Context, cpu int) (y *yardstick, err error) {
 	if err := y.sink.Attach(n.server, "eth0"); err != nil {
 		return y, err
 	}
-	_, _, spec := n.ends(stream{dest: one(vip4, 53), flows: 1})
+	_, _, spec := n.ends(stream{dest: singleEndpoint(vip4, 53), flows: 1})
 	if y.sender, err = load.NewSender(n.client, spec, []int{cpu}); err != nil {
 		return y, err
 	}
 	y.trial.closeLater(y.sender)
-	_, _, err = y.alone(ctx)
+	_, _, err = y.measureAlone(ctx)
 	return y, err
 }
 
-// alongside runs f while the yardstick sends. It returns the yardstick's packets per microsecond of its CPU time, and
+// measureWith runs f while the yardstick sends. It returns the yardstick's packets per microsecond of its CPU time, and
 // the share that another CPU handled.
-func (y *yardstick) alongside(ctx context.Context, f func() error) (mpps, away float64, err error) {
+func (y *yardstick) measureWith(ctx context.Context, f func() error) (mpps, away float64, err error) {
 	ctx, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	sent := y.sender.Sent()
@@ -98,7 +98,7 @@ func (y *yardstick) alongside(ctx context.Context, f func() error) (mpps, away f
 			arrived += after[i] - before[i]
 		}
 		if arrived > 0 && took > 0 {
-			return float64(arrived) / float64(took.Microseconds()), elsewhere(before, after, y.trial.CPU), nil
+			return float64(arrived) / float64(took.Microseconds()), otherCPUShare(before, after, y.trial.CPU), nil
 		}
 		if time.Now().After(deadline) {
 			return 0, 0, errors.New("yardstick: nothing arrived")
@@ -109,24 +109,24 @@ func (y *yardstick) alongside(ctx context.Context, f func() error) (mpps, away f
 	}
 }
 
-// alone measures the yardstick without another load.
-func (y *yardstick) alone(ctx context.Context) (mpps, away float64, err error) {
-	return y.alongside(ctx, func() error { return wait(ctx, 100) })
+// measureAlone measures the yardstick without another load.
+func (y *yardstick) measureAlone(ctx context.Context) (mpps, away float64, err error) {
+	return y.measureWith(ctx, func() error { return wait(ctx, 100) })
 }
 
-// alongside runs the measurement f while the yardstick runs, in suites that have one. For a profile, the yardstick runs
+// withYardstick runs the measurement f while the yardstick runs, in suites that have one. For a profile, the yardstick runs
 // after f, so that the profile does not include it.
-func (t *Trial) alongside(ctx context.Context, f func() error) error {
+func (t *Trial) withYardstick(ctx context.Context, f func() error) error {
 	t.away = false
 	if t.yardstick == nil {
 		return f()
 	}
-	run := func() (float64, float64, error) { return t.yardstick.alongside(ctx, f) }
+	run := func() (float64, float64, error) { return t.yardstick.measureWith(ctx, f) }
 	if t.profile != "" {
 		if err := f(); err != nil {
 			return err
 		}
-		run = func() (float64, float64, error) { return t.yardstick.alone(ctx) }
+		run = func() (float64, float64, error) { return t.yardstick.measureAlone(ctx) }
 	}
 	mpps, away, err := run()
 	if err != nil {

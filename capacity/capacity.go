@@ -99,7 +99,7 @@ func RefusalProbability(occupancy float64) float64 {
 // endpoint-dependent mappings (Linux masquerade), ports counts the connections to the busiest destination. For
 // endpoint-independent mappings (RFC 4787 REQ-1), it counts all mappings of the protocol.
 func PublicAddresses(ports uint64) uint64 {
-	return ceil(float64(ports) / (MasqueradePorts * PortFill))
+	return ceilUint(float64(ports) / (MasqueradePorts * PortFill))
 }
 
 // SubscribersPerAddress returns the number of blocks of the given size in one address (RFC 6888 REQ-4, RFC 7422).
@@ -113,7 +113,7 @@ func SubscribersPerAddress(block uint64) uint64 {
 // PortBlock returns the block size, a power of two with a reserve of 30 %. mappings is a number that 99 % of the
 // subscribers do not exceed.
 func PortBlock(mappings uint64) uint64 {
-	return powerOfTwo(ceil(float64(mappings) * 1.3))
+	return powerOfTwo(ceilUint(float64(mappings) * 1.3))
 }
 
 // DefaultBuckets returns the default number of hash buckets, and of entries, of Linux for a memory size
@@ -132,7 +132,7 @@ func DefaultBuckets(memory Bytes) uint64 {
 // 32,768.
 func OldRule(memory Bytes) uint64 { return uint64(memory) / 16384 }
 
-func ceil(x float64) uint64 {
+func ceilUint(x float64) uint64 {
 	if x <= 0 {
 		return 0
 	}

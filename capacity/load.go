@@ -105,8 +105,8 @@ func name(n string, i int) string {
 	return n
 }
 
-// linger returns r.Linger or the default of its protocol.
-func (r Requests) linger() time.Duration {
+// lingerOrDefault returns r.Linger or the default of its protocol.
+func (r Requests) lingerOrDefault() time.Duration {
 	switch {
 	case r.Linger != 0:
 		return r.Linger
@@ -117,7 +117,7 @@ func (r Requests) linger() time.Duration {
 }
 
 // entries returns the number of concurrent entries of r in the kernel.
-func (r Requests) entries() float64 { return Population(r.Rate, r.Lifetime, r.linger()) }
+func (r Requests) entries() float64 { return Population(r.Rate, r.Lifetime, r.lingerOrDefault()) }
 
 // flows returns the number of concurrent flows of r in Sluice's eBPF datapath.
 func (r Requests) flows() float64 {
@@ -125,7 +125,7 @@ func (r Requests) flows() float64 {
 	if r.Protocol == flow.UDP {
 		kept = TimeoutUDP
 	}
-	return Population(r.Rate, r.Lifetime, max(kept, r.linger()))
+	return Population(r.Rate, r.Lifetime, max(kept, r.lingerOrDefault()))
 }
 
 // connections returns the number of concurrent entries at the peak, before headroom, and the number of their clients.

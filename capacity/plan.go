@@ -54,9 +54,9 @@ func For(l Load) (Plan, error) {
 	if need := peak * l.headroom(); !(need <= maxEntries) {
 		return Plan{}, fmt.Errorf("load: %.4g entries at the peak, with headroom: a kernel tracks %d at most; plan a part of it for each gateway", need, maxEntries)
 	}
-	p := Plan{Load: l, Peak: ceil(peak)}
-	p.Entries = powerOfTwo(ceil(peak * l.headroom()))
-	p.Flows = powerOfTwo(ceil(l.flows() * l.headroom()))
+	p := Plan{Load: l, Peak: ceilUint(peak)}
+	p.Entries = powerOfTwo(ceilUint(peak * l.headroom()))
+	p.Flows = powerOfTwo(ceilUint(l.flows() * l.headroom()))
 	p.Buckets = max(p.Entries, 1024)
 	kept := Extensions{NAT: true, Accounting: true, Helper: l.Helper}
 	p.EntryBytes, p.Memory = EntryBytes(kept), Bytes(TableBytes(p.Entries, p.Buckets, kept))
@@ -64,7 +64,7 @@ func For(l Load) (Plan, error) {
 	p.ports()
 	p.bandwidth(clients)
 	p.NeighbourEntries = clients
-	p.note()
+	p.addNotes()
 	return p, nil
 }
 
@@ -84,11 +84,11 @@ func (p *Plan) ports() {
 	l := &p.Load
 	switch {
 	case l.EndpointIndependent:
-		p.Ports = ceil(l.ports(Requests.flows))
+		p.Ports = ceilUint(l.ports(Requests.flows))
 	case l.BusiestDestination != 0:
-		p.Ports = min(ceil(l.ports(Requests.entries)), l.BusiestDestination)
+		p.Ports = min(ceilUint(l.ports(Requests.entries)), l.BusiestDestination)
 	default:
-		p.Ports = ceil(l.ports(Requests.entries))
+		p.Ports = ceilUint(l.ports(Requests.entries))
 	}
 	p.PublicAddresses = PublicAddresses(p.Ports)
 	given := l.PublicAddresses
@@ -115,13 +115,13 @@ func (p *Plan) bandwidth(clients uint64) {
 		p.ClientBandwidth = Bytes(uint64(l.Bandwidth) / 8 / clients)
 	}
 	rate := PacketRate(l.Bandwidth, l.frame())
-	p.PacketRate = ceil(rate)
+	p.PacketRate = ceilUint(rate)
 	rules := time.Duration(l.Rules) * CostRule
-	p.CoresNftables = ceil(rate * (CostNftables + rules).Seconds())
-	p.CoresEBPF = ceil(rate * CostEBPF.Seconds())
+	p.CoresNftables = ceilUint(rate * (CostNftables + rules).Seconds())
+	p.CoresEBPF = ceilUint(rate * CostEBPF.Seconds())
 }
 
-func (p *Plan) note() {
+func (p *Plan) addNotes() {
 	l := &p.Load
 	say := func(format string, args ...any) { p.Notes = append(p.Notes, fmt.Sprintf(format, args...)) }
 	if l.Host.Memory > 0 && float64(p.Memory) > memoryShare*float64(l.Host.Memory) {
@@ -143,9 +143,9 @@ func (p *Plan) note() {
 	var offered float64
 	for i, r := range l.Requests {
 		offered += r.Rate
-		if r.Protocol != flow.UDP && r.linger() < FloorTCPTransitory {
+		if r.Protocol != flow.UDP && r.lingerOrDefault() < FloorTCPTransitory {
 			say("requests %s: linger %v is below the %v of RFC 5382 REQ-5 (Linux's own default is 120 s); give %v where Sluice's timeouts hold in the kernel's table, too",
-				name(r.Name, i), r.linger(), FloorTCPTransitory, FloorTCPTransitory)
+				name(r.Name, i), r.lingerOrDefault(), FloorTCPTransitory, FloorTCPTransitory)
 		}
 	}
 	if p.RateCeiling > 0 && offered > RateFill*p.RateCeiling {

@@ -64,15 +64,15 @@ func nodesAtMost(data []byte) (nodes int) {
 			end(i)
 			flow = true
 		case '-':
-			if separated(data, i+1) {
+			if isIndicatorEnd(data, i+1) {
 				nodes++
 			}
 		case '?':
-			if separated(data, i+1) {
+			if isIndicatorEnd(data, i+1) {
 				nodes += 2
 			}
 		case ':':
-			if colon = true; !flow && separated(data, i+1) {
+			if colon = true; !flow && isIndicatorEnd(data, i+1) {
 				nodes += 2
 			}
 		case '\n', '\r', 0x85, 0xa8, 0xa9: // The last ones end U+0085, U+2028 and U+2029, which break lines too.
@@ -85,5 +85,7 @@ func nodesAtMost(data []byte) (nodes int) {
 	return nodes + 1
 }
 
-// separated reports whether an indicator that ends at i may be one: a blank, a line break or the end follows.
-func separated(data []byte, i int) bool { return i >= len(data) || data[i] <= ' ' || data[i] >= 0x80 }
+// isIndicatorEnd reports whether an indicator that ends at i may be one: a blank, a line break or the end follows.
+func isIndicatorEnd(data []byte, i int) bool {
+	return i >= len(data) || data[i] <= ' ' || data[i] >= 0x80
+}

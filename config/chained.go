@@ -8,9 +8,9 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// chained reports backends and targets that are listeners of another service or port-forward. A
+// checkChained reports backends and targets that are listeners of another service or port-forward. A
 // packet is translated once and would not reach a server there.
-func (v *validator) chained(all []claim) {
+func (v *validator) checkChained(all []claim) {
 	at := map[netip.Addr][]claim{}
 	for _, c := range all {
 		if c.follows == "" && c.iface == "" {

@@ -42,7 +42,7 @@ func (d *decoder) document(root *yaml.Node, c *Config) {
 
 func (d *decoder) errorf(n *yaml.Node, hint, format string, args ...any) {
 	e := &Error{path: slices.Clone(d.path), Cause: fmt.Sprintf(format, args...), Hint: hint}
-	e.place(n)
+	e.setNodePosition(n)
 	d.add(e)
 }
 
@@ -83,7 +83,7 @@ func (d *decoder) unlessFailed(es Errors) Errors {
 
 // value decodes n into v, to which the tags of f apply (nil for elements).
 func (d *decoder) value(n *yaml.Node, v reflect.Value, f *field) {
-	n = follow(n)
+	n = resolveAlias(n)
 	if d.budget--; d.budget < 0 || isNull(n) {
 		return
 	}
@@ -134,8 +134,8 @@ func isNull(n *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && n.Tag == "!!null" && n.Style&yaml.TaggedStyle == 0
 }
 
-// enter calls f with one more step on the path.
-func (d *decoder) enter(s step, f func()) {
+// withStep calls f with one more step on the path.
+func (d *decoder) withStep(s step, f func()) {
 	d.path = append(d.path, s)
 	f()
 	d.path = d.path[:len(d.path)-1]
@@ -143,14 +143,14 @@ func (d *decoder) enter(s step, f func()) {
 
 func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
 	if n.Kind != yaml.MappingNode {
-		d.errorf(n, "write "+outline(v.Type()), "%s where a mapping belongs", describe(n))
+		d.errorf(n, "write "+mappingOutline(v.Type()), "%s where a mapping belongs", describe(n))
 		return
 	}
 	l := layoutOf(v.Type())
 	seen := make([]*yaml.Node, len(l.fields)) // keys, by field
 	var unknown []string
 	for i := 0; i+1 < len(n.Content) && !d.truncated; i += 2 {
-		key, value := follow(n.Content[i]), n.Content[i+1]
+		key, value := resolveAlias(n.Content[i]), n.Content[i+1]
 		if key.Kind != yaml.ScalarNode {
 			d.errorf(key, "write a word", "%s where a key belongs", describe(key))
 			continue
@@ -175,7 +175,7 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
 			continue
 		}
 		absent := seen[f.nth] == nil && !slices.Contains(unknown, f.key) // a misspelt key is reported already
-		empty := seen[f.nth] != nil && !f.zeroCounts && v.Field(f.index).IsZero() && !d.below(step{key: f.key})
+		empty := seen[f.nth] != nil && !f.zeroCounts && v.Field(f.index).IsZero() && !d.hasErrorBelow(step{key: f.key})
 		if absent || empty {
 			d.failedAt(n, &Error{path: d.path.key(f.key), Cause: f.key + " is missing", Hint: f.hintMissing()})
 		}
@@ -188,12 +188,12 @@ func (d *decoder) failedAt(n *yaml.Node, e *Error) {
 	if n.Kind == yaml.MappingNode && len(n.Content) > 0 {
 		place = n.Content[0]
 	}
-	e.place(place)
+	e.setNodePosition(place)
 	d.add(e)
 }
 
-// below reports whether an error was found at or below the step.
-func (d *decoder) below(s step) bool {
+// hasErrorBelow reports whether an error was found at or below the step.
+func (d *decoder) hasErrorBelow(s step) bool {
 	prefix := append(d.path, s).String()
 	for i := len(d.errs) - 1; i >= 0; i-- {
 		if strings.HasPrefix(d.errs[i].path.String(), prefix) {
@@ -203,8 +203,8 @@ func (d *decoder) below(s step) bool {
 	return false
 }
 
-// outline shows a mapping with the keys that it must have, or may have where it needs none.
-func outline(t reflect.Type) string {
+// mappingOutline shows a mapping with the keys that it must have, or may have where it needs none.
+func mappingOutline(t reflect.Type) string {
 	l := layoutOf(t)
 	var keys []string
 	for _, f := range l.required {
@@ -239,7 +239,7 @@ func (d *decoder) sequence(n *yaml.Node, v reflect.Value) {
 	if n.Kind != yaml.SequenceNode {
 		hint := `write a list, each item after "- "`
 		if item := v.Type().Elem(); item.Kind() == reflect.Struct && !isText(item) {
-			hint = "write [" + outline(item) + "]"
+			hint = "write [" + mappingOutline(item) + "]"
 		} else if n.Kind == yaml.ScalarNode {
 			hint = "write [" + n.Value + "]"
 		}
@@ -255,8 +255,8 @@ func (d *decoder) sequence(n *yaml.Node, v reflect.Value) {
 			v.Grow(min(v.Cap(), len(n.Content)-i))
 		}
 		v.SetLen(i + 1)
-		d.enter(step{index: i}, func() {
-			if isNull(follow(item)) {
+		d.withStep(step{index: i}, func() {
+			if isNull(resolveAlias(item)) {
 				d.errorf(item, "remove it", "an empty list item")
 				return
 			}
@@ -272,8 +272,8 @@ func (d *decoder) dictionary(n *yaml.Node, v reflect.Value) {
 	}
 	v.Set(reflect.MakeMapWithSize(v.Type(), min(len(n.Content)/2, firstItems)))
 	for i := 0; i+1 < len(n.Content) && !d.truncated; i += 2 {
-		key, value := follow(n.Content[i]), n.Content[i+1]
-		d.enter(step{key: key.Value}, func() {
+		key, value := resolveAlias(n.Content[i]), n.Content[i+1]
+		d.withStep(step{key: key.Value}, func() {
 			k := reflect.ValueOf(key.Value)
 			switch {
 			case key.Kind != yaml.ScalarNode || key.Value == "":

@@ -11,7 +11,7 @@ import (
 // Diff returns the edits that turn a into b. Both must be valid and have their defaults. [Merge] of
 // a with the edits returns b.
 func Diff(a, b *Config) []Edit {
-	var d differ
+	var d editCollector
 	d.parts(nil, reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem())
 	return d.edits
 }
@@ -19,7 +19,7 @@ func Diff(a, b *Config) []Edit {
 // DiffAgain returns Diff(a, b) faster if the edits from a to an older configuration are known.
 // Services that are identical in b and older are not compared.
 func DiffAgain(a, b, older *Config, edits []Edit) []Edit {
-	d := differ{of: make(map[string][]Edit, len(edits)), older: older.Services}
+	d := editCollector{of: make(map[string][]Edit, len(edits)), older: older.Services}
 	d.edits = slices.Grow(d.edits, len(edits))
 	for len(edits) > 0 { // edits of a service are usually adjacent
 		name, n := serviceOf(edits[0].Path), 1
@@ -51,17 +51,17 @@ func serviceOf(path string) string {
 	return name
 }
 
-// differ collects edits.
-type differ struct {
+// editCollector collects edits.
+type editCollector struct {
 	edits []Edit
 	// of are the known edits of older services, by name.
 	of    map[string][]Edit
 	older []Service
 }
 
-// known adds the edits of a service that is identical to the older one at its index, and reports
+// addIdentical adds the edits of a service that is identical to the older one at its index, and reports
 // whether it is.
-func (d *differ) known(s *Service, at int) bool {
+func (d *editCollector) addIdentical(s *Service, at int) bool {
 	if at >= len(d.older) || !s.Is(&d.older[at]) {
 		return false
 	}
@@ -73,7 +73,7 @@ func (d *differ) known(s *Service, at int) bool {
 
 // services compares two lists of services with the same names at the same indexes, and reports
 // whether they are. It is faster than objects if few of many services differ.
-func (d *differ) services(path []string, a, b []Service) bool {
+func (d *editCollector) services(path []string, a, b []Service) bool {
 	if len(a) != len(b) {
 		return false
 	}
@@ -83,19 +83,19 @@ func (d *differ) services(path []string, a, b []Service) bool {
 		}
 	}
 	for i := range a {
-		if x, y := &a[i], &b[i]; !d.known(y, i) && !x.Is(y) {
+		if x, y := &a[i], &b[i]; !d.addIdentical(y, i) && !x.Is(y) {
 			d.values(append(path[:len(path):len(path)], y.Name), reflect.ValueOf(x).Elem(), reflect.ValueOf(y).Elem())
 		}
 	}
 	return true
 }
 
-func (d *differ) add(path []string, before, after string) {
+func (d *editCollector) add(path []string, before, after string) {
 	d.edits = append(d.edits, Edit{Path: Join(path...), Before: before, After: after})
 }
 
 // values compares two values of the same type.
-func (d *differ) values(path []string, a, b reflect.Value) {
+func (d *editCollector) values(path []string, a, b reflect.Value) {
 	t := a.Type()
 	if len(path) == 1 && path[0] == "services" && d.services(path, a.Interface().([]Service), b.Interface().([]Service)) {
 		return
@@ -111,19 +111,19 @@ func (d *differ) values(path []string, a, b reflect.Value) {
 	case t.Kind() == reflect.Map && t.Key().Kind() == reflect.String:
 		d.members(path, a, b)
 	default:
-		d.add(path, inline(a), inline(b))
+		d.add(path, inlineYAML(a), inlineYAML(b))
 	}
 }
 
 // parts compares the fields of two structs.
-func (d *differ) parts(path []string, a, b reflect.Value) {
+func (d *editCollector) parts(path []string, a, b reflect.Value) {
 	for _, f := range layoutOf(a.Type()).fields {
 		d.values(append(path[:len(path):len(path)], f.key), a.Field(f.index), b.Field(f.index))
 	}
 }
 
 // members compares two maps.
-func (d *differ) members(path []string, a, b reflect.Value) {
+func (d *editCollector) members(path []string, a, b reflect.Value) {
 	var keys []string
 	for _, m := range []reflect.Value{a, b} {
 		for _, k := range m.MapKeys() {
@@ -135,9 +135,9 @@ func (d *differ) members(path []string, a, b reflect.Value) {
 		at, key := append(path[:len(path):len(path)], k), reflect.ValueOf(k)
 		switch x, y := a.MapIndex(key), b.MapIndex(key); {
 		case !x.IsValid():
-			d.add(at, "", inline(y))
+			d.add(at, "", inlineYAML(y))
 		case !y.IsValid():
-			d.add(at, inline(x), "")
+			d.add(at, inlineYAML(x), "")
 		default:
 			d.values(at, x, y)
 		}
@@ -145,12 +145,12 @@ func (d *differ) members(path []string, a, b reflect.Value) {
 }
 
 // objects compares two lists of named objects.
-func (d *differ) objects(path []string, a, b reflect.Value, was, is []string) {
+func (d *editCollector) objects(path []string, a, b reflect.Value, was, is []string) {
 	element := func(name string, i, j int) {
-		if len(path) == 1 && path[0] == "services" && d.known(b.Index(j).Addr().Interface().(*Service), j) {
+		if len(path) == 1 && path[0] == "services" && d.addIdentical(b.Index(j).Addr().Interface().(*Service), j) {
 			return
 		}
-		if !identical(a.Index(i), b.Index(j)) {
+		if !sameBytes(a.Index(i), b.Index(j)) {
 			d.values(append(path[:len(path):len(path)], name), a.Index(i), b.Index(j))
 		}
 	}
@@ -160,12 +160,12 @@ func (d *differ) objects(path []string, a, b reflect.Value, was, is []string) {
 		}
 		return
 	}
-	wasAt, isAt := places(was), places(is)
+	wasAt, isAt := indexByName(was), indexByName(is)
 	rest := []string{} // the order after the preceding edits
 	for i, name := range was {
 		j, ok := isAt[name]
 		if !ok {
-			d.add(append(path[:len(path):len(path)], name), inline(a.Index(i)), "")
+			d.add(append(path[:len(path):len(path)], name), inlineYAML(a.Index(i)), "")
 			continue
 		}
 		rest = append(rest, name)
@@ -174,11 +174,11 @@ func (d *differ) objects(path []string, a, b reflect.Value, was, is []string) {
 	for j, name := range is {
 		if _, ok := wasAt[name]; !ok {
 			rest = append(rest, name)
-			d.add(append(path[:len(path):len(path)], name), "", inline(b.Index(j)))
+			d.add(append(path[:len(path):len(path)], name), "", inlineYAML(b.Index(j)))
 		}
 	}
 	if !slices.Equal(rest, is) {
-		d.add(append(path[:len(path):len(path)], order), inline(reflect.ValueOf(rest)), inline(reflect.ValueOf(is)))
+		d.add(append(path[:len(path):len(path)], order), inlineYAML(reflect.ValueOf(rest)), inlineYAML(reflect.ValueOf(is)))
 	}
 }
 
@@ -199,7 +199,7 @@ func namesOf(v reflect.Value) []string {
 			return nil
 		}
 	}
-	if len(places(names)) < len(names) {
+	if len(indexByName(names)) < len(names) {
 		return nil
 	}
 	return names
@@ -219,8 +219,8 @@ func indexOf(v reflect.Value, name string) int {
 	return -1
 }
 
-// places returns the index of each name.
-func places(names []string) map[string]int {
+// indexByName returns the index of each name.
+func indexByName(names []string) map[string]int {
 	at := make(map[string]int, len(names))
 	for i, name := range names {
 		at[name] = i
@@ -228,8 +228,8 @@ func places(names []string) map[string]int {
 	return at
 }
 
-// inline returns a value as YAML in one line; "" for an empty value.
-func inline(v reflect.Value) string {
+// inlineYAML returns a value as YAML in one line; "" for an empty value.
+func inlineYAML(v reflect.Value) string {
 	if v.Kind() == reflect.Pointer && v.IsNil() || isEmptyText(v) {
 		return ""
 	}
@@ -237,7 +237,7 @@ func inline(v reflect.Value) string {
 		return ""
 	}
 	var w writer
-	w.flow(plainly(v))
+	w.flow(resolveShape(v))
 	return w.String()
 }
 

@@ -86,7 +86,7 @@ func (c *Config) edit(e Edit) (done bool, now string, err error) {
 func change(v reflect.Value, steps []string, e Edit) (done bool, now string, err error) {
 	t := v.Type()
 	if len(steps) == 0 {
-		if now = inline(v); now != e.Before {
+		if now = inlineYAML(v); now != e.Before {
 			return false, now, nil
 		}
 		return true, now, read(v, e.After)
@@ -117,7 +117,7 @@ func changeMember(v reflect.Value, steps []string, e Edit) (done bool, now strin
 	switch {
 	case old.IsValid():
 		clone(elem, old)
-		if now = inline(elem); len(steps) == 1 && e.After == "" {
+		if now = inlineYAML(elem); len(steps) == 1 && e.After == "" {
 			if now != e.Before {
 				return false, now, nil
 			}
@@ -158,7 +158,7 @@ func changeObject(v reflect.Value, steps []string, e Edit) (done bool, now strin
 		v.Set(reflect.Append(v, elem))
 		return true, "", nil
 	case len(steps) == 1 && e.After == "":
-		if now = inline(v.Index(at)); now != e.Before {
+		if now = inlineYAML(v.Index(at)); now != e.Before {
 			return false, now, nil
 		}
 		v.Set(reflect.AppendSlice(v.Slice3(0, at, at), v.Slice(at+1, v.Len())))
@@ -190,7 +190,7 @@ func reorder(v reflect.Value, e Edit) (done bool, now string, err error) {
 		if slices.Equal(known(after), both(after)) {
 			return false, e.After, nil // already in this order
 		}
-		return false, inline(reflect.ValueOf(names)), nil
+		return false, inlineYAML(reflect.ValueOf(names)), nil
 	}
 	var wanted []string
 	for i, n := range names { // objects at the beginning that the edit does not name
@@ -216,7 +216,7 @@ func reorder(v reflect.Value, e Edit) (done bool, now string, err error) {
 	return true, "", nil
 }
 
-// read sets v to a value written by inline.
+// read sets v to a value written by inlineYAML.
 func read(v reflect.Value, text string) error {
 	v.SetZero()
 	if text == "" {

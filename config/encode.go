@@ -59,12 +59,12 @@ func entries(v reflect.Value, f func(key string, value reflect.Value)) {
 		if field.omitempty && empty {
 			continue
 		}
-		f(field.key, plainly(fv))
+		f(field.key, resolveShape(fv))
 	}
 }
 
-// plainly resolves pointers and the two shapes of Target, PortSet, Interfaces and Helpers.
-func plainly(v reflect.Value) reflect.Value {
+// resolveShape resolves pointers and the two shapes of Target, PortSet, Interfaces and Helpers.
+func resolveShape(v reflect.Value) reflect.Value {
 	if v.Kind() == reflect.Pointer {
 		v = v.Elem()
 	}
@@ -118,7 +118,7 @@ func (w *writer) mapping(v reflect.Value, indent int) {
 		keys := v.MapKeys()
 		slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
 		for _, k := range keys {
-			entry(word(k.String()), v.MapIndex(k))
+			entry(quoteIfNeeded(k.String()), v.MapIndex(k))
 		}
 		return
 	}
@@ -180,7 +180,7 @@ func (w *writer) flow(v reflect.Value) {
 		keys := v.MapKeys()
 		slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
 		for _, k := range keys {
-			entry(word(k.String()), v.MapIndex(k))
+			entry(quoteIfNeeded(k.String()), v.MapIndex(k))
 		}
 		w.WriteByte('}')
 	default:
@@ -204,15 +204,15 @@ func (w *writer) scalar(v reflect.Value) {
 		if !utf8.ValidString(v.String()) {
 			w.err = errors.Join(w.err, fmt.Errorf("text %q is not UTF-8", v.String()))
 		}
-		w.WriteString(word(v.String()))
+		w.WriteString(quoteIfNeeded(v.String()))
 	default:
 		fmt.Fprint(w, v.Interface())
 	}
 }
 
-// word returns s unquoted if every YAML parser reads the same text, and quoted otherwise. Numbers
+// quoteIfNeeded returns s unquoted if every YAML parser reads the same text, and quoted otherwise. Numbers
 // remain unquoted: the schema accepts them as statuses.
-func word(s string) string {
+func quoteIfNeeded(s string) string {
 	if n, err := strconv.ParseUint(s, 10, 31); err == nil && strconv.FormatUint(n, 10) == s {
 		return s
 	}

@@ -108,7 +108,7 @@ func finish(name string, data []byte, es Errors) Errors {
 			number, l = number+1, line{text: bytes.TrimRight(text, "\r")}
 		}
 		if number == e.Line {
-			e.Source, e.indent = l.around(max(0, e.Column-1))
+			e.Source, e.indent = l.excerpt(max(0, e.Column-1))
 		}
 	}
 	return es
@@ -125,9 +125,9 @@ type line struct {
 	passed int // Characters before it.
 }
 
-// around returns the text around a character (counted from 0) and the character's position in that
+// excerpt returns the text around a character (counted from 0) and the character's position in that
 // text. Calls must be in ascending order.
-func (l *line) around(character int) (string, int) {
+func (l *line) excerpt(character int) (string, int) {
 	for l.passed < character-sourceWidth/2 && l.at < len(l.text) {
 		_, size := utf8.DecodeRune(l.text[l.at:])
 		l.at, l.passed = l.at+size, l.passed+1
@@ -141,11 +141,11 @@ func (l *line) around(character int) (string, int) {
 		_, size := utf8.DecodeLastRune(l.text[:from])
 		from, before = from-size, before-1
 	}
-	return clean(string(l.text[from:end])), min(character-before, n)
+	return stripControls(string(l.text[from:end])), min(character-before, n)
 }
 
-// clean makes a source line safe to print on a terminal: no control characters.
-func clean(s string) string {
+// stripControls makes a source line safe to print on a terminal: no control characters.
+func stripControls(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '\t' {
 			return ' '
@@ -171,7 +171,7 @@ func (es Errors) Render(w io.Writer, colour bool) {
 		if p := e.position(); p != "" {
 			fmt.Fprintf(w, "%s%s%s: ", bold, p, off)
 		}
-		fmt.Fprintf(w, "%s%s%s\n", red, clean(e.message()), off)
+		fmt.Fprintf(w, "%s%s%s\n", red, stripControls(e.message()), off)
 		if e.Source != "" {
 			num := fmt.Sprint(e.Line)
 			fmt.Fprintf(w, "  %s | %s\n", num, e.Source)
@@ -183,7 +183,7 @@ func (es Errors) Render(w io.Writer, colour bool) {
 			fmt.Fprintf(w, "  at %s\n", e.Path)
 		}
 		if e.Hint != "" {
-			fmt.Fprintf(w, "  %s%s%s\n", green, clean(e.Hint), off)
+			fmt.Fprintf(w, "  %s%s%s\n", green, stripControls(e.Hint), off)
 		}
 	}
 }

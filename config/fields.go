@@ -76,16 +76,16 @@ func (f *field) schemaTag(tag string) {
 		case "enum":
 			f.enum = append(f.enum, value)
 		case "minimum":
-			f.min = bound(value)
+			f.min = parseBound(value)
 		case "maximum":
-			f.max = bound(value)
+			f.max = parseBound(value)
 		case "maxItems":
-			f.maxItems = bound(value)
+			f.maxItems = parseBound(value)
 		}
 	}
 }
 
-func bound(s string) *int64 {
+func parseBound(s string) *int64 {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil {
 		panic("config: jsonschema tag: " + err.Error())

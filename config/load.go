@@ -86,7 +86,7 @@ func decode(name string, data []byte, budget int) (*Config, error) {
 		errs, more = append(errs, d.unlessFailed(v.errs)...), v.truncated
 	}
 	for _, e := range errs {
-		e.locate(root)
+		e.setPosition(root)
 		e.Object = objectName(c, e.path)
 	}
 	if len(errs) == 0 {
@@ -118,7 +118,7 @@ func parse(data []byte) (*yaml.Node, *Error) {
 	if err == nil {
 		err = dec.Decode(&next)
 		if errors.Is(err, io.EOF) {
-			return doc.Content[0], long(doc.Content[0], 1)
+			return doc.Content[0], checkLength(doc.Content[0], 1)
 		}
 		if err == nil {
 			return nil, &Error{Line: next.Line, Column: next.Column, Cause: "a second document", Hint: "write one configuration in one file"}
@@ -127,8 +127,8 @@ func parse(data []byte) (*yaml.Node, *Error) {
 	return nil, syntaxError(data, err)
 }
 
-// long returns an error about the first value or key that is too long or too deep, nil for none.
-func long(n *yaml.Node, depth int) *Error {
+// checkLength returns an error about the first value or key that is too long or too deep, nil for none.
+func checkLength(n *yaml.Node, depth int) *Error {
 	if depth > maxDepth {
 		return &Error{Line: n.Line, Column: n.Column, Cause: fmt.Sprintf("values more than %d deep in each other", maxDepth), Hint: "no key has values that deep"}
 	}
@@ -136,7 +136,7 @@ func long(n *yaml.Node, depth int) *Error {
 		return &Error{Line: n.Line, Column: n.Column, Cause: fmt.Sprintf("a value of %d bytes", len(n.Value)), Hint: fmt.Sprintf("write one of at most %d", maxText)}
 	}
 	for _, c := range n.Content {
-		if e := long(c, depth+1); e != nil {
+		if e := checkLength(c, depth+1); e != nil {
 			return e
 		}
 	}
@@ -153,7 +153,7 @@ func syntaxError(data []byte, err error) *Error {
 		e.Line = n
 	}
 	if len(data) <= maxSyntaxSize && depth(data) <= maxSyntaxDepth && !strings.Contains(m[2], "depth") {
-		e.sharpen(data)
+		e.improveMessage(data)
 	}
 	if strings.Contains(m[2], "UTF-8") || strings.Contains(m[2], "control characters") { // the parser gives no position for these
 		e.atStray(data)
@@ -184,9 +184,9 @@ func (e *Error) atStray(data []byte) {
 	}
 }
 
-// sharpen puts the other parser's opinion on a syntax error into e. That parser
+// improveMessage puts the other parser's opinion on a syntax error into e. That parser
 // must not be the end of the gateway: if it panics, e stays as it is.
-func (e *Error) sharpen(data []byte) {
+func (e *Error) improveMessage(data []byte) {
 	defer func() { _ = recover() }()
 	var at goccy.Error
 	if _, err := goccyparser.ParseBytes(data, 0); errors.As(err, &at) && at.GetToken() != nil {

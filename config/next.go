@@ -24,9 +24,9 @@ func (s *Service) Is(o *Service) bool {
 // Equal reports whether both services are equal.
 func (s *Service) Equal(o *Service) bool { return s.Is(o) || reflect.DeepEqual(s, o) }
 
-// identical reports whether two variables of one type have the same bytes, and thus reference the
+// sameBytes reports whether two variables of one type have the same bytes, and thus reference the
 // same data.
-func identical(a, b reflect.Value) bool {
+func sameBytes(a, b reflect.Value) bool {
 	size := a.Type().Size()
 	memory := func(v reflect.Value) []byte { return unsafe.Slice((*byte)(v.Addr().UnsafePointer()), size) }
 	return bytes.Equal(memory(a), memory(b))
@@ -82,8 +82,8 @@ func (c *Config) copy() *Config {
 	return &d
 }
 
-// edited returns c after an edit whose Before is the current value.
-func (c *Config) edited(e Edit) (*Config, error) {
+// withEdit returns c after an edit whose Before is the current value.
+func (c *Config) withEdit(e Edit) (*Config, error) {
 	steps := Split(e.Path)
 	if at := c.serviceAt(steps); at >= 0 {
 		return c.editedService(at, func(part *Config) error { return part.mustEdit(e) })

@@ -87,7 +87,7 @@ func TestEditsOfPartsEqualThoseOfTheWhole(t *testing.T) {
 			path, value := randomEdit(r)
 			e := Edit{Path: path}
 			if old, err := find(reflect.ValueOf(c).Elem(), Split(path)); err == nil {
-				e.Before = inline(old)
+				e.Before = inlineYAML(old)
 			} else if value == "" {
 				continue
 			}
@@ -102,17 +102,17 @@ func TestEditsOfPartsEqualThoseOfTheWhole(t *testing.T) {
 			if name, ok := nameOf(v); ok && value != "" {
 				name.SetString(Split(path)[len(Split(path))-1])
 			}
-			e.After = inline(v)
+			e.After = inlineYAML(v)
 			before, _ := Marshal(c)
 			want, wantErr := whole(c, e)
-			got, gotErr := c.edited(e)
+			got, gotErr := c.withEdit(e)
 			if fmt.Sprint(wantErr) != fmt.Sprint(gotErr) {
 				t.Fatalf("%s:\n%v\nof the whole:\n%v", e, gotErr, wantErr)
 			}
 			if after, _ := Marshal(c); string(after) != string(before) {
 				t.Fatalf("%s: it changed what it was made of", e)
 			}
-			inPlace, draftErr := draft.edited(e)
+			inPlace, draftErr := draft.withEdit(e)
 			if fmt.Sprint(draftErr) != fmt.Sprint(wantErr) || draftErr == nil && inPlace != draft {
 				t.Fatalf("%s: in a draft: %v, want %v", e, draftErr, wantErr)
 			}

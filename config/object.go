@@ -46,25 +46,25 @@ func Split(path string) []string {
 
 // Object returns the value at a path as JSON, and as YAML in one line, the form of an [Edit].
 func (c *Config) Object(path string) (asJSON []byte, asYAML string, err error) {
-	v, err := c.at(path)
+	v, err := c.valueAt(path)
 	if err != nil {
 		return nil, "", err
 	}
 	asJSON, err = json.Marshal(v.Interface())
-	return asJSON, inline(v), err
+	return asJSON, inlineYAML(v), err
 }
 
 // Text returns the value at a path as YAML in one line, the form of an [Edit].
 func (c *Config) Text(path string) (string, error) {
-	v, err := c.at(path)
+	v, err := c.valueAt(path)
 	if err != nil {
 		return "", err
 	}
-	return inline(v), nil
+	return inlineYAML(v), nil
 }
 
-// at returns the value at a path.
-func (c *Config) at(path string) (reflect.Value, error) {
+// valueAt returns the value at a path.
+func (c *Config) valueAt(path string) (reflect.Value, error) {
 	steps := Split(path)
 	from, rest := reflect.ValueOf(c).Elem(), steps
 	if at := c.serviceAt(steps); at >= 0 {
@@ -164,7 +164,7 @@ func (c *Config) Put(path string, value []byte) (*Config, error) {
 			return nil, Errors{{Path: "name", Object: path, Cause: fmt.Sprintf("the name is %q", name), Hint: "write " + last + ", or leave it out; names do not change"}}
 		}
 	}
-	return c.with(path, v)
+	return c.withValue(path, v)
 }
 
 // nameOf returns the name of an object of a list, as a settable value.
@@ -176,8 +176,8 @@ func nameOf(v reflect.Value) (reflect.Value, bool) {
 	return name, name.IsValid() && name.Kind() == reflect.String
 }
 
-// with returns c with v at the path.
-func (c *Config) with(path string, v reflect.Value) (*Config, error) {
+// withValue returns c with v at the path.
+func (c *Config) withValue(path string, v reflect.Value) (*Config, error) {
 	before, steps := "", Split(path)
 	if at := c.serviceAt(steps); at >= 0 {
 		if old, err := find(reflect.ValueOf(&c.Services[at]).Elem(), steps[2:]); err == nil && old.CanSet() { // avoids writing and parsing the old value
@@ -193,11 +193,11 @@ func (c *Config) with(path string, v reflect.Value) (*Config, error) {
 	old, err := find(reflect.ValueOf(c).Elem(), steps)
 	switch {
 	case err == nil:
-		before = inline(old)
+		before = inlineYAML(old)
 	case !errors.Is(err, ErrNoObject):
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return c.edited(Edit{Path: path, Before: before, After: inline(v)})
+	return c.withEdit(Edit{Path: path, Before: before, After: inlineYAML(v)})
 }
 
 // Add is [Config.Put] for an object that must not exist. The path leads to the list or mapping. If
@@ -216,7 +216,7 @@ func (c *Config) Add(path, name string, value []byte) (next *Config, at string, 
 		return nil, "", Errors{{Path: "name", Object: path, Cause: "name is missing", Hint: "write name: ..."}}
 	}
 	at = path + "/" + Join(name)
-	if _, err := c.at(at); err == nil {
+	if _, err := c.valueAt(at); err == nil {
 		return nil, at, fmt.Errorf("%s: %w", at, ErrExists)
 	}
 	next, err = c.Put(at, value)
@@ -226,7 +226,7 @@ func (c *Config) Add(path, name string, value []byte) (next *Config, at string, 
 // Patch is [Config.Put] of the object at the path after a JSON merge patch (RFC 7396), in YAML or
 // JSON: keys of the patch replace keys of the object, null removes a key.
 func (c *Config) Patch(path string, patch []byte) (*Config, error) {
-	v, err := c.at(path)
+	v, err := c.valueAt(path)
 	if err != nil {
 		return nil, err
 	}
@@ -263,11 +263,11 @@ func (c *Config) Patch(path string, patch []byte) (*Config, error) {
 // memberOf returns the scalar of a key in a mapping, "" for none. Put reports errors of the value. To decode the
 // mapping takes time that grows with the square of its keys.
 func memberOf(n *yaml.Node, key string) string {
-	if n = follow(n); n == nil || n.Kind != yaml.MappingNode {
+	if n = resolveAlias(n); n == nil || n.Kind != yaml.MappingNode {
 		return ""
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
-		if value := follow(n.Content[i+1]); follow(n.Content[i]).Value == key && value.Kind == yaml.ScalarNode && !isNull(value) {
+		if value := resolveAlias(n.Content[i+1]); resolveAlias(n.Content[i]).Value == key && value.Kind == yaml.ScalarNode && !isNull(value) {
 			return value.Value
 		}
 	}
@@ -328,7 +328,7 @@ func (c *Config) Remove(path string) (*Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return c.edited(Edit{Path: path, Before: inline(old)})
+	return c.withEdit(Edit{Path: path, Before: inlineYAML(old)})
 }
 
 // Elements returns c with elements of a set added and removed. Adding an existing element is no
@@ -389,5 +389,5 @@ func (c *Config) Elements(set string, add, remove []string) (*Config, error) {
 	if list.IsNil() {
 		list = reflect.MakeSlice(v.Type(), 0, 0)
 	}
-	return c.with(path, list)
+	return c.withValue(path, list)
 }

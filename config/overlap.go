@@ -25,7 +25,7 @@ type claim struct {
 func (c claim) String() string {
 	if c.follows != "" {
 		family := "IPv4"
-		if c.address == followed6(c.follows) {
+		if c.address == placeholder6(c.follows) {
 			family = "IPv6"
 		}
 		s := "the " + family + " address of " + c.follows
@@ -47,12 +47,12 @@ func (c claim) String() string {
 	return s
 }
 
-// followed4 and followed6 are placeholders for the unknown address of an interface.
-func followed4(iface string) netip.Addr { return netip.IPv6Unspecified().WithZone(iface) }
-func followed6(iface string) netip.Addr { return netip.IPv6LinkLocalAllNodes().WithZone(iface) }
+// placeholder4 and followed6 are placeholders for the unknown address of an interface.
+func placeholder4(iface string) netip.Addr { return netip.IPv6Unspecified().WithZone(iface) }
+func placeholder6(iface string) netip.Addr { return netip.IPv6LinkLocalAllNodes().WithZone(iface) }
 
-// claims returns the listeners of services and port forwards.
-func (v *validator) claims() []claim {
+// listenerClaims returns the listeners of services and port forwards.
+func (v *validator) listenerClaims() []claim {
 	var out []claim
 	add := func(l *Listen, in Interfaces, proto flow.Protocol, p path, owner string, to ...netip.Addr) {
 		c := claim{address: l.Address, protocol: proto, iface: Interfaces(l.Interface), path: p, owner: owner}
@@ -63,9 +63,9 @@ func (v *validator) claims() []claim {
 		if l.Follows() {
 			c.follows, c.iface, at = l.Interface, in, nil
 			for _, a := range to {
-				one := followed6(l.Interface)
+				one := placeholder6(l.Interface)
 				if a.Is4() {
-					one = followed4(l.Interface)
+					one = placeholder4(l.Interface)
 				}
 				if a.IsValid() && !slices.Contains(at, one) {
 					at = append(at, one)
@@ -112,8 +112,8 @@ func portsOrAll(ports []flow.Ports) []flow.Ports {
 
 // overlaps reports listeners that match the same packets.
 func (v *validator) overlaps() {
-	all := v.claims()
-	v.chained(all)
+	all := v.listenerClaims()
+	v.checkChained(all)
 	for _, o := range collisions(all) {
 		hint := "give one of them another address, port or interface"
 		v.errorf(o.later.path, hint, "%s overlaps %s of %s", o.later, o.earlier, o.earlier.owner).depends =
@@ -122,7 +122,7 @@ func (v *validator) overlaps() {
 	var returns []claim
 	for i := range v.c.Services {
 		if s := &v.c.Services[i]; s.Mode == ModeStateless {
-			returns = append(returns, s.returns(i)...)
+			returns = append(returns, s.replyEndpoints(i)...)
 		}
 	}
 	for _, o := range collisions(returns) {
@@ -159,7 +159,7 @@ func (v *validator) prefixes() {
 		reach := map[Interfaces]int{} // out → index into all with the highest last address
 		for n, o := range all {
 			r := &v.c.NAT[o.index]
-			for _, out := range reached(r.Out, reach) {
+			for _, out := range overlappingKeys(r.Out, reach) {
 				if e := all[reach[out]]; o.overlaps(e.AddressRange) {
 					first, second := &v.c.NAT[min(e.index, o.index)], max(e.index, o.index)
 					v.errorf(path{{key: "nat"}, {index: second}, {key: key}}, "write prefixes that share no address, or give each rule another out",
@@ -174,8 +174,8 @@ func (v *validator) prefixes() {
 	}
 }
 
-// reached returns the keys of reach whose interfaces overlap out.
-func reached(out Interfaces, reach map[Interfaces]int) (met []Interfaces) {
+// overlappingKeys returns the keys of reach whose interfaces overlap out.
+func overlappingKeys(out Interfaces, reach map[Interfaces]int) (met []Interfaces) {
 	for k := range reach {
 		if k.Overlaps(out) {
 			met = append(met, k)
@@ -185,8 +185,8 @@ func reached(out Interfaces, reach map[Interfaces]int) (met []Interfaces) {
 	return met
 }
 
-// returns lists the source endpoints that a stateless service treats as replies.
-func (s *Service) returns(index int) []claim {
+// replyEndpoints lists the source endpoints that a stateless service treats as replies.
+func (s *Service) replyEndpoints(index int) []claim {
 	var out []claim
 	for j := range s.Backends {
 		b := &s.Backends[j]
@@ -213,15 +213,15 @@ func (s *Service) returns(index int) []claim {
 // collision is a claim that overlaps an earlier one.
 type collision struct{ earlier, later claim }
 
-// lane is a protocol and an interface word; "*" represents all interface words together.
-type lane struct{ protocol, iface string }
+// protocolInterface is a protocol and an interface word; "*" represents all interface words together.
+type protocolInterface struct{ protocol, iface string }
 
 // files lists the lanes in which a claim is stored.
-func (c *claim) files() []lane {
+func (c *claim) files() []protocolInterface {
 	p := c.protocol.String()
-	lanes := []lane{{p, "*"}, {"*", "*"}}
+	lanes := []protocolInterface{{p, "*"}, {"*", "*"}}
 	for _, w := range c.interfaceNames() {
-		lanes = append(lanes, lane{p, w}, lane{"*", w})
+		lanes = append(lanes, protocolInterface{p, w}, protocolInterface{"*", w})
 	}
 	return lanes
 }
@@ -236,7 +236,7 @@ func (c *claim) interfaceNames() []string {
 
 // rivals lists the lanes with claims that can overlap this one: its own protocol and protocol any,
 // its own interfaces and every interface. known are the interface words of all claims.
-func (c *claim) rivals(known []string) []lane {
+func (c *claim) rivals(known []string) []protocolInterface {
 	protocols, ifaces := []string{c.protocol.String(), flow.Any.String()}, []string{""}
 	if c.protocol == flow.Any {
 		protocols = []string{"*"}
@@ -249,10 +249,10 @@ func (c *claim) rivals(known []string) []lane {
 			ifaces = append(ifaces, w)
 		}
 	}
-	lanes := make([]lane, 0, 4)
+	lanes := make([]protocolInterface, 0, 4)
 	for _, p := range protocols {
 		for _, f := range ifaces {
-			lanes = append(lanes, lane{p, f})
+			lanes = append(lanes, protocolInterface{p, f})
 		}
 	}
 	return lanes
@@ -278,11 +278,11 @@ func collisions(claims []claim) []collision {
 		}
 	}
 	var out []collision
-	var furthest map[lane]int
+	var furthest map[protocolInterface]int
 	for n, i := range order {
 		c := &claims[i]
 		if n == 0 || claims[order[n-1]].address != c.address {
-			furthest = map[lane]int{}
+			furthest = map[protocolInterface]int{}
 		}
 		for _, l := range c.rivals(known) {
 			if j, ok := furthest[l]; ok && claims[j].ports.Last >= c.ports.First {
@@ -324,8 +324,8 @@ func spansOf(list []AddressRange) spans {
 	return all
 }
 
-// overlapping returns the index of a range that overlaps r, or -1.
-func (all spans) overlapping(r AddressRange) int {
+// indexOverlapping returns the index of a range that overlaps r, or -1.
+func (all spans) indexOverlapping(r AddressRange) int {
 	behind, _ := slices.BinarySearchFunc(all, r.Last, func(s span, last netip.Addr) int {
 		if last.Less(s.First) {
 			return 1
@@ -396,7 +396,7 @@ func (v *validator) pools() {
 			if first < len(taken) && r.Contains(taken[first].address) {
 				v.errorf(p, "write addresses that nothing else uses", "pool %s contains %s, %s", r, taken[first].address, taken[first].owner)
 			}
-			if n := again.overlapping(r); n >= 0 {
+			if n := again.indexOverlapping(r); n >= 0 {
 				v.errorf(p, "write other addresses, or give the NAT rule out",
 					"pool %s lies inside source %s of NAT rule %s, which would translate its packets again", r, sources[n], of[n])
 			}

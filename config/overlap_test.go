@@ -69,7 +69,7 @@ func TestSpansAgreeWithComparingAll(t *testing.T) {
 		list, r := rapid.SliceOfN(draw, 0, 8).Draw(t, "list"), draw.Draw(t, "range")
 		all := spansOf(list)
 		met := slices.ContainsFunc(list, r.overlaps)
-		if n := all.overlapping(r); n >= 0 != met || met && !list[n].overlaps(r) {
+		if n := all.indexOverlapping(r); n >= 0 != met || met && !list[n].overlaps(r) {
 			t.Errorf("%s is said to meet %d of %s", r, n, list)
 		}
 		found, twice := all.overlaps(), false

@@ -59,16 +59,16 @@ func (p path) String() string {
 	return b.String()
 }
 
-// locate sets e's position from the YAML tree: the position of the value, or of its nearest
+// setPosition sets e's position from the YAML tree: the position of the value, or of its nearest
 // ancestor in the file.
-func (e *Error) locate(n *yaml.Node) {
+func (e *Error) setPosition(n *yaml.Node) {
 	e.Path = e.path.String()
 	if e.Line > 0 || n == nil {
 		return
 	}
 	place := n
 	for i, s := range e.path {
-		n = follow(n)
+		n = resolveAlias(n)
 		if n == nil {
 			break
 		}
@@ -81,10 +81,10 @@ func (e *Error) locate(n *yaml.Node) {
 			place = key
 		}
 	}
-	e.place(place)
+	e.setNodePosition(place)
 }
 
-func (e *Error) place(n *yaml.Node) {
+func (e *Error) setNodePosition(n *yaml.Node) {
 	e.Line, e.Column, e.width = n.Line, n.Column, 1
 	if n.Kind == yaml.ScalarNode {
 		e.width = utf8.RuneCountInString(n.Value)
@@ -94,8 +94,8 @@ func (e *Error) place(n *yaml.Node) {
 	}
 }
 
-// follow returns the target of an alias.
-func follow(n *yaml.Node) *yaml.Node {
+// resolveAlias returns the target of an alias.
+func resolveAlias(n *yaml.Node) *yaml.Node {
 	for n != nil && n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}

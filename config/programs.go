@@ -33,7 +33,7 @@ func (c *Config) CheckPrograms(file, inForce *Config) error {
 			continue
 		}
 		own := func(command []string) bool { return slices.Equal(command, s.Check.Command) }
-		if program := s.Check.Command[0]; !file.holds(program) && !slices.ContainsFunc(known, own) {
+		if program := s.Check.Command[0]; !file.isAllowedProgram(program) && !slices.ContainsFunc(known, own) {
 			errs = append(errs, &Error{Path: fmt.Sprintf("services[%d].check.command", i), Object: "service " + s.Name,
 				Cause: fmt.Sprintf("%q is not a command of the daemon's file", s.Check.Command), Hint: "write the check into that file and reload, or put the program into its exec-directory"})
 		}
@@ -44,7 +44,7 @@ func (c *Config) CheckPrograms(file, inForce *Config) error {
 	return nil
 }
 
-// holds reports whether a program lies directly in the exec-directory.
-func (c *Config) holds(program string) bool {
+// isAllowedProgram reports whether a program lies directly in the exec-directory.
+func (c *Config) isAllowedProgram(program string) bool {
 	return c.ExecDirectory != "" && filepath.Clean(program) == program && filepath.Dir(program) == filepath.Clean(c.ExecDirectory)
 }

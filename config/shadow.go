@@ -10,9 +10,9 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// shadows refuses rules that no packet can reach because earlier rules match all their packets. The
+// checkShadowed refuses rules that no packet can reach because earlier rules match all their packets. The
 // first matching rule decides, even if it has no free port.
-func (v *validator) shadows() {
+func (v *validator) checkShadowed() {
 	for i := range v.c.NAT {
 		r := &v.c.NAT[i]
 		if by := v.shadowedNAT(r, v.c.NAT[:i]); by != nil {
@@ -40,7 +40,7 @@ func (v *validator) shadows() {
 // shadowedNAT returns an earlier rule that matches packets of a rule, if earlier rules match all of
 // its packets; else nil.
 func (v *validator) shadowedNAT(r *NATRule, earlier []NATRule) (by *NATRule) {
-	all := r.translates()
+	all := r.sourcePrefixes()
 	if len(all) == 0 {
 		return nil
 	}
@@ -56,9 +56,9 @@ func (v *validator) shadowedNAT(r *NATRule, earlier []NATRule) (by *NATRule) {
 	return by
 }
 
-// translates returns the source prefixes of a rule. Without sources, it returns all addresses of
+// sourcePrefixes returns the source prefixes of a rule. Without sources, it returns all addresses of
 // the families that the rule is known to have addresses for.
-func (r *NATRule) translates() []netip.Prefix {
+func (r *NATRule) sourcePrefixes() []netip.Prefix {
 	four, six := netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	switch {
 	case !r.Type.HasBindings():
@@ -89,7 +89,7 @@ func (r *NATRule) takesFrom(p netip.Prefix, other *NATRule) bool {
 		!r.In.Covers(other.In) || !r.Out.Covers(other.Out) {
 		return false
 	}
-	return slices.ContainsFunc(r.translates(), func(q netip.Prefix) bool {
+	return slices.ContainsFunc(r.sourcePrefixes(), func(q netip.Prefix) bool {
 		return q.Addr().Is4() == p.Addr().Is4() && q.Bits() <= p.Bits() && q.Contains(p.Addr())
 	})
 }
@@ -107,12 +107,12 @@ func (r *FirewallRule) takesAll(other *FirewallRule) bool {
 	})
 	return r.Hook == other.Hook && r.Rate.IsZero() && ports && (r.Protocol == flow.Any || r.Protocol == other.Protocol) &&
 		(r.In == "" || r.In == other.In) && (r.Out == "" || r.Out == other.Out) &&
-		r.Source.covers(other.Source) && r.Destination.covers(other.Destination)
+		r.Source.includes(other.Source) && r.Destination.includes(other.Destination)
 }
 
-// covers reports whether m matches everything that another one matches, without reading the
+// includes reports whether m matches everything that another one matches, without reading the
 // contents of sets.
-func (m Match) covers(other Match) bool {
+func (m Match) includes(other Match) bool {
 	if m.IsZero() || m == other {
 		return true
 	}

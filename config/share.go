@@ -148,7 +148,7 @@ func (c *Config) DividedPools() (list []DividedPool) {
 func (c *Config) eachPool(f func(owner string, pool, backup *[]AddressRange, shares []Share)) {
 	known := map[string][]Share{} // Many rules may have one pool.
 	divide := func(pool []AddressRange) []Share {
-		key := canonical(pool)
+		key := poolKey(pool)
 		if known[key] == nil {
 			known[key] = Divide(pool, c.Nodes())
 		}
@@ -193,11 +193,11 @@ type sharedPool struct {
 // nodes checks the nodes of a cluster, and the pools that they divide.
 func (v *validator) nodes() {
 	nodes := v.c.Nodes()
-	names, addresses := duplicates{}, map[netip.Addr]int{}
+	names, addresses := seenNames{}, map[netip.Addr]int{}
 	for i, n := range nodes {
 		p := at("cluster").key("nodes").index(i)
 		v.name(p.key("name"), n.Name)
-		if first := names.seen(n.Name, i); first >= 0 && n.Name != "" {
+		if first := names.recordName(n.Name, i); first >= 0 && n.Name != "" {
 			v.errorf(p.key("name"), "give each node a name of its own", "name %s is taken by cluster.nodes[%d]", n.Name, first)
 		}
 		if first, taken := addresses[n.Address]; taken && n.Address.IsValid() {
@@ -237,7 +237,7 @@ func (v *validator) dividedPools(nodes int) {
 	}
 	seen := map[string]bool{} // Rules with the same pool agree on the owners.
 	pools = slices.DeleteFunc(pools, func(p sharedPool) bool {
-		key := canonical(p.ranges)
+		key := poolKey(p.ranges)
 		again := key == "" || seen[key]
 		seen[key] = true
 		return again
@@ -275,7 +275,7 @@ func (v *validator) dividedPools(nodes int) {
 // dividedListeners refuses listeners on divided addresses: only the owner of the address receives their packets.
 func (v *validator) dividedListeners(spans spans, owner func(int) string) {
 	refuse := func(p path, l Listen) {
-		if n := spans.overlapping(AddressRange{l.Address, l.Address}); l.Address.IsValid() && n >= 0 {
+		if n := spans.indexOverlapping(AddressRange{l.Address, l.Address}); l.Address.IsValid() && n >= 0 {
 			v.errorf(p.key("address"), "write an address of its own", "%s is in the pool of %s, and routers send all its packets to the node that owns it", l.Address, owner(n))
 		}
 	}
@@ -291,8 +291,8 @@ func (v *validator) dividedListeners(spans spans, owner func(int) string) {
 	}
 }
 
-// canonical identifies the addresses of a pool, in any order and notation; "" for none.
-func canonical(pool []AddressRange) (key string) {
+// poolKey identifies the addresses of a pool, in any order and notation; "" for none.
+func poolKey(pool []AddressRange) (key string) {
 	sorted := slices.Clone(pool)
 	slices.SortFunc(sorted, func(a, b AddressRange) int { return a.First.Compare(b.First) })
 	for i, r := range sorted {

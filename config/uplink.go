@@ -72,15 +72,15 @@ func (u *Uplink) setDefaults() {
 
 // uplinks checks the uplinks, and the rest of the configuration for keys that exclude uplinks.
 func (v *validator) uplinks() {
-	names, interfaces := duplicates{}, duplicates{}
+	names, interfaces := seenNames{}, seenNames{}
 	for i := range v.c.Uplinks {
 		u, p := &v.c.Uplinks[i], at("uplinks").index(i)
 		v.name(p.key("name"), u.Name)
 		v.ifname(p.key("interface"), u.Interface)
-		if first := names.seen(u.Name, i); first >= 0 && u.Name != "" {
+		if first := names.recordName(u.Name, i); first >= 0 && u.Name != "" {
 			v.errorf(p.key("name"), "write another name", "uplink %d has the name %s too", first+1, u.Name)
 		}
-		if first := interfaces.seen(u.Interface, i); first >= 0 && u.Interface != "" {
+		if first := interfaces.recordName(u.Interface, i); first >= 0 && u.Interface != "" {
 			v.errorf(p.key("interface"), "write one uplink for each interface", "uplink %s has interface %s too", v.c.Uplinks[first].Name, u.Interface)
 		}
 		if len(v.c.Interfaces) > 0 && u.Interface != "" && !slices.Contains(v.c.Interfaces, u.Interface) {

@@ -76,9 +76,9 @@ func (c *Config) validate() *validator {
 	}
 	v.overlaps()
 	v.prefixes()
-	v.crossings()
+	v.checkSIITRules()
 	v.pools()
-	v.shadows()
+	v.checkShadowed()
 	v.dropUseless(formal)
 	return v
 }
@@ -95,8 +95,8 @@ func (v *validator) ofMalformed(e *Error) bool {
 	})
 }
 
-// form records an address or prefix with an invalid form.
-func (v *validator) form(hint, format string, args ...any) {
+// addFormError records an address or prefix with an invalid form.
+func (v *validator) addFormError(hint, format string, args ...any) {
 	p := slices.Clone(v.path)
 	v.malformed = append(v.malformed, p)
 	v.errorf(p, hint, format, args...)
@@ -118,7 +118,7 @@ func (v *validator) walk(rv reflect.Value) {
 	t := rv.Type()
 	switch {
 	case t == targetType:
-		v.step(step{key: "address"}, func() { v.address(rv.Interface().(Target).Address) })
+		v.withStep(step{key: "address"}, func() { v.address(rv.Interface().(Target).Address) })
 		v.ranges(rv.Interface().(Target).Addresses)
 	case t == reflect.TypeFor[[]AddressRange]():
 		v.ranges(rv.Interface().([]AddressRange))
@@ -141,18 +141,18 @@ func (v *validator) walk(rv reflect.Value) {
 		v.fields(rv)
 	case t.Kind() == reflect.Slice:
 		for i := range rv.Len() {
-			v.step(step{index: i}, func() { v.walk(rv.Index(i)) })
+			v.withStep(step{index: i}, func() { v.walk(rv.Index(i)) })
 		}
 	case t.Kind() == reflect.Map:
 		for it := rv.MapRange(); it.Next(); {
-			v.step(step{key: it.Key().String()}, func() { v.walk(it.Value()) })
+			v.withStep(step{key: it.Key().String()}, func() { v.walk(it.Value()) })
 		}
 	case t.Kind() == reflect.String && rv.Len() > maxStringLength:
 		v.errorf(slices.Clone(v.path), fmt.Sprintf("write up to %d bytes", maxStringLength), "a text of %d bytes", rv.Len())
 	}
 }
 
-func (v *validator) step(s step, f func()) {
+func (v *validator) withStep(s step, f func()) {
 	v.path = append(v.path, s)
 	f()
 	v.path = v.path[:len(v.path)-1]
@@ -192,9 +192,9 @@ func (v *validator) address(a netip.Addr) {
 	switch {
 	case !a.IsValid():
 	case a.Zone() != "":
-		v.form("write an address that is reached by a route, without %", "address %s has a zone", a)
+		v.addFormError("write an address that is reached by a route, without %", "address %s has a zone", a)
 	case a.Is4In6():
-		v.form("write "+a.Unmap().String(), "address %s is an IPv4 address in IPv6 form", a)
+		v.addFormError("write "+a.Unmap().String(), "address %s is an IPv4 address in IPv6 form", a)
 	}
 }
 
@@ -206,7 +206,7 @@ func (v *validator) prefix(p netip.Prefix) {
 		if p.Bits() >= 96 {
 			hint = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96).String()
 		}
-		v.form("write "+hint, "prefix %s is one of IPv4 addresses in IPv6 form", p)
+		v.addFormError("write "+hint, "prefix %s is one of IPv4 addresses in IPv6 form", p)
 	case p != p.Masked():
 		v.errorf(slices.Clone(v.path), fmt.Sprintf("write %s for the network, %s for the one address", p.Masked(), p.Addr()),
 			"prefix %s has bits set behind its length", p)
@@ -216,7 +216,7 @@ func (v *validator) prefix(p netip.Prefix) {
 func (v *validator) ranges(rs []AddressRange) {
 	twice := spansOf(rs).overlaps()
 	for i, r := range rs {
-		v.step(step{index: i}, func() {
+		v.withStep(step{index: i}, func() {
 			if !r.First.IsValid() || !r.Last.IsValid() {
 				v.errorf(slices.Clone(v.path), "write an address, a range or a prefix", "no address")
 				return
@@ -265,10 +265,10 @@ func (v *validator) ifname(p path, name string) {
 }
 
 // duplicate reports the second use of a name.
-type duplicates map[string]int
+type seenNames map[string]int
 
-// seen records name at index i and returns its earlier index, or -1.
-func (d duplicates) seen(name string, i int) int {
+// recordName records name at index i and returns its earlier index, or -1.
+func (d seenNames) recordName(name string, i int) int {
 	if first, ok := d[name]; ok {
 		return first
 	}

@@ -103,7 +103,7 @@ func (v *validator) checkPort(p path, s *Service) {
 
 func (v *validator) checkHTTP(p path, k *Check) {
 	if !strings.HasPrefix(k.Path, "/") || strings.ContainsFunc(k.Path, notPrintable) {
-		v.errorf(p.key("path"), "write /"+strings.TrimLeft(strings.Map(printable, k.Path), "/"), "path %q does not begin with /, or has spaces", k.Path)
+		v.errorf(p.key("path"), "write /"+strings.TrimLeft(strings.Map(printableOrSpace, k.Path), "/"), "path %q does not begin with /, or has spaces", k.Path)
 	} else if _, err := url.ParseRequestURI(k.Path); err != nil {
 		v.errorf(p.key("path"), "write % as %25", "path %q has a %% that begins no escape", k.Path)
 	}
@@ -130,7 +130,7 @@ func (v *validator) checkHTTP(p path, k *Check) {
 
 func notPrintable(r rune) bool { return r <= ' ' || r == 0x7f }
 
-func printable(r rune) rune {
+func printableOrSpace(r rune) rune {
 	if notPrintable(r) {
 		return -1
 	}

@@ -18,11 +18,11 @@ func (v *validator) firewall() {
 	for name := range f.Sets {
 		v.name(path{{key: "firewall"}, {key: "sets"}, {key: name}}, name)
 	}
-	names := duplicates{}
+	names := seenNames{}
 	for i := range f.Rules {
 		r, p := &f.Rules[i], path{{key: "firewall"}, {key: "rules"}, {index: i}}
 		v.name(p.key("name"), r.Name)
-		if first := names.seen(r.Name, i); first >= 0 && r.Name != "" {
+		if first := names.recordName(r.Name, i); first >= 0 && r.Name != "" {
 			v.errorf(p.key("name"), "give each rule a name of its own", "name %s is taken by firewall.rules[%d]", r.Name, first)
 		}
 		v.firewallRule(p, r)

@@ -25,11 +25,11 @@ var natKeys = map[NATType][]string{
 }
 
 func (v *validator) nat() {
-	names := duplicates{}
+	names := seenNames{}
 	for i := range v.c.NAT {
 		r, p := &v.c.NAT[i], at("nat").index(i)
 		v.name(p.key("name"), r.Name)
-		if first := names.seen(r.Name, i); first >= 0 && r.Name != "" {
+		if first := names.recordName(r.Name, i); first >= 0 && r.Name != "" {
 			v.errorf(p.key("name"), "give each NAT rule a name of its own", "name %s is taken by nat[%d]", r.Name, first)
 		}
 		keys, known := natKeys[r.Type]
@@ -93,7 +93,7 @@ func (v *validator) natApplies(p path, r *NATRule, keys []string) {
 	}
 }
 
-func (v *validator) missing(p path, absent bool, key, hint string) {
+func (v *validator) requireKey(p path, absent bool, key, hint string) {
 	if absent {
 		v.errorf(p.key(key), hint, "%s is missing", key)
 	}
@@ -111,14 +111,14 @@ func (v *validator) sourceNAT(p path, r *NATRule) {
 		v.errorf(p.key("to"), fmt.Sprintf("write to: [%s]", r.To.Address), "snat takes a list of addresses, not an endpoint")
 		return
 	}
-	v.missing(p, len(r.To.Addresses) == 0, "to", "write to: [192.0.2.1], the outside addresses")
+	v.requireKey(p, len(r.To.Addresses) == 0, "to", "write to: [192.0.2.1], the outside addresses")
 	inside := make([]AddressRange, len(r.Source))
 	for i, s := range r.Source {
 		inside[i] = rangeOf(s)
 	}
 	sources := spansOf(inside)
 	for i, pool := range r.To.Addresses {
-		if n := sources.overlapping(pool); n >= 0 {
+		if n := sources.indexOverlapping(pool); n >= 0 {
 			v.errorf(p.key("to").index(i), "write outside addresses", "pool %s lies inside source %s", pool, r.Source[n]).depends = []path{p.key("source")}
 		}
 	}
@@ -132,8 +132,8 @@ func (v *validator) sourceNAT(p path, r *NATRule) {
 }
 
 func (v *validator) portForward(p path, r *NATRule) {
-	v.missing(p, r.Listen == nil, "listen", "write listen: {address: 192.0.2.1, ports: [80]}")
-	v.missing(p, r.To.IsZero(), "to", "write to: {address: 10.0.0.2, port: 80}")
+	v.requireKey(p, r.Listen == nil, "listen", "write listen: {address: 192.0.2.1, ports: [80]}")
+	v.requireKey(p, r.To.IsZero(), "to", "write to: {address: 10.0.0.2, port: 80}")
 	if len(r.To.Addresses) > 0 {
 		v.errorf(p.key("to"), fmt.Sprintf("write to: {address: %s}, or make a service to spread over several", r.To.Addresses[0].First),
 			"port-forward takes one endpoint, not a list")
@@ -193,8 +193,8 @@ func (v *validator) natRules() (list []*NATRule) {
 }
 
 func (v *validator) prefixNAT(p path, r *NATRule) {
-	v.missing(p, !r.External.IsValid(), "external", "write external: 198.51.100.0/24, the outside prefix")
-	v.missing(p, !r.Internal.IsValid(), "internal", "write internal: 10.9.0.0/24, the inside prefix")
+	v.requireKey(p, !r.External.IsValid(), "external", "write external: 198.51.100.0/24, the outside prefix")
+	v.requireKey(p, !r.Internal.IsValid(), "internal", "write internal: 10.9.0.0/24, the inside prefix")
 	if r.In != "" && r.In == r.Out {
 		v.errorf(p.key("out"), "write in, the interface of the inside hosts, and out, the one towards the outside; of a gateway with one interface write out alone",
 			"in and out are both %s: only what leaves by the interface that it came by would be translated", r.Out)
@@ -235,8 +235,8 @@ func (v *validator) rfc6052(p path, prefix netip.Prefix) {
 }
 
 func (v *validator) nat64(p path, r *NATRule) {
-	v.missing(p, !r.Prefix.IsValid(), "prefix", "write prefix: 64:ff9b::/96")
-	v.missing(p, len(r.Pool) == 0, "pool", "write pool: [203.0.113.1], the outside IPv4 addresses")
+	v.requireKey(p, !r.Prefix.IsValid(), "prefix", "write prefix: 64:ff9b::/96")
+	v.requireKey(p, len(r.Pool) == 0, "pool", "write pool: [203.0.113.1], the outside IPv4 addresses")
 	v.rfc6052(p, r.Prefix)
 	for i, a := range r.Pool {
 		if a.First.IsValid() && !a.Is4() {
@@ -265,7 +265,7 @@ func (v *validator) siit(p path, r *NATRule) {
 	case n == 1 && r.Pool[0].First.IsValid() && len(poolOf(r.Pool[0])) == 0:
 		v.errorf(p.key("pool").index(0), "write at most 255 addresses", "%s has more addresses than the sources of errors need", r.Pool[0])
 	}
-	four, six := duplicates{}, duplicates{}
+	four, six := seenNames{}, seenNames{}
 	for i, e := range r.EAM {
 		ep := p.key("eam").index(i)
 		if !e.IPv4.IsValid() || !e.IPv6.IsValid() {
@@ -280,10 +280,10 @@ func (v *validator) siit(p path, r *NATRule) {
 			v.errorf(ep.key("ipv6"), fmt.Sprintf("write a prefix of /%d or shorter", e.IPv4.Bits()+96),
 				"%s has fewer addresses than %s (RFC 7757 §3.1)", e.IPv6, e.IPv4).depends = []path{ep.key("ipv4")}
 		}
-		if first := four.seen(e.IPv4.String(), i); first >= 0 {
+		if first := four.recordName(e.IPv4.String(), i); first >= 0 {
 			v.errorf(ep.key("ipv4"), "keep one of them", "%s is mapped by eam[%d] already", e.IPv4, first)
 		}
-		if first := six.seen(e.IPv6.String(), i); first >= 0 {
+		if first := six.recordName(e.IPv6.String(), i); first >= 0 {
 			v.errorf(ep.key("ipv6"), "keep one of them", "%s is mapped by eam[%d] already", e.IPv6, first)
 		}
 	}
@@ -299,9 +299,9 @@ func poolOf(r AddressRange) (list []netip.Addr) {
 	return list
 }
 
-// crossings checks siit rules against each other: only one rule can translate all IPv4 packets, and
+// checkSIITRules checks siit rules against each other: only one rule can translate all IPv4 packets, and
 // a packet is translated once.
-func (v *validator) crossings() {
+func (v *validator) checkSIITRules() {
 	first := ""
 	var mapped []AddressRange
 	var of []string
@@ -331,7 +331,7 @@ func (v *validator) crossings() {
 			continue
 		}
 		for j, a := range r.To.Addresses {
-			if n := all.overlapping(a); n >= 0 && a.First.Is4() {
+			if n := all.indexOverlapping(a); n >= 0 && a.First.Is4() {
 				v.errorf(at("nat").index(i).key("to").index(j), "remove the snat rule, and map its sources themselves in eam",
 					"%s is mapped by eam of NAT rule %s: a packet is translated once, by snat or by siit", a, of[n])
 			}

@@ -13,11 +13,11 @@ import (
 )
 
 func (v *validator) services() {
-	names := duplicates{}
+	names := seenNames{}
 	for i := range v.c.Services {
 		s, p := &v.c.Services[i], at("services").index(i)
 		v.name(p.key("name"), s.Name)
-		if first := names.seen(s.Name, i); first >= 0 && s.Name != "" {
+		if first := names.recordName(s.Name, i); first >= 0 && s.Name != "" {
 			v.errorf(p.key("name"), "give each service a name of its own", "name %s is taken by services[%d]", s.Name, first)
 		}
 		v.service(p, s)
@@ -30,7 +30,7 @@ func (v *validator) service(p path, s *Service) {
 	v.ports(p, s)
 	v.families(p, s)
 	v.mode(p, s)
-	v.guests(p, s)
+	v.checkClientRules(p, s)
 	v.helper(p, s.Helper, s.Protocol)
 	if s.Check != nil {
 		v.check(p.key("check"), s)
@@ -60,7 +60,7 @@ func (v *validator) serverAddress(p path, a netip.Addr) {
 
 // listenAddress checks that a listener has an address, or an interface to take the address from.
 func (v *validator) listenAddress(p path, l *Listen) {
-	v.missing(p, !l.Address.IsValid() && l.Interface == "", "address", "write address: 192.0.2.10, or interface: wan0, whose address is to be followed")
+	v.requireKey(p, !l.Address.IsValid() && l.Interface == "", "address", "write address: 192.0.2.10, or interface: wan0, whose address is to be followed")
 	v.endpointAddress(p.key("address"), l.Address)
 }
 
@@ -83,15 +83,15 @@ func (v *validator) listeners(p path, s *Service) {
 }
 
 func (v *validator) backends(p path, s *Service) {
-	v.missing(p, s.Backends == nil && s.BackendsFrom == nil, "backends", "write backends: [{address: 10.1.10.2}], or backends-from: {dns: app.example}")
+	v.requireKey(p, s.Backends == nil && s.BackendsFrom == nil, "backends", "write backends: [{address: 10.1.10.2}], or backends-from: {dns: app.example}")
 	if s.BackendsFrom != nil {
 		v.backendsFrom(p.key("backends-from"), s.BackendsFrom)
 	}
-	names, places := duplicates{}, map[netip.AddrPort]int{}
+	names, places := seenNames{}, map[netip.AddrPort]int{}
 	for i := range s.Backends {
 		b, bp := &s.Backends[i], p.key("backends").index(i)
 		v.name(bp.key("name"), b.Name)
-		if first := names.seen(b.Name, i); first >= 0 && b.Name != "" {
+		if first := names.recordName(b.Name, i); first >= 0 && b.Name != "" {
 			v.errorf(bp.key("name"), "give each backend of a service a name of its own", "name %s is taken by backends[%d]", b.Name, first)
 		}
 		v.serverAddress(bp.key("address"), b.Address)
@@ -275,8 +275,8 @@ func (s *Service) severalAddresses() bool {
 	return false
 }
 
-// guests checks persistence, sessions and the sets of clients.
-func (v *validator) guests(p path, s *Service) {
+// checkClientRules checks persistence, sessions and the sets of clients.
+func (v *validator) checkClientRules(p path, s *Service) {
 	if s.Persistence != nil {
 		kp := p.key("persistence").key("key")
 		for i, k := range s.Persistence.Key {
@@ -295,13 +295,13 @@ func (v *validator) guests(p path, s *Service) {
 			known[s.Backends[i].Name] = true
 			names = append(names, s.Backends[i].Name)
 		}
-		clients := duplicates{}
+		clients := seenNames{}
 		for i, session := range s.Sessions {
 			sp := p.key("sessions").index(i)
 			if session.Backend != "" && !known[session.Backend] {
 				v.errorf(sp.key("backend"), hintName(session.Backend, names, "backends"), "the service has no backend %s", session.Backend).depends = []path{p.key("backends")}
 			}
-			if first := clients.seen(session.Client.String(), i); first >= 0 && session.Client.IsValid() {
+			if first := clients.recordName(session.Client.String(), i); first >= 0 && session.Client.IsValid() {
 				v.errorf(sp.key("client"), "keep one of them", "client %s is pinned by sessions[%d] already", session.Client, first)
 			}
 		}

@@ -21,7 +21,7 @@ const batch = 128
 // Delete removes the entry with e's original tuple and zone. If e.ID is set, the kernel removes the entry only if it
 // is the same connection. It reports false if the entry did not exist.
 func (c *Conn) Delete(ctx context.Context, e *Entry) (bool, error) {
-	n, err := c.acknowledged(ctx, 1, func(b []byte, _ int) []byte { return c.deletion(b, e) }, unix.ENOENT)
+	n, err := c.sendAcknowledged(ctx, 1, func(b []byte, _ int) []byte { return c.deletion(b, e) }, unix.ENOENT)
 	return n == 1, err
 }
 
@@ -45,7 +45,7 @@ func (c *Conn) DeleteIf(ctx context.Context, f *Filter, wanted func(*Entry) bool
 	var (
 		victims  = make([]Entry, 0, batch)
 		complete = func() error {
-			n, err := c.acknowledged(ctx, len(victims), func(b []byte, i int) []byte { return c.deletion(b, &victims[i]) }, unix.ENOENT)
+			n, err := c.sendAcknowledged(ctx, len(victims), func(b []byte, i int) []byte { return c.deletion(b, &victims[i]) }, unix.ENOENT)
 			deleted += n
 			victims = victims[:0]
 			return err
@@ -102,7 +102,7 @@ func (c *Conn) Sibling() (*Conn, error) {
 // Inserted entries carry no NAT extension. The kernel tracks them, but translates their packets only if a rule or
 // InsertNAT set up the reply tuple.
 func (c *Conn) Insert(ctx context.Context, entries []Entry) (made int, err error) {
-	return c.inParts(ctx, entries, batch, c.insertion, unix.EEXIST)
+	return c.inParts(ctx, entries, batch, c.appendEntry, unix.EEXIST)
 }
 
 // InsertNAT creates the entries like Insert, and makes the kernel translate their packets to the reply tuple. This
@@ -119,7 +119,7 @@ func (c *Conn) insertionNAT(b []byte, e *Entry) []byte {
 	plain := *e
 	plain.Reply.Source, plain.Reply.SourcePort = e.Original.Dest, e.Original.DestPort
 	plain.Reply.Dest, plain.Reply.DestPort = e.Original.Source, e.Original.SourcePort
-	b = c.insertion(b, &plain)
+	b = c.appendEntry(b, &plain)
 	b = e.appendNAT(b, ctaNATSource, e.SourceTranslated(), e.Reply.Dest, e.Reply.DestPort)
 	return e.appendNAT(b, ctaNATDest, e.DestTranslated(), e.Reply.Source, e.Reply.SourcePort)
 }
@@ -127,7 +127,7 @@ func (c *Conn) insertionNAT(b []byte, e *Entry) []byte {
 // inParts sends one request per entry, size requests per datagram, and returns how many succeeded.
 func (c *Conn) inParts(ctx context.Context, entries []Entry, size int, build func([]byte, *Entry) []byte, tolerated unix.Errno) (ok int, err error) {
 	for part := range slices.Chunk(entries, size) {
-		n, err := c.acknowledged(ctx, len(part), func(b []byte, i int) []byte { return build(b, &part[i]) }, tolerated)
+		n, err := c.sendAcknowledged(ctx, len(part), func(b []byte, i int) []byte { return build(b, &part[i]) }, tolerated)
 		ok += n
 		if err != nil {
 			return ok, err
@@ -136,9 +136,9 @@ func (c *Conn) inParts(ctx context.Context, entries []Entry, size int, build fun
 	return ok, nil
 }
 
-// acknowledged sends n requests in one datagram and waits for every answer. An answer with the tolerated error does
+// sendAcknowledged sends n requests in one datagram and waits for every answer. An answer with the tolerated error does
 // not count as a success. Any other error is returned after all answers were read.
-func (c *Conn) acknowledged(ctx context.Context, n int, build func(b []byte, i int) []byte, tolerated unix.Errno) (ok int, err error) {
+func (c *Conn) sendAcknowledged(ctx context.Context, n int, build func(b []byte, i int) []byte, tolerated unix.Errno) (ok int, err error) {
 	if n == 0 {
 		return 0, nil
 	}
@@ -201,7 +201,7 @@ func (c *Conn) deletion(b []byte, e *Entry) []byte {
 	return e.appendZone(b)
 }
 
-func (c *Conn) insertion(b []byte, e *Entry) []byte {
+func (c *Conn) appendEntry(b []byte, e *Entry) []byte {
 	b = request(b, msgNew, e.Family, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, c.seq)
 	b = e.appendTuple(b, ctaTupleOrig, &e.Original)
 	b = e.appendTuple(b, ctaTupleReply, &e.Reply)
@@ -219,22 +219,22 @@ func (c *Conn) insertion(b []byte, e *Entry) []byte {
 // Liberal makes the kernel accept segments of open TCP connections outside of their windows, and returns the number
 // of changed connections. It is for connections whose packets the kernel does not see for a time.
 func (c *Conn) Liberal(ctx context.Context, entries []Entry) (done int, err error) {
-	return c.inParts(ctx, entries, batch, c.liberal, unix.ENOENT)
+	return c.inParts(ctx, entries, batch, c.appendLiberal, unix.ENOENT)
 }
 
-func (c *Conn) liberal(b []byte, e *Entry) []byte {
+func (c *Conn) appendLiberal(b []byte, e *Entry) []byte {
 	b = request(b, msgNew, e.Family, unix.NLM_F_ACK, c.seq)
 	b = e.appendTuple(b, ctaTupleOrig, &e.Original)
-	b, info := nest(b, ctaProtoInfo)
-	b, tcp := nest(b, ctaInfoTCP)
+	b, info := openNest(b, ctaProtoInfo)
+	b, tcp := openNest(b, ctaInfoTCP)
 	b = appendTCPFlags(b, tcpBeLiberal)
 	return e.appendZone(closeNest(closeNest(b, tcp), info))
 }
 
 // appendTCP appends a TCP state, and flags for both directions.
 func appendTCP(b []byte, state, flags byte) []byte {
-	b, info := nest(b, ctaProtoInfo)
-	b, tcp := nest(b, ctaInfoTCP)
+	b, info := openNest(b, ctaProtoInfo)
+	b, tcp := openNest(b, ctaInfoTCP)
 	b = attribute(b, ctaState, state)
 	return closeNest(closeNest(appendTCPFlags(b, flags), tcp), info)
 }
@@ -266,7 +266,7 @@ func (e *Entry) appendNAT(b []byte, kind uint16, wanted bool, to Addr, port uint
 	if !wanted {
 		return b
 	}
-	b, nat := nest(b, kind)
+	b, nat := openNest(b, kind)
 	if e.Family == unix.AF_INET {
 		b = attribute(b, ctaNATv4Min, to[12:]...)
 		b = attribute(b, ctaNATv4Max, to[12:]...)
@@ -274,7 +274,7 @@ func (e *Entry) appendNAT(b []byte, kind uint16, wanted bool, to Addr, port uint
 		b = attribute(b, ctaNATv6Min, to[:]...)
 		b = attribute(b, ctaNATv6Max, to[:]...)
 	}
-	b, proto := nest(b, ctaNATProto)
+	b, proto := openNest(b, ctaNATProto)
 	b = attribute16(b, ctaProtoNATMin, port)
 	b = attribute16(b, ctaProtoNATMax, port)
 	return closeNest(closeNest(b, proto), nat)
@@ -288,8 +288,8 @@ func (e *Entry) appendZone(b []byte) []byte {
 }
 
 func (e *Entry) appendTuple(b []byte, kind uint16, t *Tuple) []byte {
-	b, tuple := nest(b, kind)
-	b, ip := nest(b, ctaTupleIP)
+	b, tuple := openNest(b, kind)
+	b, ip := openNest(b, ctaTupleIP)
 	if e.Family == unix.AF_INET {
 		b = attribute(b, ctaIPv4Src, t.Source[12:]...)
 		b = attribute(b, ctaIPv4Dst, t.Dest[12:]...)
@@ -298,7 +298,7 @@ func (e *Entry) appendTuple(b []byte, kind uint16, t *Tuple) []byte {
 		b = attribute(b, ctaIPv6Dst, t.Dest[:]...)
 	}
 	b = closeNest(b, ip)
-	b, proto := nest(b, ctaTupleProto)
+	b, proto := openNest(b, ctaTupleProto)
 	b = attribute(b, ctaProtoNum, byte(e.Protocol))
 	switch e.Protocol {
 	case flow.ICMP:

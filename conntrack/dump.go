@@ -61,7 +61,7 @@ func (c *Conn) stream(ctx context.Context, f *Filter, visit func(body []byte) er
 	done := c.guard(ctx)
 	err := c.request(msgGet, unix.NLM_F_DUMP, f)
 	if err == nil {
-		err = c.consume(visit)
+		err = c.decodeDump(visit)
 	}
 	if cancelled := done(); cancelled != nil {
 		return cancelled
@@ -82,9 +82,9 @@ func (c *Conn) request(kind uint8, flags uint16, f *Filter) error {
 	return c.send(finish(f.attributes(b), 0))
 }
 
-// consume reads the answer to the last request on one goroutine and decodes it
+// decodeDump reads the answer to the last request on one goroutine and decodes it
 // on the caller's, until the last message or until visit fails.
-func (c *Conn) consume(visit func(body []byte) error) (result error) {
+func (c *Conn) decodeDump(visit func(body []byte) error) (result error) {
 	free := make(chan []byte, pipeline)
 	filled := make(chan datagram, pipeline)
 	free <- c.buf

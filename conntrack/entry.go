@@ -141,7 +141,7 @@ func (e *Entry) attribute(kind uint16, v []byte) error {
 	case ctaCountersRepl:
 		return e.counters(flow.Reply, v)
 	case ctaTimestamp:
-		return each(v, func(kind uint16, v []byte) {
+		return forEachAttribute(v, func(kind uint16, v []byte) {
 			switch kind {
 			case ctaTimeStart:
 				e.Start = be64(v)
@@ -243,7 +243,7 @@ func (e *Entry) protoInfo(b []byte) error {
 
 func (e *Entry) counters(d flow.Direction, b []byte) error {
 	e.Counted = true
-	return each(b, func(kind uint16, v []byte) {
+	return forEachAttribute(b, func(kind uint16, v []byte) {
 		switch kind {
 		case ctaCounterPackets:
 			e.Packets[d] = be64(v)
@@ -253,8 +253,8 @@ func (e *Entry) counters(d flow.Direction, b []byte) error {
 	})
 }
 
-// each calls visit for every attribute of b.
-func each(b []byte, visit func(kind uint16, v []byte)) error {
+// forEachAttribute calls visit for every attribute of b.
+func forEachAttribute(b []byte, visit func(kind uint16, v []byte)) error {
 	for len(b) > 0 {
 		kind, v, rest, ok := next(b)
 		if !ok {

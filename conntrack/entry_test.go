@@ -183,7 +183,7 @@ func FuzzDecode(f *testing.F) {
 			return // a message with attributes of another family
 		}
 		c := &Conn{}
-		if err := again.decode(c.insertion(nil, &e)[headerLen:]); err != nil {
+		if err := again.decode(c.appendEntry(nil, &e)[headerLen:]); err != nil {
 			t.Fatalf("own message: %v", err)
 		}
 		if e.Protocol == flow.TCP && again.State != e.State {
@@ -301,9 +301,9 @@ func TestTallyOrder(t *testing.T) {
 	var small, large tally[int]
 	for i := range 5000 {
 		n := uint32((i * 7919) % 5000)
-		small.at(i).Entries, large.at(i).Entries = n, n
+		small.record(i).Entries, large.record(i).Entries = n, n
 	}
-	short, long := small.order(100), large.order(0)
+	short, long := small.largestPositions(100), large.largestPositions(0)
 	if len(short) != 100 || len(long) != 5000 {
 		t.Fatalf("%d and %d positions", len(short), len(long))
 	}
@@ -316,7 +316,7 @@ func TestTallyOrder(t *testing.T) {
 		t.Errorf("largest is %d", small.counts[short[0]].Entries)
 	}
 	var empty tally[int]
-	if got := empty.order(5); len(got) != 0 {
+	if got := empty.largestPositions(5); len(got) != 0 {
 		t.Errorf("empty tally ranks %v", got)
 	}
 }

@@ -81,7 +81,7 @@ func (l *Listener) Read(ctx context.Context, visit func(Group, *Entry) error) (l
 	for n == 0 && err == nil {
 		if n, err = l.conn.receive(l.conn.buf); errors.Is(err, unix.ENOBUFS) {
 			done()
-			return l.dropped(), nil
+			return l.newlyDropped(), nil
 		}
 	}
 	if cancelled := done(); cancelled != nil {
@@ -94,7 +94,7 @@ func (l *Listener) Read(ctx context.Context, visit func(Group, *Entry) error) (l
 	for b := l.conn.buf[:n]; ; {
 		m, rest, ok, err := nextMessage(b)
 		if err != nil || !ok {
-			return l.dropped(), err
+			return l.newlyDropped(), err
 		}
 		b = rest
 		event := eventOf(m)
@@ -102,10 +102,10 @@ func (l *Listener) Read(ctx context.Context, visit func(Group, *Entry) error) (l
 			continue
 		}
 		if err := e.decode(m.body); err != nil {
-			return l.dropped(), err
+			return l.newlyDropped(), err
 		}
 		if err := visit(event, &e); err != nil {
-			return l.dropped(), err
+			return l.newlyDropped(), err
 		}
 	}
 }
@@ -123,9 +123,9 @@ func eventOf(m message) Group {
 	return 0
 }
 
-// dropped reads the socket's count of dropped messages (SK_MEMINFO_DROPS) and returns the increase since the last
+// newlyDropped reads the socket's count of dropped messages (SK_MEMINFO_DROPS) and returns the increase since the last
 // call.
-func (l *Listener) dropped() uint32 {
+func (l *Listener) newlyDropped() uint32 {
 	var total uint32
 	_ = l.conn.control(func(fd int) error {
 		info, err := socketMemory(fd)

@@ -89,7 +89,7 @@ func (f *Filter) tupleFilter(b []byte) []byte {
 	}
 	flags := uint32(0)
 	if f.family() == unix.AF_INET {
-		flags = flagIf(filterIPSrc, single(f.Source)) | flagIf(filterIPDst, single(f.Dest))
+		flags = flagIf(filterIPSrc, isSingleAddress(f.Source)) | flagIf(filterIPDst, isSingleAddress(f.Dest))
 	}
 	if f.Protocol != flow.Any {
 		flags |= filterProtoNum
@@ -100,15 +100,15 @@ func (f *Filter) tupleFilter(b []byte) []byte {
 	if flags == 0 {
 		return b
 	}
-	b, outer := nest(b, ctaFilter)
+	b, outer := openNest(b, ctaFilter)
 	b = attribute(b, ctaFilterOrigFlags, host.AppendUint32(nil, flags)...)
 	b = attribute(b, ctaFilterReplyFlags, 0, 0, 0, 0)
 	b = closeNest(b, outer)
-	b, tuple := nest(b, ctaTupleOrig)
+	b, tuple := openNest(b, ctaTupleOrig)
 	b = f.tupleAddresses(b, flags)
 	if flags&filterProtoNum != 0 {
 		var proto int
-		b, proto = nest(b, ctaTupleProto)
+		b, proto = openNest(b, ctaTupleProto)
 		b = attribute(b, ctaProtoNum, byte(f.Protocol))
 		if flags&filterSrcPort != 0 {
 			b = attribute16(b, ctaProtoSrcPort, f.SourcePort.First)
@@ -125,7 +125,7 @@ func (f *Filter) tupleAddresses(b []byte, flags uint32) []byte {
 	if flags&(filterIPSrc|filterIPDst) == 0 {
 		return b
 	}
-	b, ip := nest(b, ctaTupleIP)
+	b, ip := openNest(b, ctaTupleIP)
 	if flags&filterIPSrc != 0 {
 		b = attribute(b, ctaIPv4Src, f.Source.Addr().Unmap().AsSlice()...)
 	}
@@ -149,7 +149,7 @@ func flagIf(flag uint32, set bool) uint32 {
 	return 0
 }
 
-func single(p netip.Prefix) bool { return p.IsValid() && p.IsSingleIP() }
+func isSingleAddress(p netip.Prefix) bool { return p.IsValid() && p.IsSingleIP() }
 
 // matcher is a Filter prepared for comparing entries.
 type matcher struct {

@@ -133,8 +133,8 @@ func attribute32(b []byte, kind uint16, v uint32) []byte {
 	return attribute(b, kind, byte(v>>24), byte(v>>16), byte(v>>8), byte(v))
 }
 
-// nest opens a nested attribute and returns its offset for closeNest.
-func nest(b []byte, kind uint16) ([]byte, int) {
+// openNest opens a nested attribute and returns its offset for closeNest.
+func openNest(b []byte, kind uint16) ([]byte, int) {
 	return attribute(b, kind|nested), len(b)
 }
 

@@ -24,9 +24,9 @@ func triesTell(pool uint32) uint64 {
 // Use is the number of used ports of a pool towards the destination of refused connections. A Pool of 0 is unknown.
 type Use struct{ Used, Pool uint32 }
 
-// short reports whether a search for a free port may fail. In a pool of 1,000 ports the first refusals occur at 90 to
+// portsShort reports whether a search for a free port may fail. In a pool of 1,000 ports the first refusals occur at 90 to
 // 95 %. In a small pool the kernel may try every port.
-func (u Use) short() bool { return 5*uint64(u.Used) >= 4*uint64(u.Pool) }
+func (u Use) portsShort() bool { return 5*uint64(u.Used) >= 4*uint64(u.Pool) }
 
 // Refused derives the causes of refused connections from the counters of a window. A packet may lose a race against
 // another with the same tuple: for example, from two hosts that send at once from equal source ports. The kernel
@@ -42,7 +42,7 @@ func (c Counters) Refused(pool uint32, use Use) Refused {
 	r.Full = uint64(c.Drop) - lost
 	race := uint64(c.Found) < triesTell(pool)*lost
 	if use.Pool > 0 {
-		race = !use.short()
+		race = !use.portsShort()
 	}
 	if race {
 		r.Race = lost

@@ -116,7 +116,7 @@ func decodeCounters(body []byte) (Counters, error) {
 	}
 	s := Counters{CPU: int(binary.BigEndian.Uint16(body[2:]))}
 	fields := s.fields()
-	err := each(body[genericLen:], func(kind uint16, v []byte) {
+	err := forEachAttribute(body[genericLen:], func(kind uint16, v []byte) {
 		for _, f := range fields {
 			if f.attr == kind {
 				*f.at = be32(v)
@@ -139,7 +139,7 @@ func (c *Conn) Entries(ctx context.Context) (count, limit uint32, err error) {
 		}
 		_, err = c.answers(c.buf[:n], unix.NFNL_SUBSYS_CTNETLINK<<8|msgGetStats, func(body []byte) error {
 			answered = true
-			return each(body[min(genericLen, len(body)):], func(kind uint16, v []byte) {
+			return forEachAttribute(body[min(genericLen, len(body)):], func(kind uint16, v []byte) {
 				switch kind {
 				case 1: // CTA_STATS_GLOBAL_ENTRIES
 					count = be32(v)

@@ -118,12 +118,12 @@ func NewSummary(d Dimension) *Summary { return &Summary{dimensions: d} }
 // Enter assigns the following entries to a namespace. established is its nf_conntrack_tcp_timeout_established in
 // seconds. The difference to the remaining time is a connection's idle time; 0 omits idle times.
 func (s *Summary) Enter(namespace string, established uint32) {
-	s.namespace = s.namespaces.at(namespace)
+	s.namespace = s.namespaces.record(namespace)
 	s.establishedTimeout = established
 }
 
 // Namespace returns the count of one namespace.
-func (s *Summary) Namespace(name string) Count { return *s.namespaces.at(name) }
+func (s *Summary) Namespace(name string) Count { return *s.namespaces.record(name) }
 
 // Columns of states for protocols without states.
 const (
@@ -142,16 +142,16 @@ func (s *Summary) Add(e *Entry) {
 	s.ages[ageClass(e.Timeout)].add(e)
 	s.flags(e)
 	if s.dimensions&BySource != 0 {
-		s.sources.at(e.Original.Source).add(e)
+		s.sources.record(e.Original.Source).add(e)
 	}
 	if s.dimensions&ByDest != 0 {
-		s.dests.at(e.Original.Dest).add(e)
+		s.dests.record(e.Original.Dest).add(e)
 	}
 	if s.dimensions&ByService != 0 {
-		s.services.at(serviceOf(e, e.Original.Dest, e.Original.DestPort)).add(e)
+		s.services.record(serviceOf(e, e.Original.Dest, e.Original.DestPort)).add(e)
 	}
 	if s.dimensions&ByBackend != 0 && e.DestTranslated() && e.Status&Expected == 0 {
-		s.backends.at(serviceOf(e, e.Reply.Source, e.Reply.SourcePort)).add(e)
+		s.backends.record(serviceOf(e, e.Reply.Source, e.Reply.SourcePort)).add(e)
 	}
 	if s.dimensions&BySNATPort != 0 && e.SourceTranslated() {
 		s.addOutside(e)
@@ -198,11 +198,11 @@ func (s *Summary) flags(e *Entry) {
 		s.Helped++
 	}
 	if e.Protocol == flow.TCP && TCPState(e.State) == TCPEstablished {
-		s.established(e)
+		s.addEstablished(e)
 	}
 }
 
-func (s *Summary) established(e *Entry) {
+func (s *Summary) addEstablished(e *Entry) {
 	if e.Status&SeenReply == 0 {
 		s.OneWay++
 	}
@@ -359,7 +359,7 @@ func (s *Summary) Occupancies(n int, pool uint32) []Occupancy {
 		pool = capacity.MasqueradePorts
 	}
 	var list []Occupancy
-	for _, i := range s.outsides.order(n) {
+	for _, i := range s.outsides.largestPositions(n) {
 		k, c := s.outsides.keys[i], s.outsides.counts[i]
 		list = append(list, Occupancy{Public: k.Public.Netip(), Protocol: k.Remote.Protocol,
 			Remote: netip.AddrPortFrom(k.Remote.Addr.Netip(), k.Remote.Port),

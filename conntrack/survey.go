@@ -96,7 +96,7 @@ func Look(ctx context.Context, a Ask) (*Survey, error) {
 		a.Window = time.Second
 	}
 	start := time.Now()
-	before := make([]reading, len(namespaces))
+	before := make([]namespaceReading, len(namespaces))
 	for i, ns := range namespaces {
 		before[i] = read(ctx, ns)
 	}
@@ -150,8 +150,8 @@ func Unseen(hidden int, failed []error) (list []string) {
 	return list
 }
 
-// reading is one reading of a namespace's numbers.
-type reading struct {
+// namespaceReading is one reading of a namespace's numbers.
+type namespaceReading struct {
 	at       time.Time
 	limits   Limits
 	counters Counters
@@ -159,13 +159,13 @@ type reading struct {
 	err      error
 }
 
-func read(ctx context.Context, ns netdev.Namespace) (r reading) {
+func read(ctx context.Context, ns netdev.Namespace) (r namespaceReading) {
 	r.at = time.Now()
 	r.limits, r.counters, r.err = ReadNumbers(ctx, ns)
 	return r
 }
 
-func (s *Survey) dump(ctx context.Context, a Ask, namespaces []netdev.Namespace, before []reading) error {
+func (s *Survey) dump(ctx context.Context, a Ask, namespaces []netdev.Namespace, before []namespaceReading) error {
 	m, err := a.Filter.compile()
 	if err != nil {
 		return err
@@ -197,7 +197,7 @@ func (s *Survey) dump(ctx context.Context, a Ask, namespaces []netdev.Namespace,
 }
 
 // fill adds the comparison of two readings of a namespace.
-func (s *Survey) fill(ns netdev.Namespace, before, after reading) {
+func (s *Survey) fill(ns netdev.Namespace, before, after namespaceReading) {
 	f := Fill{Namespace: ns.Name, Inode: ns.Inode, Limits: after.limits,
 		Counted: after.counters.Sub(before.counters), Since: after.counters,
 		Held: before.held, Growth: (float64(after.limits.Count) - float64(before.limits.Count)) / after.at.Sub(before.at).Seconds(),

@@ -17,8 +17,8 @@ type tally[K comparable] struct {
 	seed   maphash.Seed
 }
 
-// at returns the record of k and creates it if it is new. The pointer is valid until the next call.
-func (t *tally[K]) at(k K) *Count { return &t.counts[t.position(k)] }
+// record returns the record of k and creates it if it is new. The pointer is valid until the next call.
+func (t *tally[K]) record(k K) *Count { return &t.counts[t.position(k)] }
 
 // position returns the position of the record of k and creates it if it is new.
 func (t *tally[K]) position(k K) int {
@@ -57,8 +57,8 @@ func (t *tally[K]) grow() {
 // insertionLimit is the maximum n for an insertion sort during the scan. For larger n a full sort is cheaper.
 const insertionLimit = 2048
 
-// order returns the positions of the n largest records, largest first; n <= 0 returns all.
-func (t *tally[K]) order(n int) []int {
+// largestPositions returns the positions of the n largest records, largest first; n <= 0 returns all.
+func (t *tally[K]) largestPositions(n int) []int {
 	if n <= 0 || n > len(t.keys) {
 		n = len(t.keys)
 	}
@@ -89,7 +89,7 @@ func (t *tally[K]) order(n int) []int {
 
 func (t *tally[K]) top(n int, name func(K) string) []Row {
 	rows := make([]Row, 0, max(n, 0))
-	for _, i := range t.order(n) {
+	for _, i := range t.largestPositions(n) {
 		rows = append(rows, Row{name(t.keys[i]), t.counts[i]})
 	}
 	rank(rows)

@@ -44,7 +44,7 @@ type Control struct {
 	// accepted state is in force with them. Nil if it fits.
 	conflict error
 
-	drains drains
+	drains drainStates
 
 	warnings atomic.Pointer[[]string] // read without waiting for a change
 }
@@ -57,8 +57,8 @@ func New(path string, s *store.Store, e *engine.Engine, log *slog.Logger) *Contr
 	nothing := &config.Config{}
 	nothing.SetDefaults()
 	c := &Control{engine: e, store: s, path: path, log: log, file: nothing,
-		waiting: batch.New[*pendingChange](), drains: drains{begun: make(chan struct{}, 1)}}
-	if c.warn(nil); s.Lost() != "" {
+		waiting: batch.New[*pendingChange](), drains: drainStates{begun: make(chan struct{}, 1)}}
+	if c.updateWarnings(nil); s.Lost() != "" {
 		log.Warn(s.Lost())
 	}
 	return c
@@ -106,7 +106,7 @@ func (c *Control) Start(ctx context.Context, file *config.Config) (err error) {
 			return err
 		}
 	}
-	if _, err = c.follow(ctx, by, file); c.conflict != nil && c.store.Accepted() != nil {
+	if _, err = c.applyFile(ctx, by, file); c.conflict != nil && c.store.Accepted() != nil {
 		return c.startAccepted(ctx, &by, err)
 	}
 	return err
@@ -118,10 +118,10 @@ func (c *Control) startAccepted(ctx context.Context, by *Author, conflict error)
 	c.report(*by, conflict)
 	c.log.Error("the file is not in force: starting with its last accepted content", "error", conflict)
 	by.What = "start with the last accepted configuration"
-	_, err := c.follow(ctx, *by, c.store.Accepted())
+	_, err := c.applyFile(ctx, *by, c.store.Accepted())
 	if err == nil {
 		c.conflict = conflict
-		c.warn(nil)
+		c.updateWarnings(nil)
 		c.engine.Refuse(conflict)
 	}
 	return err
@@ -149,18 +149,18 @@ func (c *Control) reload(ctx context.Context, by Author) (applied engine.Applied
 		c.engine.Refuse(err)
 		return engine.Applied{}, err
 	}
-	return c.follow(ctx, by, file)
+	return c.applyFile(ctx, by, file)
 }
 
-// follow puts a new content of the file in force. The file is already on disk, so a failure to
+// applyFile puts a new content of the file in force. The file is already on disk, so a failure to
 // store the change is only a warning.
-func (c *Control) follow(ctx context.Context, by Author, file *config.Config) (engine.Applied, error) {
+func (c *Control) applyFile(ctx context.Context, by Author, file *config.Config) (engine.Applied, error) {
 	file.Share(c.file)
 	wanted, err := c.store.Merge(file)
 	if err != nil {
 		err = fmt.Errorf("%s: %w", c.path, err)
 		c.conflict = err
-		c.warn(nil)
+		c.updateWarnings(nil)
 		c.engine.Refuse(err)
 		return engine.Applied{}, err
 	}
@@ -178,7 +178,7 @@ func (c *Control) follow(ctx context.Context, by Author, file *config.Config) (e
 		keepErr = pending.Commit()
 	}
 	c.conflict = nil
-	if c.warn(keepErr); keepErr != nil {
+	if c.updateWarnings(keepErr); keepErr != nil {
 		c.log.Warn("the history of changes has a gap, and changes at run time will be refused", "error", keepErr)
 	}
 	c.file = file
@@ -206,7 +206,7 @@ func (c *Control) Apply(ctx context.Context, by Author, cfg *config.Config, expe
 	if trial > 0 {
 		wanted.Until = time.Now().Add(trial)
 	}
-	return c.keep(by, wanted, func() (engine.Applied, error) { return c.engine.ApplyIf(ctx, cfg, expected) })
+	return c.storeAndApply(by, wanted, func() (engine.Applied, error) { return c.engine.ApplyIf(ctx, cfg, expected) })
 }
 
 // Confirm ends the trial of the last change and keeps the change.
@@ -282,7 +282,7 @@ func (c *Control) takeBack(revision uint64) {
 // Change calls make with the configuration in force, which may be a draft ([config.Config.Draft]), and
 // applies the result. An error of make changes nothing.
 func (c *Control) Change(ctx context.Context, by Author, make func(*config.Config) (*config.Config, error)) (engine.Applied, error) {
-	return c.together(&pendingChange{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
+	return c.changeWithWaiting(&pendingChange{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
 		next, err := make(now.Config)
 		return store.Content{Config: next, States: now.States}, err
 	}})
@@ -321,7 +321,7 @@ func (c *Control) RevertAll(ctx context.Context, by Author) (applied engine.Appl
 		return applied, err
 	}
 	c.conflict = nil
-	c.warn(nil)
+	c.updateWarnings(nil)
 	return applied, nil
 }
 
@@ -329,15 +329,15 @@ func (c *Control) replace(ctx context.Context, by Author, wanted store.Content) 
 	if wanted.Config != c.engine.Config() {
 		c.share(wanted.Config)
 	}
-	return c.keep(by, wanted, func() (engine.Applied, error) {
+	return c.storeAndApply(by, wanted, func() (engine.Applied, error) {
 		return c.engine.ApplyStates(ctx, wanted.Config, overrides(wanted.States))
 	})
 }
 
-// keep writes a change to disk, applies it, and then commits it on disk. A change that cannot be
+// storeAndApply writes a change to disk, applies it, and then commits it on disk. A change that cannot be
 // stored is therefore not applied, and a refused change is not stored. If the commit fails, the
 // previous configuration is applied again.
-func (c *Control) keep(by Author, wanted store.Content, change func() (engine.Applied, error)) (engine.Applied, error) {
+func (c *Control) storeAndApply(by Author, wanted store.Content, change func() (engine.Applied, error)) (engine.Applied, error) {
 	if c.trial != nil {
 		return engine.Applied{}, ErrTrial
 	}
@@ -371,7 +371,7 @@ func (c *Control) commit(by Author, wanted store.Content, change func() (engine.
 		_, back := c.engine.ApplyStates(context.Background(), before.Config, overrides(before.States))
 		return applied, errors.Join(err, back)
 	}
-	c.warn(nil)
+	c.updateWarnings(nil)
 	c.log.Info("changed at run time", "revision", c.store.Revision(), "by", by.Who, "what", by.What)
 	return applied, nil
 }
@@ -408,9 +408,9 @@ func (c *Control) Save(by Author) (err error) {
 // changes is damaged or cannot be written.
 func (c *Control) Warnings() []string { return *c.warnings.Load() }
 
-// warn updates the warnings. unkept is the error that prevented storing the content of the file, or
+// updateWarnings updates the warnings. unkept is the error that prevented storing the content of the file, or
 // nil.
-func (c *Control) warn(unkept error) {
+func (c *Control) updateWarnings(unkept error) {
 	var list []string
 	if lost := c.store.Lost(); lost != "" {
 		list = append(list, lost)

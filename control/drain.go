@@ -26,17 +26,17 @@ type Drain struct {
 	Estimate time.Duration
 }
 
-// drains is the state of the draining backends.
-type drains struct {
+// drainStates is the state of the draining backends.
+type drainStates struct {
 	begun chan struct{} // has one element after the start of a drain
 
 	mu    sync.Mutex // protects the fields below
-	of    map[engine.Backend]*draining
+	of    map[engine.Backend]*backendDrain
 	after time.Time // time of the next attempt after a refused end
 }
 
-// draining is the state of one draining backend.
-type draining struct {
+// backendDrain is the state of one draining backend.
+type backendDrain struct {
 	began time.Time
 	first int // connections at the start
 	left  int
@@ -113,8 +113,8 @@ func (c *Control) endDrains(ctx context.Context, now time.Time) {
 	for _, s := range ending {
 		names = append(names, fmt.Sprintf("%s (%s)", nameOf(s), s.Then))
 	}
-	by := Author{"sluice", "end of drain: " + named(names)}
-	_, err := c.together(&pendingChange{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
+	by := Author{"sluice", "end of drain: " + joinNames(names)}
+	_, err := c.changeWithWaiting(&pendingChange{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
 		now.States = slices.Clone(now.States)
 		for i, s := range now.States {
 			if !due(s) {
@@ -156,12 +156,12 @@ func (c *Control) countDrains(ctx context.Context, now time.Time) {
 	}
 	c.drains.mu.Lock()
 	defer c.drains.mu.Unlock()
-	next := make(map[engine.Backend]*draining, len(of))
+	next := make(map[engine.Backend]*backendDrain, len(of))
 	for _, b := range of {
 		left := counts[b]
 		d := c.drains.of[b]
 		if d == nil {
-			d = &draining{began: now, first: left, left: left}
+			d = &backendDrain{began: now, first: left, left: left}
 		} else if left == 0 && d.left > 0 {
 			object := b.Service + "/" + b.Name
 			c.Events.Add(event.Event{Kind: event.Backend, Object: object, State: "drain", Text: "backend " + object + " is drained: no connection is left"})
@@ -188,11 +188,11 @@ func (c *Control) Drains() map[engine.Backend]Drain {
 	out := map[engine.Backend]Drain{}
 	c.drains.mu.Lock()
 	defer c.drains.mu.Unlock()
-	sum := &draining{at: time.Now()} // no backend: nothing to count
+	sum := &backendDrain{at: time.Now()} // no backend: nothing to count
 	for _, b := range c.engine.Draining() {
 		d := c.drains.of[b]
 		if d == nil { // not counted yet
-			d = &draining{left: -1}
+			d = &backendDrain{left: -1}
 		}
 		s := own[b]
 		if all && (s.Until.IsZero() || !whole.Until.IsZero() && whole.Until.Before(s.Until)) {
@@ -211,7 +211,7 @@ func (c *Control) Drains() map[engine.Backend]Drain {
 }
 
 // add adds the connections of another backend, with a count that may be unknown.
-func (d *draining) add(other *draining) {
+func (d *backendDrain) add(other *backendDrain) {
 	d.left, d.first = d.left+max(0, other.left), d.first+max(0, other.first)
 	if d.began.IsZero() || other.began.Before(d.began) {
 		d.began = other.began
@@ -222,7 +222,7 @@ func (d *draining) add(other *draining) {
 }
 
 // estimate is linear: it uses the average rate since the start of the drain.
-func (d *draining) estimate() time.Duration {
+func (d *backendDrain) estimate() time.Duration {
 	ended, took := d.first-d.left, d.at.Sub(d.began)
 	if ended <= 0 || d.left <= 0 || took <= 0 {
 		return 0

@@ -35,9 +35,9 @@ func (r *pendingChange) end(applied engine.Applied, err error) { r.applied, r.er
 // for them combines two applies into one.
 const gather = time.Millisecond
 
-// together makes a change together with all waiting changes, and returns when it is in force or
+// changeWithWaiting makes a change together with all waiting changes, and returns when it is in force or
 // refused. It does not wait for changes that arrive later.
-func (c *Control) together(r *pendingChange) (engine.Applied, error) {
+func (c *Control) changeWithWaiting(r *pendingChange) (engine.Applied, error) {
 	c.waiting.Do(r, func(take func() []*pendingChange) {
 		if c.many {
 			time.Sleep(gather)
@@ -49,7 +49,7 @@ func (c *Control) together(r *pendingChange) (engine.Applied, error) {
 			return
 		}
 		c.many = len(list) > 1
-		c.make(list)
+		c.makeChanges(list)
 		for _, r := range list {
 			c.report(r.by, r.err)
 		}
@@ -57,8 +57,8 @@ func (c *Control) together(r *pendingChange) (engine.Applied, error) {
 	return r.applied, r.err
 }
 
-// make makes changes in order and puts the result in force. Each change is refused separately.
-func (c *Control) make(list []*pendingChange) {
+// makeChanges makes changes in order and puts the result in force. Each change is refused separately.
+func (c *Control) makeChanges(list []*pendingChange) {
 	before := store.Content{Config: c.engine.Config(), States: c.store.States()}
 	if before.Config == nil {
 		before.Config = c.file
@@ -93,12 +93,12 @@ func (c *Control) make(list []*pendingChange) {
 	if len(accepted) > 1 {
 		ctx = context.WithoutCancel(ctx) // a client that disconnects does not cancel the changes of others
 	}
-	applied, err := c.keep(authors(accepted), wanted, func() (engine.Applied, error) {
+	applied, err := c.storeAndApply(authors(accepted), wanted, func() (engine.Applied, error) {
 		return c.engine.ApplyStates(ctx, wanted.Config, overrides(wanted.States))
 	})
 	if err != nil && len(accepted) > 1 && !errors.Is(err, ErrTrial) {
 		for _, r := range accepted { // so that only invalid changes are refused
-			c.make([]*pendingChange{r})
+			c.makeChanges([]*pendingChange{r})
 		}
 		return
 	}
@@ -119,10 +119,10 @@ func authors(list []*pendingChange) Author {
 		}
 		what = append(what, r.by.What)
 	}
-	return Author{named(who), named(what)}
+	return Author{joinNames(who), joinNames(what)}
 }
 
-func named(list []string) string {
+func joinNames(list []string) string {
 	if more := len(list) - mostNamed; more > 0 {
 		list = append(slices.Clone(list[:mostNamed]), fmt.Sprintf("%d more", more))
 	}

@@ -40,7 +40,7 @@ var ErrState = errors.New("not a state")
 
 // check returns an error for an invalid state.
 func (s Override) check() error {
-	if err := s.wrong(); err != nil {
+	if err := s.validate(); err != nil {
 		return stateError{err}
 	}
 	return nil
@@ -51,7 +51,7 @@ type stateError struct{ error }
 
 func (stateError) Is(err error) bool { return err == ErrState }
 
-func (s Override) wrong() error {
+func (s Override) validate() error {
 	switch _, known := states[s.State]; {
 	case !known && s.State != "auto":
 		return fmt.Errorf("state %q: not one of up, drain, down, auto", s.State)
@@ -84,7 +84,7 @@ func (c *Control) SetState(ctx context.Context, by Author, service, backend stri
 			made.Then = Keep
 		}
 	}
-	_, err := c.together(&pendingChange{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
+	_, err := c.changeWithWaiting(&pendingChange{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
 		if expected != nil && !expected(now.Config) {
 			return now, engine.ErrChanged
 		}
@@ -114,7 +114,7 @@ var ErrNotAnnounced = errors.New("the configuration has no cluster.announce, so 
 // SetNode begins or ends the drain of this node, which withdraws the addresses that other nodes serve too. The drain
 // survives restarts. The node serves the packets that still arrive.
 func (c *Control) SetNode(ctx context.Context, by Author, drain bool) error {
-	_, err := c.together(&pendingChange{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
+	_, err := c.changeWithWaiting(&pendingChange{ctx: ctx, by: by, change: func(now store.Content) (store.Content, error) {
 		if drain && now.Config.Announcements() == nil {
 			return now, ErrNotAnnounced
 		}
@@ -130,13 +130,13 @@ func (c *Control) SetNode(ctx context.Context, by Author, drain bool) error {
 func overrides(of []store.Override) []engine.Override {
 	var list []engine.Override
 	for _, s := range of {
-		list = append(list, engine.Override{Service: s.Service, Backend: s.Backend, Node: s.Node, State: states[s.State], Why: why(s)})
+		list = append(list, engine.Override{Service: s.Service, Backend: s.Backend, Node: s.Node, State: states[s.State], Why: describeOverride(s)})
 	}
 	return list
 }
 
-// why describes a state set by the operator.
-func why(s store.Override) string {
+// describeOverride describes a state set by the operator.
+func describeOverride(s store.Override) string {
 	who := "set by the operator"
 	if s.Service == "" {
 		who = "the gateway drains"

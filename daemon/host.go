@@ -60,8 +60,8 @@ func OpenDatapaths(dir string, log *slog.Logger) (d Datapaths, err error) {
 	return d, nil
 }
 
-// left reports whether an earlier process left something in the kernel.
-func (d Datapaths) left() (bool, error) {
+// hasLeftovers reports whether an earlier process left something in the kernel.
+func (d Datapaths) hasLeftovers() (bool, error) {
 	for _, p := range d {
 		l, ok := p.(datapath.Adopter)
 		if !ok {
@@ -97,8 +97,8 @@ func newMapper(paths Datapaths, log *slog.Logger) *pcp.Server {
 	return nil
 }
 
-// reading returns the fill level of the tables, including conntrack, and the drops.
-func (d *daemon) reading(ctx context.Context) event.Reading {
+// readTables returns the fill level of the tables, including conntrack, and the drops.
+func (d *daemon) readTables(ctx context.Context) event.Reading {
 	r := d.engine.Reading(ctx)
 	r.Warnings = slices.Concat(r.Warnings, d.control.Warnings(), d.audit.Warnings(), d.holder.Warnings(), d.routes.Warnings(), d.uplinks.Warnings())
 	limits, counters, err := conntrack.ReadNumbers(ctx, netdev.CurrentNamespace())

@@ -81,7 +81,7 @@ func holderOf(name string) (text string, entitled bool) {
 	if peer.Pid == 0 {
 		entitled = peer.Uid == 0
 	} else {
-		entitled = administers(int(peer.Pid))
+		entitled = hasNetAdmin(int(peer.Pid))
 	}
 	_ = c.SetReadDeadline(time.Now().Add(answerTime))
 	said, _ := io.ReadAll(io.LimitReader(c, 4096))
@@ -95,8 +95,8 @@ func holderOf(name string) (text string, entitled bool) {
 	return fmt.Sprintf("process %d: %s", peer.Pid, text), entitled
 }
 
-// administers reports whether a process has CAP_NET_ADMIN. It is true for a process that has just ended.
-func administers(pid int) bool {
+// hasNetAdmin reports whether a process has CAP_NET_ADMIN. It is true for a process that has just ended.
+func hasNetAdmin(pid int) bool {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return true

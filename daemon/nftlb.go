@@ -67,8 +67,8 @@ func (k *keyFile) read() error {
 	return nil
 }
 
-// current returns the key in force.
-func (k *keyFile) current() string {
+// currentKey returns the key in force.
+func (k *keyFile) currentKey() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	text := ""
@@ -97,7 +97,7 @@ func (d *daemon) newNftlb(ctx context.Context) (*nftlbServer, error) {
 	}
 	var local *server.Local
 	handler := nftlb.New(nftlb.Options{
-		Network: nftlb.Host{}, Key: key.current, Path: filepath.Join(d.ChangesDirectory(), "nftlb.json"), Log: d.Log,
+		Network: nftlb.Host{}, Key: key.currentKey, Path: filepath.Join(d.ChangesDirectory(), "nftlb.json"), Log: d.Log,
 		Refused: func(client, cause string) { local.Refused(client, cause) },
 		InForce: func() *config.Config { return d.engine.Config() },
 		Change: func(ctx context.Context, who, what string, make func(*config.Config) (*config.Config, error)) error {

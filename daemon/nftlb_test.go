@@ -32,16 +32,16 @@ func TestNftlbKey(t *testing.T) {
 			t.Errorf("%q with mode %o is taken", text, mode)
 		}
 	}
-	if write("a key with blanks\n", 0o600); k.current() != "a key with blanks" {
+	if write("a key with blanks\n", 0o600); k.currentKey() != "a key with blanks" {
 		t.Errorf("the key is %q", k.key)
 	}
 	write("another", 0o644)
 	log.Reset()
-	first, second := k.current(), k.current()
+	first, second := k.currentKey(), k.currentKey()
 	if first != "a key with blanks" || second != first || strings.Count(log.String(), "the key of before stays") != 1 {
 		t.Errorf("the key is %q; log:\n%s", k.key, &log)
 	}
-	if write("another", 0o600); k.current() != "another" {
+	if write("another", 0o600); k.currentKey() != "another" {
 		t.Errorf("the key is %q", k.key)
 	}
 }

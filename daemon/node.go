@@ -22,7 +22,7 @@ func Node(name string) func(*config.Config) (string, error) {
 		case name != "" && len(c.Nodes()) == 0:
 			return "", fmt.Errorf("--node %s: the configuration has no cluster.nodes: list them, or start without --node", name)
 		case name != "":
-			return named(c.Nodes(), name)
+			return nodeName(c.Nodes(), name)
 		case len(c.Nodes()) == 0:
 			return "", nil
 		}
@@ -44,8 +44,8 @@ func Node(name string) func(*config.Config) (string, error) {
 	}
 }
 
-// named returns the node with a name.
-func named(nodes []config.Node, name string) (string, error) {
+// nodeName returns the node with a name.
+func nodeName(nodes []config.Node, name string) (string, error) {
 	if slices.ContainsFunc(nodes, func(n config.Node) bool { return n.Name == name }) {
 		return name, nil
 	}

@@ -36,7 +36,7 @@ func TestNodeOf(t *testing.T) {
 			t.Errorf("host %s with %s: %s, want %s", c.host, c.addresses, got, c.want)
 		}
 	}
-	if got, err := named(nodes, "n2"); got != "n2" || err != nil {
+	if got, err := nodeName(nodes, "n2"); got != "n2" || err != nil {
 		t.Error(got, err)
 	}
 	if _, err := Node("n2")(&config.Config{}); err == nil || !strings.Contains(err.Error(), "--node n2: the configuration has no cluster.nodes") {
@@ -45,7 +45,7 @@ func TestNodeOf(t *testing.T) {
 	if got, err := Node("")(&config.Config{}); got != "" || err != nil {
 		t.Error(got, err)
 	}
-	if _, err := named(nodes, "n4"); err == nil || !strings.Contains(err.Error(), "--node n4 is none of") {
+	if _, err := nodeName(nodes, "n4"); err == nil || !strings.Contains(err.Error(), "--node n4 is none of") {
 		t.Error(err)
 	}
 }

@@ -31,7 +31,7 @@ func (p Paths) openStore(file string) (*store.Store, string, error) {
 	if file == "" {
 		files := store.Files(dir)
 		if len(files) != 1 {
-			return nil, "", fmt.Errorf("no daemon runs, and %s has the changes of %d files%s: name the daemon's file with --config FILE", dir, len(files), listed(files))
+			return nil, "", fmt.Errorf("no daemon runs, and %s has the changes of %d files%s: name the daemon's file with --config FILE", dir, len(files), joinFiles(files))
 		}
 		file = files[0]
 	}
@@ -43,7 +43,7 @@ func (p Paths) openStore(file string) (*store.Store, string, error) {
 	return s, file, err
 }
 
-func listed(files []string) string {
+func joinFiles(files []string) string {
 	if len(files) == 0 {
 		return ""
 	}
@@ -138,7 +138,7 @@ func RemoveLeft(ctx context.Context, dir string) (bool, error) {
 		return false, err
 	}
 	e := engine.New(engine.Options{Datapaths: paths})
-	left, err := paths.left()
+	left, err := paths.hasLeftovers()
 	held, unread := hold.Left(dir)
 	announced, unknown := announce.Left(dir)
 	routed, unlisted := uplink.Left()

@@ -92,7 +92,7 @@ func (d *daemon) run(ctx context.Context) error {
 	d.hup = make(chan os.Signal, 1)
 	signal.Notify(d.hup, syscall.SIGHUP)
 	defer signal.Stop(d.hup)
-	file := &watched{name: d.File, seen: identify(d.File)} // before reading, so that no change is missed
+	file := &polledFile{name: d.File, seen: identify(d.File)} // before reading, so that no change is missed
 	cfg, err := config.Load(d.File)
 	if err != nil {
 		return err
@@ -143,7 +143,7 @@ func (d *daemon) run(ctx context.Context) error {
 			d.engine.BackendChanged()
 		}
 	}})
-	d.watcher = &event.Watch{Log: d.events, Read: d.reading}
+	d.watcher = &event.Watch{Log: d.events, Read: d.readTables}
 	d.engine = engine.New(engine.Options{Datapaths: paths, Health: monitor, Log: d.Log, Verbose: d.Verbose, Applied: d.tellApplied, Addresses: d.holder, Announcer: d.routes, Uplinks: d.uplinks, Events: d.events, Node: Node(d.Node),
 		Coming: filepath.Join(d.ChangesDirectory(), "slow-start.json")})
 	d.control = control.New(abs, changes, d.engine, d.Log)
@@ -156,7 +156,7 @@ func (d *daemon) run(ctx context.Context) error {
 		}
 		return errors.Join(err, d.engine.Stop(context.Background(), true), monitor.Close())
 	}
-	d.accompany(ctx, network)
+	d.startHelpers(ctx, network)
 	err = d.serve(ctx, listener, file, paths, metricsPage(d, paths, monitor))
 	d.Log.Info("ending", "keep", d.Keep)
 	stopped := errors.Join(d.engine.Stop(context.Background(), d.Keep), monitor.Close())
@@ -187,10 +187,10 @@ func (d *daemon) closeTCP() {
 	}
 }
 
-// accompany starts the goroutines around the engine. They run until the context ends.
-func (d *daemon) accompany(ctx context.Context, network *netdev.Watcher) {
+// startHelpers starts the goroutines around the engine. They run until the context ends.
+func (d *daemon) startHelpers(ctx context.Context, network *netdev.Watcher) {
 	if network != nil {
-		go d.follow(ctx, network)
+		go d.followNetwork(ctx, network)
 	}
 	if d.nftlb != nil {
 		d.nftlb.api.Start(ctx)
@@ -207,8 +207,8 @@ func (d *daemon) accompany(ctx context.Context, network *netdev.Watcher) {
 	go d.watcher.Run(ctx)
 }
 
-// follow passes changes of the network to the engine until the context ends.
-func (d *daemon) follow(ctx context.Context, network *netdev.Watcher) {
+// followNetwork passes changes of the network to the engine until the context ends.
+func (d *daemon) followNetwork(ctx context.Context, network *netdev.Watcher) {
 	err := network.Run(ctx, func(e netdev.Event) {
 		switch {
 		case e.Kind == netdev.Neighbour: // The datapaths watch neighbours themselves.
@@ -232,7 +232,7 @@ func (d *daemon) follow(ctx context.Context, network *netdev.Watcher) {
 
 // serve answers the API and follows health, signals and the file until the
 // context ends.
-func (d *daemon) serve(ctx context.Context, listener net.Listener, file *watched, paths Datapaths, metrics http.Handler) error {
+func (d *daemon) serve(ctx context.Context, listener net.Listener, file *polledFile, paths Datapaths, metrics http.Handler) error {
 	opt := server.Options{Engine: d.engine, Control: d.control, Daemon: d, Version: d.Version, File: d.File, Datapaths: paths.names(), Metrics: metrics, Warnings: d.warnings, Sources: d.finder.Statuses, Events: d.events, Audit: d.audit}
 	if d.mapper != nil {
 		opt.Mappings = d.mapper.Mappings
@@ -255,7 +255,7 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener, file *watched
 	go d.engine.Run(ctx)
 	_, _ = sd.SdNotify(false, sd.SdNotifyReady) // no supervisor is not an error
 	d.Log.Info("ready", ready...)
-	err := d.watch(ctx, file.follow(ctx), failed)
+	err := d.watch(ctx, file.changes(ctx), failed)
 	_, _ = sd.SdNotify(false, sd.SdNotifyStopping)
 	closing, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watched is a polled file. inotify would need a watch on every link and directory along the path,
+// polledFile is a polled file. inotify would need a watch on every link and directory along the path,
 // renewed after each replacement, and a host with many containers may have no free watches.
-type watched struct {
+type polledFile struct {
 	name    string
 	seen    identity
 	changed time.Time // time of the detected change; zero once reported
@@ -45,8 +45,8 @@ const (
 	patience = 10 * time.Second
 )
 
-// look reports whether the file has changed, a glance ago or earlier, and its writer has closed it.
-func (w *watched) look(now time.Time) bool {
+// hasChanged reports whether the file has changed, a glance ago or earlier, and its writer has closed it.
+func (w *polledFile) hasChanged(now time.Time) bool {
 	is := identify(w.name)
 	if is != w.seen {
 		w.seen, w.changed = is, now
@@ -59,8 +59,8 @@ func (w *watched) look(now time.Time) bool {
 	return true
 }
 
-// follow returns a channel with an element after each change of the file, until the context ends.
-func (w *watched) follow(ctx context.Context) <-chan struct{} {
+// changes returns a channel with an element after each change of the file, until the context ends.
+func (w *polledFile) changes(ctx context.Context) <-chan struct{} {
 	changes := make(chan struct{})
 	go func() {
 		looks := time.NewTicker(glance)
@@ -70,7 +70,7 @@ func (w *watched) follow(ctx context.Context) <-chan struct{} {
 			case <-ctx.Done():
 				return
 			case now := <-looks.C:
-				if !w.look(now) {
+				if !w.hasChanged(now) {
 					continue
 				}
 			}
@@ -86,7 +86,7 @@ func (w *watched) follow(ctx context.Context) <-chan struct{} {
 // beingWritten reports whether a process has the file open for writing, so that the file may be
 // incomplete. The kernel grants a read lease only without writers (fcntl(2), F_SETLEASE). On a file
 // system without leases the result is false.
-func (w *watched) beingWritten() bool {
+func (w *polledFile) beingWritten() bool {
 	f, err := os.Open(w.name)
 	if err != nil {
 		return false

@@ -26,11 +26,11 @@ func TestWatchedFile(t *testing.T) {
 	if err := errors.Join(os.Remove(at("etc/sluice.yaml")), link("etc/data", at("v1")), link("etc/sluice.yaml", "data/sluice.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	file := watched{name: at("etc/sluice.yaml"), seen: identify(at("etc/sluice.yaml"))}
+	file := polledFile{name: at("etc/sluice.yaml"), seen: identify(at("etc/sluice.yaml"))}
 	now := time.Now()
 	looks := func() (told int) {
 		for range 3 {
-			if now = now.Add(glance); file.look(now) {
+			if now = now.Add(glance); file.hasChanged(now) {
 				told++
 			}
 		}
@@ -74,25 +74,25 @@ func TestWatchedFile(t *testing.T) {
 
 // TestAWriterIsWaitedFor keeps the file open after it was written.
 func TestAWriterIsWaitedFor(t *testing.T) {
-	file := watched{name: filepath.Join(t.TempDir(), "sluice.yaml")}
+	file := polledFile{name: filepath.Join(t.TempDir(), "sluice.yaml")}
 	f, err := os.Create(file.name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
 	now := time.Now()
-	file.look(now)
-	if file.look(now.Add(patience - glance)) {
+	file.hasChanged(now)
+	if file.hasChanged(now.Add(patience - glance)) {
 		t.Error("a file that is being written is read")
 	}
-	if !file.look(now.Add(patience)) {
+	if !file.hasChanged(now.Add(patience)) {
 		t.Error("a file that stays open is never read")
 	}
 }
 
 // TestAFileThatIsWrittenIsNotReadYet: half a configuration may be a valid one.
 func TestAFileThatIsWrittenIsNotReadYet(t *testing.T) {
-	file := watched{name: filepath.Join(t.TempDir(), "sluice.yaml")}
+	file := polledFile{name: filepath.Join(t.TempDir(), "sluice.yaml")}
 	if file.beingWritten() {
 		t.Error("a file that is not there is being written")
 	}

@@ -57,7 +57,7 @@ func (q Question) Packet(flags packet.TCPFlags) (packet.Packet, error) {
 	case flow.Any:
 		return nil, errors.New("protocol any: name one, as in tcp, esp or 47")
 	default:
-		if p = q.other(p); t.Protocol == flow.UDPLite {
+		if p = q.withProtocol(p); t.Protocol == flow.UDPLite {
 			return p, nil
 		}
 	}
@@ -74,8 +74,8 @@ func (q Question) Packet(flags packet.TCPFlags) (packet.Packet, error) {
 // Portless reports whether packets of a protocol have neither ports nor an identifier.
 func Portless(p flow.Protocol) bool { return !p.HasPorts() && p != flow.ICMP && p != flow.ICMPv6 }
 
-// other replaces a packet's protocol and, for UDP-Lite, its header (RFC 3828).
-func (q Question) other(p packet.Packet) packet.Packet {
+// withProtocol replaces a packet's protocol and, for UDP-Lite, its header (RFC 3828).
+func (q Question) withProtocol(p packet.Packet) packet.Packet {
 	switch ip := p[0].(type) {
 	case *packet.IPv4:
 		ip.Protocol = packet.Force(uint32(q.Tuple.Protocol))

@@ -28,8 +28,8 @@ func (l Listener) Name() string {
 	return "nat " + l.Forward.Name
 }
 
-// in reports whether names contains the listener's name. Unlike Name it rarely allocates a string.
-func (l Listener) in(names map[string]bool) bool {
+// nameIn reports whether names contains the listener's name. Unlike Name it rarely allocates a string.
+func (l Listener) nameIn(names map[string]bool) bool {
 	if l.Service != nil {
 		return names["service "+l.Service.Name]
 	}
@@ -112,13 +112,13 @@ func (l *Listeners) Find(protocol flow.Protocol, to netip.AddrPort) (found []Lis
 func (l *Listeners) Addresses(named map[string]bool) iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		for at, what := range l.exact {
-			if what.in(named) && !yield(at.to.Addr()) {
+			if what.nameIn(named) && !yield(at.to.Addr()) {
 				return
 			}
 		}
 		for a, list := range l.ranged {
 			for _, r := range list {
-				if r.in(named) && !yield(a) {
+				if r.nameIn(named) && !yield(a) {
 					return
 				}
 			}
@@ -137,9 +137,9 @@ func Differing(before, after *Snapshot) map[string]bool {
 	if before == after {
 		return differ
 	}
-	differing(differ, before.Services, after.Services,
+	addDiffering(differ, before.Services, after.Services,
 		func(s *Service) string { return "service " + s.Name }, func(a, b *Service) bool { return a.Name == b.Name }, (*Service).treatsAlike)
-	differing(differ, before.NAT, after.NAT,
+	addDiffering(differ, before.NAT, after.NAT,
 		func(n **config.NATRule) string { return "nat " + (*n).Name }, func(a, b **config.NATRule) bool { return (*a).Name == (*b).Name },
 		func(a, b **config.NATRule) bool { return *a == *b || reflect.DeepEqual(*a, *b) })
 	return differ
@@ -167,9 +167,9 @@ func (s *Service) treatsAlike(o *Service) bool {
 	return reflect.DeepEqual(x, y)
 }
 
-// differing records the names of objects that exist in only one list, or are not alike in both. Most lists have the
+// addDiffering records the names of objects that exist in only one list, or are not alike in both. Most lists have the
 // same objects at the same positions.
-func differing[T any](differ map[string]bool, before, after []T, name func(*T) string, same, alike func(a, b *T) bool) {
+func addDiffering[T any](differ map[string]bool, before, after []T, name func(*T) string, same, alike func(a, b *T) bool) {
 	for len(before) > 0 && len(after) > 0 && same(&before[0], &after[0]) {
 		if !alike(&before[0], &after[0]) {
 			differ[name(&before[0])] = true

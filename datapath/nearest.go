@@ -15,7 +15,7 @@ import (
 // the most satisfied conditions and its first unsatisfied condition; "" if no object has the packet's address. in and
 // out are the packet's input and output interface, "" if unknown.
 func Nearest(c *config.Config, t flow.Tuple, in, out string) string {
-	n := nearest{t: t, in: in, out: out}
+	n := nearestMatch{t: t, in: in, out: out}
 	for i := range c.Services {
 		for _, l := range c.Services[i].Listen {
 			n.listener("service "+c.Services[i].Name, l, c.Services[i].Protocol, "")
@@ -27,9 +27,9 @@ func Nearest(c *config.Config, t flow.Tuple, in, out string) string {
 	return n.text
 }
 
-// nearest holds the best candidate: among the candidates with the packet's address, the first with the most satisfied
+// nearestMatch holds the best candidate: among the candidates with the packet's address, the first with the most satisfied
 // conditions.
-type nearest struct {
+type nearestMatch struct {
 	t       flow.Tuple
 	in, out string
 	met     int
@@ -42,9 +42,9 @@ type condition struct {
 	why string // why it is unsatisfied
 }
 
-// consider evaluates a candidate's conditions in order. The first is its address: without a match there, it is not a
+// evaluate evaluates a candidate's conditions in order. The first is its address: without a match there, it is not a
 // candidate.
-func (n *nearest) consider(who string, list ...condition) {
+func (n *nearestMatch) evaluate(who string, list ...condition) {
 	met := 0
 	for _, c := range list {
 		if !c.met {
@@ -57,7 +57,7 @@ func (n *nearest) consider(who string, list ...condition) {
 	}
 }
 
-func (n *nearest) listener(who string, l config.Listen, protocol flow.Protocol, in config.Interfaces) {
+func (n *nearestMatch) listener(who string, l config.Listen, protocol flow.Protocol, in config.Interfaces) {
 	port, have := n.t.Dest.Port(), "no port"
 	if n.t.Protocol.HasPorts() {
 		have = fmt.Sprintf("%d", port)
@@ -67,14 +67,14 @@ func (n *nearest) listener(who string, l config.Listen, protocol flow.Protocol, 
 	if l.Interface != "" {
 		at = config.Interfaces(l.Interface)
 	}
-	n.consider(who,
+	n.evaluate(who,
 		condition{l.Address == n.t.Dest.Addr(), ""},
 		condition{protocol == flow.Any || protocol == n.t.Protocol, fmt.Sprintf("it takes protocol %s, not %s", protocol, n.t.Protocol)},
 		condition{ports, fmt.Sprintf("on %s it takes ports %v, not %s", l.Address, l.Ports, have)},
 		condition{at.Has(n.in), fmt.Sprintf("it takes packets that arrive by %s, not by %s", at, n.in)})
 }
 
-func (n *nearest) rule(r *config.NATRule) {
+func (n *nearestMatch) rule(r *config.NATRule) {
 	who, source, dest := "nat rule "+r.Name, n.t.Source.Addr(), n.t.Dest.Addr()
 	within := func(list []netip.Prefix, a netip.Addr) bool {
 		return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
@@ -91,11 +91,11 @@ func (n *nearest) rule(r *config.NATRule) {
 		if r.Type.CrossesStateful() {
 			list = append(list, condition{r.Prefix.Contains(dest), fmt.Sprintf("it translates packets to %s, not to %s", r.Prefix, dest)})
 		}
-		n.consider(who, append(list, in, out, except)...)
+		n.evaluate(who, append(list, in, out, except)...)
 	case r.Type.OneToOne():
-		n.consider(who, condition{r.Internal.Contains(source), ""}, in, out, except)
+		n.evaluate(who, condition{r.Internal.Contains(source), ""}, in, out, except)
 	case r.Type.CrossesStateless():
-		n.consider(who, condition{r.Prefix.Contains(dest) || slices.ContainsFunc(r.EAM, func(e config.EAMEntry) bool {
+		n.evaluate(who, condition{r.Prefix.Contains(dest) || slices.ContainsFunc(r.EAM, func(e config.EAMEntry) bool {
 			return e.IPv4.Contains(dest) || e.IPv6.Contains(dest)
 		}), ""}, in, except, condition{r.Prefix.Contains(source) || slices.ContainsFunc(r.EAM, func(e config.EAMEntry) bool {
 			return e.IPv4.Contains(source) || e.IPv6.Contains(source)
@@ -156,7 +156,7 @@ func AnswersBypass(s *Snapshot, networks []netip.Prefix, e *Explanation) string 
 func directServer(s *Snapshot, owner string) (server, remedy string) {
 	if at := slices.IndexFunc(s.Services, func(svc Service) bool { return svc.Name == owner }); at >= 0 {
 		if svc := s.Services[at]; svc.Mode == config.ModeDNAT || svc.Mode == config.ModeStateless {
-			return "backend", turning(svc.Service)
+			return "backend", hairpinSetting(svc.Service)
 		}
 	}
 	for _, n := range s.NAT {
@@ -186,8 +186,8 @@ func Unhelped(c *config.Config, e *Explanation) string {
 		"write helper: %s in nat rule %s, which nftables then carries", h, h, e.Owner)
 }
 
-// turning returns the setting that makes backends answer their neighbours through the gateway.
-func turning(s *config.Service) string {
+// hairpinSetting returns the setting that makes backends answer their neighbours through the gateway.
+func hairpinSetting(s *config.Service) string {
 	if s.Mode == config.ModeDNAT && !Turns(s) {
 		return "hairpin: auto, or mode fullnat,"
 	}
@@ -201,19 +201,19 @@ func Bypassed(s *Snapshot, networks []netip.Prefix) (out []string) {
 		if svc.Mode != config.ModeDNAT && svc.Mode != config.ModeStateless || Turns(svc.Service) {
 			continue
 		}
-		if w := bypassed(svc.Service, networks); w != "" {
+		if w := bypassReason(svc.Service, networks); w != "" {
 			out = append(out, w)
 		}
 	}
 	return out
 }
 
-func bypassed(svc *config.Service, networks []netip.Prefix) string {
+func bypassReason(svc *config.Service, networks []netip.Prefix) string {
 	for _, l := range svc.Listen {
 		for _, b := range svc.Backends {
 			if p, one := OneNetwork(networks, l.Address, b.Address); one {
 				return fmt.Sprintf("service %s: backend %s is on the network %s of the address %s: it answers clients on that network directly, under its own "+
-					"address, and their connections do not open; use %s for them, or put backends on a network of their own", svc.Name, b.Name, p, l.Address, turning(svc))
+					"address, and their connections do not open; use %s for them, or put backends on a network of their own", svc.Name, b.Name, p, l.Address, hairpinSetting(svc))
 			}
 		}
 	}

@@ -22,7 +22,7 @@ func Resolve(s *Snapshot, address func(iface string, v6 bool) (netip.Addr, bool)
 		!slices.ContainsFunc(s.NAT, forwards) {
 		return s
 	}
-	r := resolver{address: address, taken: fixed(s.Config)}
+	r := resolver{address: address, taken: fixedListeners(s.Config)}
 	out := *s
 	out.Services = slices.Clone(s.Services)
 	for i, svc := range s.Services {
@@ -36,7 +36,7 @@ func Resolve(s *Snapshot, address func(iface string, v6 bool) (netip.Addr, bool)
 	for _, n := range s.NAT {
 		if !forwards(n) {
 			out.NAT = append(out.NAT, n)
-		} else if l, ok := r.follow(*n.Listen, n.Protocol, n.To.Address.Is6()); ok {
+		} else if l, ok := r.currentListener(*n.Listen, n.Protocol, n.To.Address.Is6()); ok {
 			one := *n
 			one.Listen = &l
 			out.NAT = append(out.NAT, &one)
@@ -57,8 +57,8 @@ type endpoint struct {
 	protocol flow.Protocol
 }
 
-// fixed returns the listeners of a configuration that name an address.
-func fixed(c *config.Config) (list []endpoint) {
+// fixedListeners returns the listeners of a configuration that name an address.
+func fixedListeners(c *config.Config) (list []endpoint) {
 	for i := range c.Services {
 		for _, l := range c.Services[i].Listen {
 			if !l.Follows() {
@@ -81,10 +81,10 @@ func (r *resolver) listeners(s *config.Service) (list []config.Listen) {
 			continue
 		}
 		for _, v6 := range []bool{false, true} {
-			if !serves(s, v6) {
+			if !hasBackends(s, v6) {
 				continue
 			}
-			if at, ok := r.follow(l, s.Protocol, v6); ok {
+			if at, ok := r.currentListener(l, s.Protocol, v6); ok {
 				list = append(list, at)
 			}
 		}
@@ -92,8 +92,8 @@ func (r *resolver) listeners(s *config.Service) (list []config.Listen) {
 	return list
 }
 
-// follow returns a listener on the current address of its interface.
-func (r *resolver) follow(l config.Listen, protocol flow.Protocol, v6 bool) (at config.Listen, ok bool) {
+// currentListener returns a listener on the current address of its interface.
+func (r *resolver) currentListener(l config.Listen, protocol flow.Protocol, v6 bool) (at config.Listen, ok bool) {
 	a, ok := r.address(l.Interface, v6)
 	if !ok {
 		return at, false
@@ -117,7 +117,7 @@ func (r *resolver) follow(l config.Listen, protocol flow.Protocol, v6 bool) (at 
 	return at, len(at.Ports) > 0
 }
 
-// serves reports whether a service has backends of a family.
-func serves(s *config.Service, v6 bool) bool {
+// hasBackends reports whether a service has backends of a family.
+func hasBackends(s *config.Service, v6 bool) bool {
 	return slices.ContainsFunc(s.Backends, func(b config.Backend) bool { return b.Address.Is6() == v6 })
 }

@@ -35,7 +35,7 @@ func Waiting(s *Snapshot, there func(name string) bool, addressed, sourced func(
 		for _, l := range svc.Listen {
 			note(l.Interface, "service", svc.Name)
 			for _, v6 := range []bool{false, true} {
-				if serves(svc.Service, v6) {
+				if hasBackends(svc.Service, v6) {
 					follows(l, "service", svc.Name, v6)
 				}
 			}
@@ -53,7 +53,7 @@ func Waiting(s *Snapshot, there func(name string) bool, addressed, sourced func(
 			if told[name] || !n.Type.UsesInterfaceAddress() {
 				continue
 			}
-			if lacks := lacking(n, name, sourced); lacks != "" {
+			if lacks := missingAddresses(n, name, sourced); lacks != "" {
 				out = append(out, fmt.Sprintf("nat %s: interface %s has no %s: packets for translation are dropped (no-address) until there is one; to use an address of another interface, write type: snat with it in to", n.Name, name, lacks))
 				told[name] = true
 			}
@@ -66,8 +66,8 @@ func Waiting(s *Snapshot, there func(name string) bool, addressed, sourced func(
 	return out
 }
 
-// lacking returns the addresses that an interface lacks for a masquerade rule, "" if none.
-func lacking(n *config.NATRule, name string, addressed func(name string, v6 bool) bool) string {
+// missingAddresses returns the addresses that an interface lacks for a masquerade rule, "" if none.
+func missingAddresses(n *config.NATRule, name string, addressed func(name string, v6 bool) bool) string {
 	four, six := len(n.Source) == 0, false // without a source a rule applies to IPv4 only
 	for _, p := range n.Source {
 		four, six = four || p.Addr().Is4(), six || p.Addr().Is6()

@@ -229,7 +229,7 @@ func (w *watch) run(ctx context.Context) {
 			w.setTrouble(fmt.Sprintf("%v: the last result remains in force", err))
 		} else {
 			failures = 0
-			usable, refused := w.usable(found)
+			usable, refused := w.usableBackends(found)
 			list, kept, next = k.update(usable, time.Now())
 			trouble := cmp.Or(refused, keptText(kept, len(list)))
 			if partly != nil {
@@ -266,9 +266,9 @@ func keptText(kept, all int) string {
 	return fmt.Sprintf("%d of %d backends are not found any more, and stay because of least", kept, all)
 }
 
-// usable returns the backends that the service supports, with defaults for missing values. refused
+// usableBackends returns the backends that the service supports, with defaults for missing values. refused
 // names the first backend with an address that no server can have, or "".
-func (w *watch) usable(found []config.Backend) (list []config.Backend, refused string) {
+func (w *watch) usableBackends(found []config.Backend) (list []config.Backend, refused string) {
 	names := map[string]bool{}
 	for _, b := range found {
 		if b.Address = b.Address.Unmap(); b.Address.Is4() && !w.spec.v4 || b.Address.Is6() && !w.spec.v6 {

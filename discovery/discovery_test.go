@@ -219,7 +219,7 @@ func TestNoServer(t *testing.T) {
 	for _, text := range []string{"0.0.0.0", "127.0.0.1", "127.9.9.9", "224.0.0.1", "255.255.255.255", "::", "::1", "::ffff:127.0.0.1", "::ffff:0.0.0.0", "ff02::1", "fe80::1"} {
 		w := &watch{spec: sourceSpec{v4: true, v6: true}}
 		found := []config.Backend{{Address: netip.MustParseAddr(text)}, {Address: netip.MustParseAddr("10.0.0.1")}}
-		got, refused := w.usable(found)
+		got, refused := w.usableBackends(found)
 		if len(got) != 1 || got[0].Name != "10.0.0.1" || !strings.Contains(refused, found[0].Address.Unmap().String()+" is not the address of a server") {
 			t.Errorf("%s: backends %v, warning %q", text, got, refused)
 		}

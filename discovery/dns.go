@@ -69,7 +69,7 @@ func (r *resolver) addresses(ctx context.Context, name string) (list []netip.Add
 		if !q.use {
 			continue
 		}
-		answer, err := r.ask(ctx, name, q.kind)
+		answer, err := r.queryServers(ctx, name, q.kind)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -98,7 +98,7 @@ func addressesOf(records []dns.RR) (list []netip.Addr) {
 
 // services returns the targets of the name's SRV records (RFC 2782).
 func (r *resolver) services(ctx context.Context) (found []config.Backend, ttl time.Duration, err error) {
-	answer, err := r.ask(ctx, r.name, dns.TypeSRV)
+	answer, err := r.queryServers(ctx, r.name, dns.TypeSRV)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -169,9 +169,9 @@ func timeToLive(m *dns.Msg) time.Duration {
 	return max(ttl, leastTTL)
 }
 
-// ask queries one server after the other. It returns the first usable answer: with records, or the statement that
+// queryServers queries one server after the other. It returns the first usable answer: with records, or the statement that
 // none exist.
-func (r *resolver) ask(ctx context.Context, name string, kind uint16) (*dns.Msg, error) {
+func (r *resolver) queryServers(ctx context.Context, name string, kind uint16) (*dns.Msg, error) {
 	servers := r.servers
 	if len(servers) == 0 {
 		c, err := dns.ClientConfigFromFile(resolvConf)

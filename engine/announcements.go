@@ -42,7 +42,7 @@ func (e *Engine) announcements(c *config.Config, plan placement, snapshots map[s
 	if len(r.Interfaces) == 0 {
 		r.Interfaces = c.Interfaces
 	}
-	states := e.serving(c, plan, snapshots)
+	states := e.servingStates(c, plan, snapshots)
 	at := map[netip.Prefix]int{}
 	add := func(owner string, first, last netip.Addr, metric uint32) {
 		if first.IsLoopback() || first.IsLinkLocalUnicast() || first.IsUnspecified() {
@@ -56,7 +56,7 @@ func (e *Engine) announcements(c *config.Config, plan placement, snapshots map[s
 				r.Addresses = append(r.Addresses, announce.Address{Prefix: p, Owners: []string{owner}, Metric: metric, Why: s.why, Unknown: s.unknown, Settle: s.settle})
 				continue
 			}
-			r.Addresses[i] = shared(r.Addresses[i], owner, s)
+			r.Addresses[i] = addOwner(r.Addresses[i], owner, s)
 		}
 	}
 	for _, w := range wantedAddresses(c, plan) {
@@ -79,8 +79,8 @@ func (e *Engine) announcements(c *config.Config, plan placement, snapshots map[s
 	return r
 }
 
-// serving is whether this gateway serves the addresses of a service or rule.
-type serving struct {
+// servingState is whether this gateway serves the addresses of a service or rule.
+type servingState struct {
 	why     string // Why it does not; "" if it does.
 	unknown bool   // Why may be wrong.
 	// settle is the time in which the backends that are down could pass their check.
@@ -99,8 +99,8 @@ func settleTime(s datapath.Service) time.Duration {
 	return min(maxSettle, s.Check.Interval.D()+s.Check.Timeout.D())
 }
 
-// shared adds an owner to an address. The address is announced while this gateway serves one owner.
-func shared(a announce.Address, owner string, s serving) announce.Address {
+// addOwner adds an owner to an address. The address is announced while this gateway serves one owner.
+func addOwner(a announce.Address, owner string, s servingState) announce.Address {
 	if slices.Contains(a.Owners, owner) {
 		return a
 	}
@@ -115,15 +115,15 @@ func shared(a announce.Address, owner string, s serving) announce.Address {
 	return a
 }
 
-// serving returns the state of every service and NAT rule, by the owner of its addresses.
-func (e *Engine) serving(c *config.Config, plan placement, snapshots map[string]*datapath.Snapshot) map[string]serving {
-	list := make(map[string]serving, len(c.Services)+len(c.NAT))
+// servingStates returns the state of every service and NAT rule, by the owner of its addresses.
+func (e *Engine) servingStates(c *config.Config, plan placement, snapshots map[string]*datapath.Snapshot) map[string]servingState {
+	list := make(map[string]servingState, len(c.Services)+len(c.NAT))
 	services := servicesOf(snapshots)
 	for i := range c.Services {
 		service := services[c.Services[i].Name]
 		s := e.servesService(service)
 		if why := e.rulesMissing(plan.services[i]); why != "" {
-			s = serving{why: why}
+			s = servingState{why: why}
 		}
 		s.settle = settleTime(service)
 		list["service "+c.Services[i].Name] = s
@@ -133,7 +133,7 @@ func (e *Engine) serving(c *config.Config, plan placement, snapshots map[string]
 		if why == "" && e.nodeDrains && !c.NAT[i].Type.HasBindings() {
 			why = nodeDrains
 		}
-		list["nat "+c.NAT[i].Name] = serving{why: why}
+		list["nat "+c.NAT[i].Name] = servingState{why: why}
 	}
 	return list
 }
@@ -144,20 +144,20 @@ const nodeDrains = "the node drains"
 
 // servesService reports whether a service answers clients. Backends that drain have connections, so
 // the address of the service stays. A gateway that drains gives its clients to the other gateways.
-func (e *Engine) servesService(s datapath.Service) serving {
+func (e *Engine) servesService(s datapath.Service) servingState {
 	if s.Service == nil {
-		return serving{why: "the service is on no datapath"}
+		return servingState{why: "the service is on no datapath"}
 	}
 	if whole, ok := e.override[backendKey{}]; ok && whole.State >= datapath.Drain {
-		return serving{why: "the gateway drains"}
+		return servingState{why: "the gateway drains"}
 	}
 	if e.nodeDrains {
-		return serving{why: nodeDrains}
+		return servingState{why: nodeDrains}
 	}
 	if slices.ContainsFunc(s.State, func(b datapath.State) bool { return b <= datapath.Drain }) {
-		return serving{}
+		return servingState{}
 	}
-	return serving{why: fmt.Sprintf("no backend of service %s is usable", s.Name), unknown: slices.Contains(s.State, datapath.Unprobed)}
+	return servingState{why: fmt.Sprintf("no backend of service %s is usable", s.Name), unknown: slices.Contains(s.State, datapath.Unprobed)}
 }
 
 // rulesMissing returns why a datapath does not carry an object, or "".

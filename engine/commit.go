@@ -20,7 +20,7 @@ func (e *Engine) commit(ctx context.Context, cfg *config.Config, plan placement)
 	}
 	e.revision++
 	applied := Applied{Revision: e.revision, At: time.Now()}
-	next := e.snapshots(cfg, plan, applied.At)
+	next := e.buildSnapshots(cfg, plan, applied.At)
 	moved, order := e.movesTo(cfg, plan)
 	noteMoves(next, moved)
 	if e.config == nil {

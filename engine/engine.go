@@ -254,7 +254,7 @@ func (e *Engine) apply(ctx context.Context, given *config.Config) (Applied, erro
 		return Applied{}, err
 	}
 	cfg := e.withFound(given).ForNode(node)
-	plan, err := e.place(cfg)
+	plan, err := e.assignObjects(cfg)
 	if err != nil {
 		return Applied{}, err
 	}
@@ -377,7 +377,7 @@ func (e *Engine) Run(ctx context.Context) {
 			continue
 		case <-network:
 			network, followed = nil, time.Now()
-			err := e.reapply(ctx)
+			err := e.applyAgain(ctx)
 			if errors.Is(err, ErrStopped) {
 				return
 			}

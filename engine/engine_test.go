@@ -400,7 +400,7 @@ func TestNothingIsPutBackAfterStop(t *testing.T) {
 	}
 	h.set("a", false)
 	_, applied := e.Apply(t.Context(), cfg)
-	for what, err := range map[string]error{"apply": applied, "refresh": e.refresh(t.Context()), "reapply": e.reapply(t.Context()), "repair": e.repair(t.Context()),
+	for what, err := range map[string]error{"apply": applied, "refresh": e.refresh(t.Context()), "reapply": e.applyAgain(t.Context()), "repair": e.repair(t.Context()),
 		"set state": e.SetState(t.Context(), "web", "a", datapath.Drain)} {
 		if !errors.Is(err, ErrStopped) {
 			t.Errorf("%s: %v", what, err)

@@ -17,10 +17,10 @@ import (
 
 // The reactions of the engine to changes of the host and of backends since the last apply.
 
-// reapply applies the snapshots in force again, because their result depends on the host's
+// applyAgain applies the snapshots in force again, because their result depends on the host's
 // interfaces, addresses and routes. A rule that waited for an interface moves to another datapath
 // if its own does not support that interface.
-func (e *Engine) reapply(ctx context.Context) error {
+func (e *Engine) applyAgain(ctx context.Context) error {
 	if e.opt.Addresses != nil {
 		e.opt.Addresses.Kick()
 	}
@@ -39,7 +39,7 @@ func (e *Engine) move(ctx context.Context) error {
 	if e.stopped || e.config == nil || !e.placementOutdated() {
 		return nil
 	}
-	plan, err := e.place(e.config)
+	plan, err := e.assignObjects(e.config)
 	if err != nil || samePlaces(e.config, e.plan, e.config, plan) {
 		return err
 	}
@@ -60,12 +60,12 @@ func (e *Engine) placementOutdated() bool {
 			continue
 		}
 		for i := range s.Services {
-			if supportOfService(s.Services[i].Service).declines(d) {
+			if supportOfService(s.Services[i].Service).prefersOther(d) {
 				return true
 			}
 		}
 		for _, n := range s.NAT {
-			if supportOfNAT(n).declines(d) {
+			if supportOfNAT(n).prefersOther(d) {
 				return true
 			}
 		}

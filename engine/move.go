@@ -12,21 +12,21 @@ import (
 	"github.com/sluice-lb/sluice/event"
 )
 
-// moves are the services and NAT rules that move to one datapath, by source datapath. They are
+// movesBySource are the services and NAT rules that move to one datapath, by source datapath. They are
 // named as in datapath.Listener.
-type moves map[string]map[string]bool
+type movesBySource map[string]map[string]bool
 
 // movesTo returns the moves to each datapath if a configuration replaces the one in force, and the
 // order of applying the datapaths. The receiver of a service is applied before its present owner,
 // because in between no datapath would carry it. If two datapaths exchange services, the moves to
 // the first one are omitted.
-func (e *Engine) movesTo(cfg *config.Config, plan placement) (map[string]moves, []datapath.Datapath) {
+func (e *Engine) movesTo(cfg *config.Config, plan placement) (map[string]movesBySource, []datapath.Datapath) {
 	if e.config == nil || samePlaces(e.config, e.plan, cfg, plan) {
 		return nil, e.opt.Datapaths
 	}
 	was := map[string]string{}
 	eachPlace(e.config, e.plan, func(name, at string) { was[name] = at })
-	all := map[string]moves{}
+	all := map[string]movesBySource{}
 	order := e.opt.Datapaths
 	eachPlace(cfg, plan, func(name, to string) {
 		from := was[name]
@@ -34,7 +34,7 @@ func (e *Engine) movesTo(cfg *config.Config, plan placement) (map[string]moves, 
 			return
 		}
 		if all[to] == nil {
-			all[to] = moves{}
+			all[to] = movesBySource{}
 		}
 		if all[to][from] == nil {
 			all[to][from] = map[string]bool{}
@@ -88,7 +88,7 @@ func eachPlace(cfg *config.Config, plan placement, yield func(name, at string)) 
 }
 
 // noteMoves adds the moved services and rules to the snapshots of sender and receiver.
-func noteMoves(next map[string]*datapath.Snapshot, moved map[string]moves) {
+func noteMoves(next map[string]*datapath.Snapshot, moved map[string]movesBySource) {
 	for to, by := range moved {
 		if len(by) > 0 {
 			next[to].Arriving = map[string]bool{}
@@ -117,7 +117,7 @@ func clearMoves(next map[string]*datapath.Snapshot) {
 }
 
 // moveFlows transfers flows to an applied datapath from datapaths that are applied later.
-func (e *Engine) moveFlows(ctx context.Context, givers []datapath.Datapath, to datapath.Datapath, by moves) error {
+func (e *Engine) moveFlows(ctx context.Context, givers []datapath.Datapath, to datapath.Datapath, by movesBySource) error {
 	taker, ok := to.(datapath.Mover)
 	if !ok {
 		return nil

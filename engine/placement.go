@@ -42,18 +42,18 @@ func (p Place) carriedBy(name string) bool {
 	return false
 }
 
-// place assigns objects to datapaths. A service is placed on the first datapath that supports it
+// assignObjects assigns objects to datapaths. A service is placed on the first datapath that supports it
 // completely. NAT rules stay together if one datapath supports all rules, because helpers,
 // hairpinning and exceptions depend on other rules. They are not placed where they would translate
 // the replies of a service on a later datapath as new connections. If a firewall rule must see
 // traffic, that traffic is placed on a datapath that supports the rule.
-func (e *Engine) place(cfg *config.Config) (placement, error) {
+func (e *Engine) assignObjects(cfg *config.Config) (placement, error) {
 	var p placement
 	var errs []error
-	excluded := e.excluded(cfg)
+	excluded := e.exclusionReasons(cfg)
 	for i := range cfg.Services {
 		s := &cfg.Services[i]
-		place, err := e.choose(effectiveDatapath(s.Datapath, cfg.Datapath), excluded, supportOfService(s))
+		place, err := e.chooseDatapath(effectiveDatapath(s.Datapath, cfg.Datapath), excluded, supportOfService(s))
 		if err != nil {
 			errs = append(errs, fmt.Errorf("service %s: %w", s.Name, err))
 		}
@@ -66,7 +66,7 @@ func (e *Engine) place(cfg *config.Config) (placement, error) {
 	p.nat = nat
 	p.warnings = append(p.warnings, e.answersTaken(cfg, p.services, nat)...)
 	for i := range cfg.NAT {
-		if why := e.interference(cfg, i, p.services, nat); why != "" {
+		if why := e.conflictReason(cfg, i, p.services, nat); why != "" {
 			p.warnings = append(p.warnings, fmt.Sprintf("nat rule %s is on %s, but %s; put both on one datapath", cfg.NAT[i].Name, nat[i].Datapaths[0], why))
 		}
 	}
@@ -85,9 +85,9 @@ func effectiveDatapath(own, global config.DatapathChoice) config.DatapathChoice 
 	return global
 }
 
-// excluded returns the reason why a datapath must carry no traffic: it does not support uplinks, or a
+// exclusionReasons returns the reason why a datapath must carry no traffic: it does not support uplinks, or a
 // firewall rule that another datapath supports.
-func (e *Engine) excluded(cfg *config.Config) map[string]string {
+func (e *Engine) exclusionReasons(cfg *config.Config) map[string]string {
 	excluded := map[string]string{}
 	if why := datapath.NeedsNftables(cfg); why != "" {
 		excluded["ebpf"] = why
@@ -143,14 +143,14 @@ func askBypasser(ask func(datapath.Bypasser) error) func(datapath.Datapath) erro
 	}
 }
 
-// declines reports whether another datapath is preferable for the object.
-func (a objectSupport) declines(d datapath.Datapath) bool {
+// prefersOther reports whether another datapath is preferable for the object.
+func (a objectSupport) prefersOther(d datapath.Datapath) bool {
 	return a.carries(d) != nil || a.bypasses(d) != nil
 }
 
-// choose returns the first datapath that supports an object. If the choice is free, a datapath on
+// chooseDatapath returns the first datapath that supports an object. If the choice is free, a datapath on
 // which its packets bypass something is the last resort.
-func (e *Engine) choose(want config.DatapathChoice, excluded map[string]string, of objectSupport) (Place, error) {
+func (e *Engine) chooseDatapath(want config.DatapathChoice, excluded map[string]string, of objectSupport) (Place, error) {
 	var place Place
 	decline := func(d datapath.Datapath, why string) {
 		if place.Why == nil {
@@ -202,7 +202,7 @@ func (e *Engine) placeNAT(cfg *config.Config, excluded map[string]string, servic
 	for i := range cfg.NAT {
 		n := &cfg.NAT[i]
 		var err error
-		alone[i], err = e.choose(effectiveDatapath(n.Datapath, cfg.Datapath), excluded, supportOfNAT(n))
+		alone[i], err = e.chooseDatapath(effectiveDatapath(n.Datapath, cfg.Datapath), excluded, supportOfNAT(n))
 		if err != nil {
 			errs = append(errs, fmt.Errorf("nat rule %s: %w", n.Name, err))
 		}
@@ -211,13 +211,13 @@ func (e *Engine) placeNAT(cfg *config.Config, excluded map[string]string, servic
 		return alone, errors.Join(errs...)
 	}
 	for i := range cfg.NAT {
-		why := e.interference(cfg, i, services, alone)
+		why := e.conflictReason(cfg, i, services, alone)
 		if why == "" {
 			continue
 		}
 		n, others := &cfg.NAT[i], maps.Clone(excluded)
 		others[alone[i].Datapaths[0]] = why
-		if place, err := e.choose(effectiveDatapath(n.Datapath, cfg.Datapath), others, supportOfNAT(n)); err == nil {
+		if place, err := e.chooseDatapath(effectiveDatapath(n.Datapath, cfg.Datapath), others, supportOfNAT(n)); err == nil {
 			alone[i] = place
 		}
 	}
@@ -229,9 +229,9 @@ func (e *Engine) placeNAT(cfg *config.Config, excluded map[string]string, servic
 	return alone, nil
 }
 
-// interference returns the reason why a NAT rule must not be on its datapath: it would translate
+// conflictReason returns the reason why a NAT rule must not be on its datapath: it would translate
 // packets of a service or rule on a later datapath. It returns "" if it would not.
-func (e *Engine) interference(cfg *config.Config, rule int, services, nat []Place) string {
+func (e *Engine) conflictReason(cfg *config.Config, rule int, services, nat []Place) string {
 	n := &cfg.NAT[rule]
 	for i := range cfg.Services {
 		s := &cfg.Services[i]
@@ -382,7 +382,7 @@ func (e *Engine) placeRules(cfg *config.Config, p placement) ([]Place, error) {
 	places := make([]Place, len(cfg.Firewall.Rules))
 	for i := range cfg.Firewall.Rules {
 		r := &cfg.Firewall.Rules[i]
-		place, err := e.choose("", nil, objectSupport{carries: func(d datapath.Datapath) error { return d.CarriesRule(r) }})
+		place, err := e.chooseDatapath("", nil, objectSupport{carries: func(d datapath.Datapath) error { return d.CarriesRule(r) }})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("firewall rule %s: %w", ruleName(r, i), err))
 			continue
@@ -408,8 +408,8 @@ func ruleName(r *config.FirewallRule, i int) string {
 	return fmt.Sprintf("%d (%s)", i+1, r.Action)
 }
 
-// snapshots builds the snapshot of each datapath.
-func (e *Engine) snapshots(cfg *config.Config, p placement, now time.Time) map[string]*datapath.Snapshot {
+// buildSnapshots builds the snapshot of each datapath.
+func (e *Engine) buildSnapshots(cfg *config.Config, p placement, now time.Time) map[string]*datapath.Snapshot {
 	all := map[string]*datapath.Snapshot{}
 	inForce, uplinks := e.serviceFinder(), e.uplinks(cfg)
 	for _, d := range e.opt.Datapaths {

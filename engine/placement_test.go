@@ -240,7 +240,7 @@ func TestWhatWaitedMoves(t *testing.T) {
 		{"nobody carries it", errRefused, errRefused, slow, true},
 	} {
 		fast.refuse, slow.refuse = refuses(c.fast), refuses(c.slow)
-		if err := e.reapply(t.Context()); (err != nil) != c.fails {
+		if err := e.applyAgain(t.Context()); (err != nil) != c.fails {
 			t.Errorf("%s: %v", c.when, err)
 		}
 		for _, d := range []*fake{fast, slow} {
@@ -290,7 +290,7 @@ func TestPacketsMeetPolicies(t *testing.T) {
 		on(c.before)
 		fast.passBy = c.then
 		revision := e.revision
-		if err := e.reapply(t.Context()); err != nil {
+		if err := e.applyAgain(t.Context()); err != nil {
 			t.Errorf("%s: %v", c.when, err)
 		}
 		on(c.after)

@@ -262,12 +262,12 @@ func (e *Engine) Forecast(ctx context.Context, cfg *config.Config) (*Forecast, e
 		return nil, err
 	}
 	cfg = e.withFound(cfg).ForNode(node)
-	plan, err := e.place(cfg)
+	plan, err := e.assignObjects(cfg)
 	if err != nil {
 		e.mu.Unlock()
 		return nil, err
 	}
-	next := e.snapshots(cfg, plan, time.Now())
+	next := e.buildSnapshots(cfg, plan, time.Now())
 	moved, _ := e.movesTo(cfg, plan)
 	noteMoves(next, moved)
 	announcements := e.announcements(cfg, plan, next)

@@ -105,7 +105,7 @@ func (l *Log) Add(e Event) {
 		return
 	}
 	for _, text := range []*string{&e.Text, &e.Error, &e.Why, &e.What, &e.Who} {
-		*text = cut(*text)
+		*text = truncateText(*text)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -121,7 +121,7 @@ func (l *Log) Add(e Event) {
 	l.added = make(chan struct{})
 }
 
-func cut(s string) string {
+func truncateText(s string) string {
 	if len(s) <= maxText {
 		return s
 	}

@@ -73,7 +73,7 @@ func told(readings ...Reading) string {
 	w := &Watch{Log: l}
 	at := time.Unix(1000, 0)
 	for _, r := range readings {
-		w.look(at, r)
+		w.compareReading(at, r)
 		at = at.Add(2 * time.Second)
 	}
 	events, _, _ := l.After(0, 100)
@@ -110,7 +110,7 @@ func TestFull(t *testing.T) {
 		used int
 		want string
 	}{{94, ""}, {95, "ebpf/flows: 95 of 100"}, {99, "ebpf/flows: 99 of 100"}, {86, "ebpf/flows: 86 of 100"}, {84, ""}} {
-		w.look(time.Unix(1000, 0), Reading{Gauges: []Gauge{{Table, "ebpf/flows", c.used, 100}}})
+		w.compareReading(time.Unix(1000, 0), Reading{Gauges: []Gauge{{Table, "ebpf/flows", c.used, 100}}})
 		if got := strings.Join(w.Full(), "\n"); !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") {
 			t.Errorf("%d: %q, want %q", c.used, got, c.want)
 		}

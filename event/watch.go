@@ -42,7 +42,7 @@ type Watch struct {
 	full map[string]string // text of gauges above the highest level, by kind and object
 
 	levels  map[string]int // by kind and object: index of the gauge's highest level reached, plus 1
-	dropped map[string]*dropping
+	dropped map[string]*dropState
 	warned  map[string]bool
 	at      time.Time // of the last reading
 }
@@ -86,7 +86,7 @@ const readEvery = 2 * time.Second
 func (w *Watch) Run(ctx context.Context) {
 	for {
 		start := time.Now()
-		w.look(start, w.Read(ctx))
+		w.compareReading(start, w.Read(ctx))
 		select {
 		case <-ctx.Done():
 			return
@@ -95,11 +95,11 @@ func (w *Watch) Run(ctx context.Context) {
 	}
 }
 
-// look compares a reading with the previous ones.
-func (w *Watch) look(now time.Time, r Reading) {
+// compareReading compares a reading with the previous ones.
+func (w *Watch) compareReading(now time.Time, r Reading) {
 	if w.levels == nil {
 		w.full = map[string]string{}
-		w.levels, w.dropped, w.warned = map[string]int{}, map[string]*dropping{}, map[string]bool{}
+		w.levels, w.dropped, w.warned = map[string]int{}, map[string]*dropState{}, map[string]bool{}
 	}
 	for _, g := range r.Gauges {
 		w.gauge(g)
@@ -140,8 +140,8 @@ func (w *Watch) gauge(g Gauge) {
 	w.Log.Add(Event{Kind: g.Kind, Object: g.Object, Text: text, Used: g.Used, Size: g.Size, Ended: is == 0})
 }
 
-// dropping is the state of one drop reason.
-type dropping struct {
+// dropState is the state of one drop reason.
+type dropState struct {
 	packets uint64
 	active  bool
 	quiet   int // consecutive readings with few drops
@@ -150,7 +150,7 @@ type dropping struct {
 func (w *Watch) drops(d Dropped, seconds float64) {
 	was := w.dropped[d.Object]
 	if was == nil { // the time of earlier drops is unknown
-		was = &dropping{packets: d.Packets}
+		was = &dropState{packets: d.Packets}
 		if !w.at.IsZero() {
 			was.packets = 0 // the first packets since the last reading
 		}

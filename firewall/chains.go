@@ -31,8 +31,8 @@ func verdictOf(e nftables.SetElement) (kind expr.VerdictKind, chain string) {
 	return kind, chain
 }
 
-// step is a rule on the path of a packet.
-type step struct {
+// pathRule is a rule on the path of a packet.
+type pathRule struct {
 	every   bool     // Every packet matches it.
 	known   bool     // It accepts all packets of established connections.
 	returns bool     // Packets leave the chain by it.
@@ -41,18 +41,18 @@ type step struct {
 
 // chainGraph holds the rules and jumps of each chain, of nftables or of iptables-legacy.
 type chainGraph struct {
-	steps  map[string][]step
-	known  map[string]int      // Results of longest.
-	accept map[string]accepted // Results of accepts.
-	unread int                 // Number of verdict maps that were not read.
+	steps  map[string][]pathRule
+	known  map[string]int         // Results of longest.
+	accept map[string]acceptPoint // Results of findAcceptPoint.
+	unread int                    // Number of verdict maps that were not read.
 }
 
 func newChainGraph() *chainGraph {
-	return &chainGraph{steps: map[string][]step{}, known: map[string]int{}, accept: map[string]accepted{}}
+	return &chainGraph{steps: map[string][]pathRule{}, known: map[string]int{}, accept: map[string]acceptPoint{}}
 }
 
-// accepted is the point where a chain accepts packets of established connections.
-type accepted struct {
+// acceptPoint is the point where a chain accepts packets of established connections.
+type acceptPoint struct {
 	at     int // Index of the accepting rule, or of the rule that sends every packet to an accepting chain; -1 for none.
 	walked int // Maximum number of rules up to that point.
 }
@@ -61,13 +61,13 @@ type accepted struct {
 func (w *chainGraph) readNft(rules map[string][]*nftables.Rule, reader *setReader) {
 	for _, key := range slices.Sorted(maps.Keys(rules)) {
 		for _, rule := range rules[key] {
-			w.steps[key] = append(w.steps[key], step{unconditional(rule), acceptsKnown(rule), returns(rule), w.from(rule, reader)})
+			w.steps[key] = append(w.steps[key], pathRule{isUnconditional(rule), acceptsKnown(rule), hasReturn(rule), w.jumpTargets(rule, reader)})
 		}
 	}
 }
 
-// from returns the chains that a rule jumps to, by its own verdict or through a map.
-func (w *chainGraph) from(rule *nftables.Rule, reader *setReader) (to []string) {
+// jumpTargets returns the chains that a rule jumps to, by its own verdict or through a map.
+func (w *chainGraph) jumpTargets(rule *nftables.Rule, reader *setReader) (to []string) {
 	noted := map[string]bool{"": true} // duplicates are common: a map of many services may have thousands of elements
 	note := func(chain string) {
 		if !noted[chain] {
@@ -103,12 +103,12 @@ func (w *chainGraph) longest(key string) int {
 		return n
 	}
 	w.known[key] = 0 // for cyclic jumps, which the kernel rejects
-	w.known[key] = w.through(key, len(w.steps[key]))
+	w.known[key] = w.countRules(key, len(w.steps[key]))
 	return w.known[key]
 }
 
-// through counts the rules on the longest path through the first rules of a chain.
-func (w *chainGraph) through(key string, first int) (n int) {
+// countRules counts the rules on the longest path through the first rules of a chain.
+func (w *chainGraph) countRules(key string, first int) (n int) {
 	branch := 0
 	for _, s := range w.steps[key][:first] {
 		n++
@@ -123,17 +123,17 @@ func (w *chainGraph) through(key string, first int) (n int) {
 	return n + branch
 }
 
-// accepts finds the point where a chain accepts packets of established connections. It stops at a rule by which some
+// findAcceptPoint finds the point where a chain accepts packets of established connections. It stops at a rule by which some
 // packets leave the chain.
-func (w *chainGraph) accepts(key string) accepted {
+func (w *chainGraph) findAcceptPoint(key string) acceptPoint {
 	if a, there := w.accept[key]; there {
 		return a
 	}
-	w.accept[key] = accepted{at: -1} // for cyclic jumps
+	w.accept[key] = acceptPoint{at: -1} // for cyclic jumps
 	for i, s := range w.steps[key] {
 		switch {
 		case s.known:
-			w.accept[key] = accepted{i, w.through(key, i+1)}
+			w.accept[key] = acceptPoint{i, w.countRules(key, i+1)}
 			return w.accept[key]
 		case s.returns:
 			return w.accept[key]
@@ -141,8 +141,8 @@ func (w *chainGraph) accepts(key string) accepted {
 			continue
 		}
 		for _, to := range s.to {
-			if inner := w.accepts(to); inner.at >= 0 {
-				w.accept[key] = accepted{i, w.through(key, i) + 1 + inner.walked}
+			if inner := w.findAcceptPoint(to); inner.at >= 0 {
+				w.accept[key] = acceptPoint{i, w.countRules(key, i) + 1 + inner.walked}
 				return w.accept[key]
 			}
 		}
@@ -150,15 +150,15 @@ func (w *chainGraph) accepts(key string) accepted {
 	return w.accept[key]
 }
 
-// reach records a chain and all chains reachable from it.
-func (w *chainGraph) reach(key string, reached map[string]bool) {
+// markReachable records a chain and all chains reachable from it.
+func (w *chainGraph) markReachable(key string, reached map[string]bool) {
 	if reached[key] {
 		return
 	}
 	reached[key] = true
 	for _, s := range w.steps[key] {
 		for _, to := range s.to {
-			w.reach(to, reached)
+			w.markReachable(to, reached)
 		}
 	}
 }

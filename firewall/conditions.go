@@ -23,7 +23,7 @@ type registers struct {
 
 // set writes a value to a register. The kernel fills the last word with zeros.
 func (r *registers) set(register uint32, b []byte) {
-	at := int(place(register))
+	at := int(registerOffset(register))
 	for i := range (len(b) + 3) &^ 3 {
 		if at+i >= len(r.data) {
 			return
@@ -37,24 +37,24 @@ func (r *registers) set(register uint32, b []byte) {
 
 // forget marks a register as unknown after a write of an unknown value.
 func (r *registers) forget(register uint32) {
-	for i := int(place(register)); i < len(r.known); i++ {
+	for i := int(registerOffset(register)); i < len(r.known); i++ {
 		r.known[i] = false
 	}
 }
 
 // get reads n bytes; false if any byte is unknown.
 func (r *registers) get(register uint32, n int) ([]byte, bool) {
-	at := int(place(register))
+	at := int(registerOffset(register))
 	if n == 0 || at+n > len(r.data) || slices.Contains(r.known[at:at+n], false) {
 		return nil, false
 	}
 	return r.data[at : at+n], true
 }
 
-// may reports whether a rule can reach a wanted verdict for a packet. Conditions that cannot be evaluated count as
+// mayReachVerdict reports whether a rule can reach a wanted verdict for a packet. Conditions that cannot be evaluated count as
 // true.
-func (b *book) may(rule *nftables.Rule, p *Packet, wanted func(kind expr.VerdictKind, chain string) bool) bool {
-	if !p.of(rule.Table.Family) {
+func (b *calledRuleset) mayReachVerdict(rule *nftables.Rule, p *Packet, wanted func(kind expr.VerdictKind, chain string) bool) bool {
+	if !p.inFamily(rule.Table.Family) {
 		return false
 	}
 	states := p.States
@@ -65,15 +65,15 @@ func (b *book) may(rule *nftables.Rule, p *Packet, wanted func(kind expr.Verdict
 }
 
 // mayInState is may for one state of the connection; a nil state is unknown.
-func (b *book) mayInState(rule *nftables.Rule, p *Packet, state *uint32, wanted func(kind expr.VerdictKind, chain string) bool) bool {
+func (b *calledRuleset) mayInState(rule *nftables.Rule, p *Packet, state *uint32, wanted func(kind expr.VerdictKind, chain string) bool) bool {
 	var r registers
 	for _, e := range rule.Exprs {
-		if register, other := loads(e); other {
+		if register, other := loadedRegister(e); other {
 			r.forget(register)
 		}
 		holds := true
 		switch e := e.(type) {
-		case *opaque:
+		case *undecodedExpr:
 			r = registers{}
 		case *expr.Payload:
 			r.payload(e, p)
@@ -89,7 +89,7 @@ func (b *book) mayInState(rule *nftables.Rule, p *Packet, state *uint32, wanted 
 			r.bitwise(e)
 		case *expr.Cmp:
 			if value, known := r.get(e.Register, len(e.Data)); known {
-				holds = compares(e.Op, bytes.Compare(value, e.Data))
+				holds = comparisonHolds(e.Op, bytes.Compare(value, e.Data))
 			}
 		case *expr.Range:
 			if value, known := r.get(e.Register, len(e.FromData)); known {
@@ -135,7 +135,7 @@ func (b *book) mayInState(rule *nftables.Rule, p *Packet, state *uint32, wanted 
 }
 
 // mapMay evaluates a verdict map. If the key is unknown, every verdict of the map is possible.
-func (b *book) mapMay(rule *nftables.Rule, e *expr.Lookup, element nftables.SetElement, found, known bool, wanted func(kind expr.VerdictKind, chain string) bool) bool {
+func (b *calledRuleset) mapMay(rule *nftables.Rule, e *expr.Lookup, element nftables.SetElement, found, known bool, wanted func(kind expr.VerdictKind, chain string) bool) bool {
 	if known {
 		return found && wanted(verdictOf(element))
 	}
@@ -144,7 +144,7 @@ func (b *book) mapMay(rule *nftables.Rule, e *expr.Lookup, element nftables.SetE
 }
 
 // lookUp looks up a register's value in a set. known is false if the value or the set is unknown.
-func (b *book) lookUp(rule *nftables.Rule, e *expr.Lookup, r *registers) (element nftables.SetElement, found, known bool) {
+func (b *calledRuleset) lookUp(rule *nftables.Rule, e *expr.Lookup, r *registers) (element nftables.SetElement, found, known bool) {
 	elements, read := b.sets.elements(rule.Table, e.SetName)
 	if !read {
 		return element, false, false
@@ -156,15 +156,15 @@ func (b *book) lookUp(rule *nftables.Rule, e *expr.Lookup, r *registers) (elemen
 			element, found = one, true
 		case !there:
 			return element, false, false
-		case within(key, one.Key, one.KeyEnd):
+		case keyInRange(key, one.Key, one.KeyEnd):
 			return one, true, true
 		}
 	}
 	return element, found, true
 }
 
-// within reports whether a key is in a range. In a concatenation each field must be in its range.
-func within(key, low, high []byte) bool {
+// keyInRange reports whether a key is in a range. In a concatenation each field must be in its range.
+func keyInRange(key, low, high []byte) bool {
 	if len(low) != len(high) {
 		return bytes.Equal(key, low)
 	}
@@ -181,7 +181,7 @@ func within(key, low, high []byte) bool {
 	return true
 }
 
-func compares(op expr.CmpOp, order int) bool {
+func comparisonHolds(op expr.CmpOp, order int) bool {
 	switch op {
 	case expr.CmpOpEq:
 		return order == 0

@@ -96,9 +96,9 @@ type jump struct {
 	to   string // chainKey
 }
 
-// book returns the ruleset with the callers of each chain.
-func (n *nft) book() *book {
-	b := &book{nft: n, hooks: map[string]string{}, callers: map[string][]jump{}}
+// rulesetWithCallers returns the ruleset with the callers of each chain.
+func (n *nft) rulesetWithCallers() *calledRuleset {
+	b := &calledRuleset{nft: n, hooks: map[string]string{}, callers: map[string][]jump{}}
 	for _, c := range n.chains {
 		key := chainKey(c.Table, c.Name)
 		if c.Hooknum != nil {
@@ -115,12 +115,12 @@ func (n *nft) book() *book {
 
 // dropRules finds the dropping rules of nf_tables.
 func (n *nft) dropRules() (rules []Rule) {
-	b := n.book()
+	b := n.rulesetWithCallers()
 	for _, c := range n.chains {
 		key := chainKey(c.Table, c.Name)
 		if c.Hooknum != nil && policyDrops(c) {
 			rules = append(rules, Rule{Chain: chainName(c.Table, c.Name), Hook: hookName(c), Text: policyDrop,
-				fits: func(p *Packet) bool { return p.of(c.Table.Family) }})
+				fits: func(p *Packet) bool { return p.inFamily(c.Table.Family) }})
 		}
 		for _, rule := range n.rules[key] {
 			if !n.mayDrop(rule) {
@@ -164,10 +164,10 @@ func (n *nft) mayDrop(rule *nftables.Rule) bool {
 }
 
 // leadsTo returns the chains that a rule jumps to.
-func (n *nft) leadsTo(rule *nftables.Rule) []string { return newChainGraph().from(rule, n.sets) }
+func (n *nft) leadsTo(rule *nftables.Rule) []string { return newChainGraph().jumpTargets(rule, n.sets) }
 
-// book is a ruleset with the callers of each chain.
-type book struct {
+// calledRuleset is a ruleset with the callers of each chain.
+type calledRuleset struct {
 	*nft
 	hooks   map[string]string // of base chains, by chainKey
 	callers map[string][]jump
@@ -177,9 +177,9 @@ type book struct {
 const deepest = 16
 
 // hook returns the hook with a path to a chain; "" for none or several.
-func (b *book) hook(chain string) string {
+func (b *calledRuleset) hook(chain string) string {
 	found := map[string]bool{}
-	b.climb(chain, 0, func(base string, _ []jump) bool { found[b.hooks[base]] = true; return false }, nil)
+	b.visitBaseChains(chain, 0, func(base string, _ []jump) bool { found[b.hooks[base]] = true; return false }, nil)
 	if len(found) != 1 {
 		return ""
 	}
@@ -192,9 +192,9 @@ func (b *book) hook(chain string) string {
 // mostSteps bounds the number of followed callers, because thousands of chains may call each other.
 const mostSteps = 10_000
 
-// climb follows the callers of a chain up to base chains. It calls visit with each base chain and the jumps down to
+// visitBaseChains follows the callers of a chain up to base chains. It calls visit with each base chain and the jumps down to
 // the chain. It ends when visit returns true.
-func (b *book) climb(chain string, steps int, visit func(base string, via []jump) bool, via []jump) (done bool, after int) {
+func (b *calledRuleset) visitBaseChains(chain string, steps int, visit func(base string, via []jump) bool, via []jump) (done bool, after int) {
 	if _, base := b.hooks[chain]; base {
 		return visit(chain, via), steps
 	}
@@ -206,7 +206,7 @@ func (b *book) climb(chain string, steps int, visit func(base string, via []jump
 			return false, steps
 		}
 		key := chainKey(caller.rule.Table, caller.rule.Chain.Name)
-		if done, steps = b.climb(key, steps, visit, append(slices.Clone(via), caller)); done {
+		if done, steps = b.visitBaseChains(key, steps, visit, append(slices.Clone(via), caller)); done {
 			return true, steps
 		}
 	}
@@ -214,21 +214,21 @@ func (b *book) climb(chain string, steps int, visit func(base string, via []jump
 }
 
 // drops reports whether a rule can drop a packet.
-func (b *book) drops(rule *nftables.Rule, p *Packet) bool {
-	return b.reaches(rule, p, func(kind expr.VerdictKind, _ string) bool { return dropsBy(kind) })
+func (b *calledRuleset) drops(rule *nftables.Rule, p *Packet) bool {
+	return b.packetReaches(rule, p, func(kind expr.VerdictKind, _ string) bool { return dropsBy(kind) })
 }
 
-// reaches reports whether a packet can reach a rule and get a wanted verdict there. The rule and the jumps to its chain
+// packetReaches reports whether a packet can reach a rule and get a wanted verdict there. The rule and the jumps to its chain
 // must fit.
-func (b *book) reaches(rule *nftables.Rule, p *Packet, wanted func(kind expr.VerdictKind, chain string) bool) bool {
-	if !b.may(rule, p, wanted) {
+func (b *calledRuleset) packetReaches(rule *nftables.Rule, p *Packet, wanted func(kind expr.VerdictKind, chain string) bool) bool {
+	if !b.mayReachVerdict(rule, p, wanted) {
 		return false
 	}
 	met := false // a chain without callers has no packets, unless the ruleset changed during the read
-	reached, _ := b.climb(chainKey(rule.Table, rule.Chain.Name), 0, func(_ string, via []jump) bool {
+	reached, _ := b.visitBaseChains(chainKey(rule.Table, rule.Chain.Name), 0, func(_ string, via []jump) bool {
 		met = true
 		return !slices.ContainsFunc(via, func(j jump) bool {
-			return !b.may(j.rule, p, func(_ expr.VerdictKind, chain string) bool {
+			return !b.mayReachVerdict(j.rule, p, func(_ expr.VerdictKind, chain string) bool {
 				return chain != "" && chainKey(j.rule.Table, chain) == j.to
 			})
 		})
@@ -243,14 +243,14 @@ func legacyDropRules(family nftables.TableFamily, saved string) (rules []Rule) {
 		switch target := line.target(); {
 		case line.policy == "DROP":
 			rules = append(rules, Rule{Chain: chain, Hook: strings.ToLower(line.chain), Text: "policy DROP", Counted: true, Packets: line.packets, Legacy: true,
-				fits: func(p *Packet) bool { return p.of(family) }})
+				fits: func(p *Packet) bool { return p.inFamily(family) }})
 		case target == "DROP" || target == "REJECT" || target == "NFQUEUE":
 			hook := ""
 			if slices.Contains(legacyHooks, line.chain) {
 				hook = strings.ToLower(line.chain) // other chains are user-defined
 			}
 			rules = append(rules, Rule{Chain: chain, Hook: hook, Text: line.text, Counted: true, Packets: line.packets, Legacy: true,
-				fits: func(p *Packet) bool { return p.of(family) && line.fits(p) }})
+				fits: func(p *Packet) bool { return p.inFamily(family) && line.mayMatch(p) }})
 		}
 	}
 	return rules

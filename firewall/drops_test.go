@@ -287,11 +287,11 @@ func TestUnknownExpressions(t *testing.T) {
 	}
 	for name, data := range map[string][]byte{"novel": nil, "cmp": {1, 2, 3}, "ct": {9, 0, 2, 0, 1}} {
 		e, _ := decode(unix.NFPROTO_IPV4, encode(name, data))
-		if o, is := e.(*opaque); !is || o.name != name || o.err == nil {
+		if o, is := e.(*undecodedExpr); !is || o.name != name || o.err == nil {
 			t.Errorf("%s: %#v", name, e)
 		}
 	}
-	if unconditional(&nftables.Rule{Exprs: []expr.Any{&opaque{name: "novel"}, &expr.Verdict{Kind: expr.VerdictAccept}}}) {
+	if isUnconditional(&nftables.Rule{Exprs: []expr.Any{&undecodedExpr{name: "novel"}, &expr.Verdict{Kind: expr.VerdictAccept}}}) {
 		t.Error("an expression that is not decoded is no condition")
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// opaque is an undecoded expression of a rule. It may be a condition, and may write to any register.
-type opaque struct {
+// undecodedExpr is an undecoded expression of a rule. It may be a condition, and may write to any register.
+type undecodedExpr struct {
 	expr.Any // nil: satisfies the interface and is never called
 	name     string
 	err      error // the decoding error; nil if this package does not need the expression
@@ -63,7 +63,7 @@ var unasked = map[string]bool{
 func decode(family byte, b []byte) (e expr.Any, from string) {
 	name, data, err := split(b)
 	if err != nil {
-		return &opaque{name: name, err: err}, ""
+		return &undecodedExpr{name: name, err: err}, ""
 	}
 	switch name {
 	case "notrack": // no attributes
@@ -74,21 +74,21 @@ func decode(family byte, b []byte) (e expr.Any, from string) {
 		return decodeObjref(data)
 	}
 	if unasked[name] {
-		return &opaque{name: name}, ""
+		return &undecodedExpr{name: name}, ""
 	}
 	make, known := expressions[name]
 	if !known {
-		return &opaque{name: name, err: errUnknown}, ""
+		return &undecodedExpr{name: name, err: errUnknown}, ""
 	}
 	e = make()
 	if err := expr.Unmarshal(family, data, e); err != nil {
-		return &opaque{name: name, err: err}, ""
+		return &undecodedExpr{name: name, err: err}, ""
 	}
 	// An immediate in the verdict register contains a verdict and no data.
 	if i, is := e.(*expr.Immediate); is && i.Register == unix.NFT_REG_VERDICT && len(i.Data) == 0 {
 		v := &expr.Verdict{}
 		if err := expr.Unmarshal(family, data, v); err != nil {
-			return &opaque{name: name, err: err}, ""
+			return &undecodedExpr{name: name, err: err}, ""
 		}
 		return v, ""
 	}
@@ -117,7 +117,7 @@ func split(b []byte) (name string, data []byte, err error) {
 func decodeCt(data []byte) expr.Any {
 	a, err := mdnetlink.NewAttributeDecoder(data)
 	if err != nil {
-		return &opaque{name: "ct", err: err}
+		return &undecodedExpr{name: "ct", err: err}
 	}
 	a.ByteOrder = binary.BigEndian
 	e := &expr.Ct{}
@@ -134,7 +134,7 @@ func decodeCt(data []byte) expr.Any {
 		}
 	}
 	if err := a.Err(); err != nil {
-		return &opaque{name: "ct", err: err}
+		return &undecodedExpr{name: "ct", err: err}
 	}
 	return e
 }
@@ -143,7 +143,7 @@ func decodeCt(data []byte) expr.Any {
 func decodeObjref(data []byte) (e expr.Any, from string) {
 	a, err := mdnetlink.NewAttributeDecoder(data)
 	if err != nil {
-		return &opaque{name: "objref", err: err}, ""
+		return &undecodedExpr{name: "objref", err: err}, ""
 	}
 	a.ByteOrder = binary.BigEndian
 	ref := &expr.Objref{}
@@ -158,7 +158,7 @@ func decodeObjref(data []byte) (e expr.Any, from string) {
 		}
 	}
 	if err := a.Err(); err != nil {
-		return &opaque{name: "objref", err: err}, ""
+		return &undecodedExpr{name: "objref", err: err}, ""
 	}
 	return ref, from
 }

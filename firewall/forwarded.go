@@ -115,9 +115,9 @@ type ruleReader struct {
 	asks   portRule
 }
 
-// place returns the offset of a register. The kernel numbers the same bytes as four registers of 16 bytes or as
+// registerOffset returns the offset of a register. The kernel numbers the same bytes as four registers of 16 bytes or as
 // sixteen registers of 4 bytes.
-func place(register uint32) uint32 {
+func registerOffset(register uint32) uint32 {
 	if register >= unix.NFT_REG32_00 {
 		return 4 * (register - unix.NFT_REG32_00)
 	}
@@ -127,22 +127,22 @@ func place(register uint32) uint32 {
 // read evaluates the rule from left to right.
 func (r *ruleReader) read() (list []portRule) {
 	for _, e := range r.rule.Exprs {
-		if register, other := loads(e); other {
-			delete(r.fields, place(register))
+		if register, other := loadedRegister(e); other {
+			delete(r.fields, registerOffset(register))
 		}
 		switch e := e.(type) {
 		case *expr.Payload:
 			r.load(e)
 		case *expr.Bitwise:
-			f, there := r.fields[place(e.SourceRegister)]
-			if delete(r.fields, place(e.DestRegister)); there && !f.port {
-				r.fields[place(e.DestRegister)] = field{six: f.six, mask: e.Mask}
+			f, there := r.fields[registerOffset(e.SourceRegister)]
+			if delete(r.fields, registerOffset(e.DestRegister)); there && !f.port {
+				r.fields[registerOffset(e.DestRegister)] = field{six: f.six, mask: e.Mask}
 			}
 		case *expr.Cmp:
 			r.compare(e)
 		case *expr.Range:
-			if f, there := r.fields[place(e.Register)]; there && e.Op == expr.CmpOpEq {
-				r.ask(f, e.FromData, e.ToData)
+			if f, there := r.fields[registerOffset(e.Register)]; there && e.Op == expr.CmpOpEq {
+				r.restrictField(f, e.FromData, e.ToData)
 			}
 		case *expr.Match:
 			r.match(e)
@@ -150,25 +150,25 @@ func (r *ruleReader) read() (list []portRule) {
 			list = append(list, r.lookup(e)...)
 		case *expr.Verdict:
 			if e.Chain != "" {
-				list = append(list, r.then(portRule{to: chainKey(r.rule.Table, e.Chain)}))
+				list = append(list, r.restrictRule(portRule{to: chainKey(r.rule.Table, e.Chain)}))
 			}
 		case *expr.NAT:
 			if e.Type == expr.NATTypeDestNAT {
-				list = append(list, r.then(portRule{dnat: true}))
+				list = append(list, r.restrictRule(portRule{dnat: true}))
 			}
 		case *expr.Redir:
-			list = append(list, r.then(portRule{dnat: true}))
+			list = append(list, r.restrictRule(portRule{dnat: true}))
 		case *expr.Target:
 			if e.Name == "DNAT" || e.Name == "REDIRECT" {
-				list = append(list, r.then(portRule{dnat: true}))
+				list = append(list, r.restrictRule(portRule{dnat: true}))
 			}
 		}
 	}
 	return list
 }
 
-// loads returns the register that an expression fills with a value other than a header field.
-func loads(e expr.Any) (register uint32, other bool) {
+// loadedRegister returns the register that an expression fills with a value other than a header field.
+func loadedRegister(e expr.Any) (register uint32, other bool) {
 	switch e := e.(type) {
 	case *expr.Meta:
 		return e.Register, !e.SourceRegister
@@ -192,8 +192,8 @@ func loads(e expr.Any) (register uint32, other bool) {
 	return 0, false
 }
 
-// then returns the rule's effect w restricted by the conditions so far.
-func (r *ruleReader) then(w portRule) portRule {
+// restrictRule returns the rule's effect w restricted by the conditions so far.
+func (r *ruleReader) restrictRule(w portRule) portRule {
 	if w.ports == nil {
 		w.ports = r.asks.ports
 	}
@@ -206,7 +206,7 @@ func (r *ruleReader) load(e *expr.Payload) {
 	if e.OperationType != expr.PayloadLoad {
 		return
 	}
-	at := place(e.DestRegister)
+	at := registerOffset(e.DestRegister)
 	delete(r.fields, at)
 	switch {
 	case e.Base == expr.PayloadBaseTransportHeader && e.Offset == 2 && e.Len == 2:
@@ -219,25 +219,25 @@ func (r *ruleReader) load(e *expr.Payload) {
 }
 
 func (r *ruleReader) compare(e *expr.Cmp) {
-	f, there := r.fields[place(e.Register)]
+	f, there := r.fields[registerOffset(e.Register)]
 	if !there {
 		return
 	}
 	top, bottom := bytes.Repeat([]byte{0xff}, len(e.Data)), make([]byte, len(e.Data))
 	switch e.Op {
 	case expr.CmpOpEq:
-		r.ask(f, e.Data, e.Data)
+		r.restrictField(f, e.Data, e.Data)
 	case expr.CmpOpGte, expr.CmpOpGt:
-		r.ask(f, e.Data, top)
+		r.restrictField(f, e.Data, top)
 	case expr.CmpOpLte, expr.CmpOpLt:
-		r.ask(f, bottom, e.Data)
+		r.restrictField(f, bottom, e.Data)
 	}
 }
 
-// ask restricts the rule's conditions to a range.
-func (r *ruleReader) ask(f field, low, high []byte) {
+// restrictField restricts the rule's conditions to a range.
+func (r *ruleReader) restrictField(f field, low, high []byte) {
 	if !f.port {
-		r.asks.away = r.asks.away || !r.holds(f, low, high)
+		r.asks.away = r.asks.away || !r.hostHasAddress(f, low, high)
 		size := 4
 		if f.six {
 			size = 16
@@ -258,8 +258,8 @@ func (r *ruleReader) ask(f field, low, high []byte) {
 	r.asks.ports = []PortRange{p}
 }
 
-// holds reports whether the host has an address in a range. A value shorter than an address is a prefix.
-func (r *ruleReader) holds(f field, low, high []byte) bool {
+// hostHasAddress reports whether the host has an address in a range. A value shorter than an address is a prefix.
+func (r *ruleReader) hostHasAddress(f field, low, high []byte) bool {
 	return slices.ContainsFunc(r.local, func(local netip.Addr) bool {
 		b := local.AsSlice()
 		if f.six != local.Is6() || len(low) > len(b) || len(f.mask) > len(b) {
@@ -313,11 +313,11 @@ func (r *ruleReader) lookup(e *expr.Lookup) (list []portRule) {
 	verdicts := e.IsDestRegSet && e.DestRegister == unix.NFT_REG_VERDICT
 	asked := false // the key contains a destination; sets of sources may be large and are irrelevant here
 	for at := range r.fields {
-		asked = asked || at >= place(e.SourceRegister)
+		asked = asked || at >= registerOffset(e.SourceRegister)
 	}
 	if !verdicts && !asked {
 		if e.IsDestRegSet {
-			delete(r.fields, place(e.DestRegister))
+			delete(r.fields, registerOffset(e.DestRegister))
 		}
 		return nil
 	}
@@ -329,11 +329,11 @@ func (r *ruleReader) lookup(e *expr.Lookup) (list []portRule) {
 	for _, element := range keyRanges(elements) {
 		one := ruleReader{local: r.local}
 		for at, f := range r.fields {
-			if first := place(e.SourceRegister); at >= first && int(at-first) < len(element.Key) {
-				one.ask(f, element.Key[at-first:][:fieldBytes(f, element.Key[at-first:])], element.KeyEnd[at-first:][:fieldBytes(f, element.KeyEnd[at-first:])])
+			if first := registerOffset(e.SourceRegister); at >= first && int(at-first) < len(element.Key) {
+				one.restrictField(f, element.Key[at-first:][:fieldBytes(f, element.Key[at-first:])], element.KeyEnd[at-first:][:fieldBytes(f, element.KeyEnd[at-first:])])
 			}
 		}
-		w := r.then(one.asks)
+		w := r.restrictRule(one.asks)
 		if verdicts {
 			if _, chain := verdictOf(element); chain != "" {
 				w.to = chainKey(r.rule.Table, chain)
@@ -344,7 +344,7 @@ func (r *ruleReader) lookup(e *expr.Lookup) (list []portRule) {
 		all = append(all, one.asks)
 	}
 	if e.IsDestRegSet && !verdicts {
-		delete(r.fields, place(e.DestRegister))
+		delete(r.fields, registerOffset(e.DestRegister))
 	}
 	if len(all) == 0 {
 		return list
@@ -389,7 +389,7 @@ func keyRanges(elements []nftables.SetElement) (list []nftables.SetElement) {
 			continue
 		case e.KeyEnd != nil:
 		case intervals && i+1 < len(elements):
-			e.KeyEnd = before(elements[i+1].Key)
+			e.KeyEnd = precedingKey(elements[i+1].Key)
 		case intervals:
 			e.KeyEnd = bytes.Repeat([]byte{0xff}, len(e.Key))
 		default:
@@ -400,8 +400,8 @@ func keyRanges(elements []nftables.SetElement) (list []nftables.SetElement) {
 	return list
 }
 
-// before returns the preceding key.
-func before(key []byte) []byte {
+// precedingKey returns the preceding key.
+func precedingKey(key []byte) []byte {
 	key = bytes.Clone(key)
 	for i := range slices.Backward(key) {
 		if key[i]--; key[i] != 0xff {

@@ -41,9 +41,9 @@ func fromOutside(chains []*nftables.Chain, rules map[string][]*nftables.Rule, w 
 		switch {
 		case c.Hooknum == nil:
 		case *c.Hooknum == *nftables.ChainHookOutput:
-			w.reach(chainKey(c.Table, c.Name), sent)
+			w.markReachable(chainKey(c.Table, c.Name), sent)
 		default:
-			w.reach(chainKey(c.Table, c.Name), others)
+			w.markReachable(chainKey(c.Table, c.Name), others)
 		}
 	}
 	for key, list := range rules {
@@ -58,14 +58,14 @@ func fromOutside(chains []*nftables.Chain, rules map[string][]*nftables.Rule, w 
 // readNft adds the rules that require forwarding.
 func (f *Forwards) readNft(rules []*nftables.Rule, local []netip.Addr) {
 	for _, rule := range rules {
-		if family, needed := forwarded(rule, local); needed {
+		if family, needed := needsForwarding(rule, local); needed {
 			f.add(family)
 		}
 	}
 }
 
-// forwarded reports whether a rule translates packets such that the host must forward them, and their family.
-func forwarded(rule *nftables.Rule, local []netip.Addr) (family nftables.TableFamily, needed bool) {
+// needsForwarding reports whether a rule translates packets such that the host must forward them, and their family.
+func needsForwarding(rule *nftables.Rule, local []netip.Addr) (family nftables.TableFamily, needed bool) {
 	family = rule.Table.Family
 	for i, e := range rule.Exprs {
 		switch e := e.(type) {
@@ -134,8 +134,8 @@ func natRange(e *expr.Target) *xt.NatRange {
 	return nil
 }
 
-// legacy adds a line of iptables-legacy-save.
-func (f *Forwards) legacy(family nftables.TableFamily, words []string, local []netip.Addr) {
+// addLegacyLine adds a line of iptables-legacy-save.
+func (f *Forwards) addLegacyLine(family nftables.TableFamily, words []string, local []netip.Addr) {
 	at := slices.Index(words, "-j")
 	if words[1] == "OUTPUT" || at < 0 || at+1 >= len(words) {
 		return

@@ -50,7 +50,7 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 		if len(c.rules) == 0 || !slices.Contains(legacyHooks, name) {
 			continue
 		}
-		known := graph.accepts(key)
+		known := graph.findAcceptPoint(key)
 		r.Chains = append(r.Chains, Chain{
 			Name: legacyProgram(family) + " " + key, Hook: strings.ToLower(name), NAT: table == "nat",
 			Longest: graph.longest(key), Established: known.at, UpTo: known.walked,
@@ -68,7 +68,7 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 }
 
 // add records a rule and returns it as a step of a packet's path.
-func (c *legacyChain) add(line *savedRule, local []netip.Addr) step {
+func (c *legacyChain) add(line *savedRule, local []netip.Addr) pathRule {
 	w := legacyPortRule(line.table, line.words, local)
 	target := line.target()
 	some := slices.ContainsFunc([]string{"!", "-i", "-o", "-s", "-d", "-p"}, func(option string) bool { return slices.Contains(line.words, option) })
@@ -77,11 +77,11 @@ func (c *legacyChain) add(line *savedRule, local []netip.Addr) step {
 		c.drops++
 	}
 	c.rules = append(c.rules, w)
-	return step{every: line.unconditional(), known: known, returns: target == "RETURN", to: []string{w.to}}
+	return pathRule{every: line.isUnconditional(), known: known, returns: target == "RETURN", to: []string{w.to}}
 }
 
-// unconditional reports whether every packet matches a rule. Comments are the only permitted match.
-func (r *savedRule) unconditional() bool {
+// isUnconditional reports whether every packet matches a rule. Comments are the only permitted match.
+func (r *savedRule) isUnconditional() bool {
 	for i := 2; i < len(r.words); i++ {
 		switch r.words[i] {
 		case "-j", "-g":
@@ -103,10 +103,10 @@ func (r *savedRule) unconditional() bool {
 func (r *Ruleset) addLegacyRule(family nftables.TableFamily, line *savedRule, local []netip.Addr) {
 	f := line.words
 	r.Legacy++
-	r.Targets.legacy(f)
-	r.Forwards.legacy(family, f, local)
+	r.Targets.addLegacyLine(f)
+	r.Forwards.addLegacyLine(family, f, local)
 	r.Untracked.legacyUntracked(family, f)
-	r.Pools.legacy(f)
+	r.Pools.addLegacyLine(f)
 	limited := false
 	for i, word := range f {
 		if word == "-m" && i+1 < len(f) {

@@ -143,7 +143,7 @@ func (n *nft) rule(family nftables.TableFamily, a *mdnetlink.AttributeDecoder, c
 		chosen[key] = append(chosen[key], ref)
 	}
 	for _, e := range r.Exprs {
-		if o, is := e.(*opaque); is && o.err != nil {
+		if o, is := e.(*undecodedExpr); is && o.err != nil {
 			n.strange = append(n.strange, fmt.Sprintf("%s handle %d: %s: %v", chainName(r.Table, r.Chain.Name), r.Handle, o.name, o.err))
 		}
 	}

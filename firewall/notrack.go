@@ -17,7 +17,7 @@ import (
 // destinations, as for DNS and stateless services, concern traffic without translation.
 func (f *Forwards) readUntracked(rules []*nftables.Rule) {
 	for _, rule := range rules {
-		if untracks(rule.Exprs) && !narrow(rule.Exprs) {
+		if isNotrackRule(rule.Exprs) && !isNarrow(rule.Exprs) {
 			family := rule.Table.Family
 			for i, e := range rule.Exprs {
 				if cmp, is := e.(*expr.Cmp); is && family == nftables.TableFamilyINet {
@@ -31,8 +31,8 @@ func (f *Forwards) readUntracked(rules []*nftables.Rule) {
 	}
 }
 
-// untracks reports whether a rule excludes packets from connection tracking.
-func untracks(exprs []expr.Any) bool {
+// isNotrackRule reports whether a rule excludes packets from connection tracking.
+func isNotrackRule(exprs []expr.Any) bool {
 	return slices.ContainsFunc(exprs, func(e expr.Any) bool {
 		switch e := e.(type) {
 		case *expr.Notrack:
@@ -51,8 +51,8 @@ func ctNotrack(e *expr.Target) bool {
 	return ok && len(*info) > 1 && binary.NativeEndian.Uint16(*info)&1 != 0
 }
 
-// narrow reports whether a rule has conditions beyond a protocol, a source, and an interface other than lo.
-func narrow(exprs []expr.Any) bool {
+// isNarrow reports whether a rule has conditions beyond a protocol, a source, and an interface other than lo.
+func isNarrow(exprs []expr.Any) bool {
 	var asked expr.Any // the last loaded field
 	return slices.ContainsFunc(exprs, func(e expr.Any) bool {
 		switch e := e.(type) {

@@ -49,8 +49,8 @@ func (p *Packet) version() byte {
 	return 0
 }
 
-// of reports whether tables of a family process the packet.
-func (p *Packet) of(family nftables.TableFamily) bool {
+// inFamily reports whether tables of a family process the packet.
+func (p *Packet) inFamily(family nftables.TableFamily) bool {
 	switch v := p.version(); family {
 	case nftables.TableFamilyIPv4:
 		return v != 6
@@ -86,8 +86,8 @@ func (p *Packet) ipProtocol() (protocol byte, known bool) {
 	return protocol, known
 }
 
-// fits reports whether a rule of iptables-legacy can match. Conditions that cannot be evaluated count as true.
-func (r *savedRule) fits(p *Packet) bool {
+// mayMatch reports whether a rule of iptables-legacy can match. Conditions that cannot be evaluated count as true.
+func (r *savedRule) mayMatch(p *Packet) bool {
 	for i := 2; i+1 < len(r.words); i++ {
 		holds, known := r.condition(r.words[i], r.words[i+1], p)
 		if inverted := r.words[i-1] == "!"; known && holds == inverted {

@@ -41,7 +41,7 @@ func PacketRules(ctx context.Context) ([]PacketRule, error) {
 	}
 	var rules []PacketRule
 	for _, protocol := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-		s := packetScan{book: n.book(), protocol: protocol, volatile: volatile, ends: map[string]bool{}}
+		s := packetScan{calledRuleset: n.rulesetWithCallers(), protocol: protocol, volatile: volatile, ends: map[string]bool{}}
 		for _, c := range n.chains {
 			if s.begin(c) {
 				s.walk(chainKey(c.Table, c.Name))
@@ -96,7 +96,7 @@ func volatileSets() (map[string]bool, error) {
 
 // packetScan follows the path of established packets of one protocol.
 type packetScan struct {
-	*book
+	*calledRuleset
 	protocol byte
 	volatile map[string]bool
 	ends     map[string]bool // result of walk, by chainKey
@@ -173,13 +173,13 @@ func (s *packetScan) effect(rule *nftables.Rule) (out effect) {
 	}
 	tracked := rule.Table.Family == nftables.TableFamilyIPv4 || rule.Table.Family == nftables.TableFamilyINet
 	for _, e := range rule.Exprs {
-		if register, other := loads(e); other {
+		if register, other := loadedRegister(e); other {
 			r.forget(register)
 			delete(flags, register)
 		}
 		holds, known := true, true
 		switch e := e.(type) {
-		case *opaque:
+		case *undecodedExpr:
 			r = registers{}
 			if !slices.Contains([]string{"byteorder", "last", "rt"}, e.name) || e.err != nil {
 				note(e.name)
@@ -217,7 +217,7 @@ func (s *packetScan) effect(rule *nftables.Rule) (out effect) {
 			}
 			var value []byte
 			if value, known = r.get(e.Register, len(e.Data)); known {
-				holds = compares(e.Op, bytes.Compare(value, e.Data))
+				holds = comparisonHolds(e.Op, bytes.Compare(value, e.Data))
 			}
 		case *expr.Range:
 			var value []byte

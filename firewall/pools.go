@@ -59,15 +59,15 @@ func (p *Pools) add(addr netip.Addr, low, high uint16) {
 // nat adds a rule of nftables. Immediates load the rule's operands into registers.
 func (p *Pools) nat(rule *nftables.Rule, e *expr.NAT) {
 	var addr netip.Addr
-	if b := loaded(rule, e.RegAddrMin); e.RegAddrMin != 0 && (e.RegAddrMax == 0 || e.RegAddrMax == e.RegAddrMin) && !e.Prefix {
+	if b := immediateValue(rule, e.RegAddrMin); e.RegAddrMin != 0 && (e.RegAddrMax == 0 || e.RegAddrMax == e.RegAddrMin) && !e.Prefix {
 		addr, _ = netip.AddrFromSlice(b)
 	}
-	p.named(addr)
+	p.addNamedAddress(addr)
 	p.registers(rule, addr, e.RegProtoMin, e.RegProtoMax)
 }
 
-// named records whether a source NAT rule names one address.
-func (p *Pools) named(addr netip.Addr) {
+// addNamedAddress records whether a source NAT rule names one address.
+func (p *Pools) addNamedAddress(addr netip.Addr) {
 	if !addr.IsValid() || addr.IsUnspecified() {
 		p.Unclear++
 	}
@@ -80,7 +80,7 @@ func (p *Pools) masquerade(rule *nftables.Rule, e *expr.Masq) {
 
 func (p *Pools) registers(rule *nftables.Rule, addr netip.Addr, lowest, highest uint32) {
 	port := func(register uint32) uint16 {
-		if b := loaded(rule, register); register != 0 && len(b) >= 2 {
+		if b := immediateValue(rule, register); register != 0 && len(b) >= 2 {
 			return binary.BigEndian.Uint16(b)
 		}
 		return 0
@@ -88,8 +88,8 @@ func (p *Pools) registers(rule *nftables.Rule, addr netip.Addr, lowest, highest 
 	p.add(addr, port(lowest), port(highest))
 }
 
-// loaded returns the value that an immediate of the rule loads into a register.
-func loaded(rule *nftables.Rule, register uint32) []byte {
+// immediateValue returns the value that an immediate of the rule loads into a register.
+func immediateValue(rule *nftables.Rule, register uint32) []byte {
 	for _, e := range rule.Exprs {
 		if i, ok := e.(*expr.Immediate); ok && i.Register == register {
 			return i.Data
@@ -114,33 +114,33 @@ func (p *Pools) target(e *expr.Target) {
 			r := (*info)[0]
 			from, _ = netip.AddrFromSlice(r.MinIP)
 			to, _ = netip.AddrFromSlice(r.MaxIP)
-			low, high = specified(r.Flags, r.MinPort, r.MaxPort)
+			low, high = specifiedPorts(r.Flags, r.MinPort, r.MaxPort)
 		}
 	case *xt.Unknown: // IPv6: struct nf_nat_range
 		if b := []byte(*info); len(b) >= 40 {
 			from, _ = netip.AddrFromSlice(b[4:20])
 			to, _ = netip.AddrFromSlice(b[20:36])
-			low, high = specified(uint(binary.NativeEndian.Uint32(b)), binary.BigEndian.Uint16(b[36:]), binary.BigEndian.Uint16(b[38:]))
+			low, high = specifiedPorts(uint(binary.NativeEndian.Uint32(b)), binary.BigEndian.Uint16(b[36:]), binary.BigEndian.Uint16(b[38:]))
 		}
 	}
 	if from != to {
 		from = netip.Addr{}
 	}
 	if e.Name == "SNAT" {
-		p.named(from)
+		p.addNamedAddress(from)
 	}
 	p.add(from, low, high)
 }
 
-func specified(flags uint, low, high uint16) (uint16, uint16) {
+func specifiedPorts(flags uint, low, high uint16) (uint16, uint16) {
 	if flags&uint(xt.NatRangeProtoSpecified) == 0 {
 		return 0, 0
 	}
 	return low, high
 }
 
-// legacy adds a line of iptables-legacy-save.
-func (p *Pools) legacy(words []string) {
+// addLegacyLine adds a line of iptables-legacy-save.
+func (p *Pools) addLegacyLine(words []string) {
 	after := func(option string) string {
 		if at := slices.Index(words, option); at >= 0 && at+1 < len(words) {
 			return words[at+1]
@@ -162,7 +162,7 @@ func (p *Pools) legacy(words []string) {
 			addr, _ = netip.ParseAddr(strings.Trim(value[:at], "[]"))
 		}
 		low, high := ParsePorts(ports)
-		p.named(addr)
+		p.addNamedAddress(addr)
 		p.add(addr, low, high)
 	}
 }

@@ -154,7 +154,7 @@ func (r *Ruleset) addNft(n *nft, local []netip.Addr) {
 			continue
 		}
 		key := chainKey(c.Table, c.Name)
-		known := graph.accepts(key)
+		known := graph.findAcceptPoint(key)
 		r.Chains = append(r.Chains, Chain{
 			Name: chainName(c.Table, c.Name), Hook: hookName(c),
 			NAT: c.Type == nftables.ChainTypeNAT, Longest: graph.longest(key),
@@ -233,14 +233,14 @@ func (r *Ruleset) scan(c *nftables.Chain, rules []*nftables.Rule) {
 			case *expr.NAT:
 				if e.Type == expr.NATTypeSourceNAT {
 					r.SourceNAT++
-					r.ordered(e.FullyRandom)
+					r.countOrderedSNAT(e.FullyRandom)
 					r.Pools.nat(rule, e)
 				} else {
 					r.DestNAT++
 				}
 			case *expr.Masq:
 				r.SourceNAT++
-				r.ordered(e.FullyRandom)
+				r.countOrderedSNAT(e.FullyRandom)
 				r.Pools.masquerade(rule, e)
 			case *expr.Redir:
 				r.DestNAT++
@@ -343,8 +343,8 @@ func ctHelper(e *expr.Target) bool {
 	return ok && len(*info) > 12 && (*info)[12] != 0
 }
 
-// ordered counts a SNAT rule without random ports.
-func (r *Ruleset) ordered(random bool) {
+// countOrderedSNAT counts a SNAT rule without random ports.
+func (r *Ruleset) countOrderedSNAT(random bool) {
 	if !random {
 		r.InOrder++
 	}
@@ -356,7 +356,7 @@ func (r *Ruleset) target(name string, random bool) {
 	switch name {
 	case "SNAT", "MASQUERADE", "NETMAP":
 		r.SourceNAT++
-		r.ordered(random)
+		r.countOrderedSNAT(random)
 	case "DNAT", "REDIRECT":
 		r.DestNAT++
 	case "TCPMSS":
@@ -368,8 +368,8 @@ func (r *Ruleset) target(name string, random bool) {
 	}
 }
 
-// unconditional reports whether every packet matches a rule.
-func unconditional(rule *nftables.Rule) bool {
+// isUnconditional reports whether every packet matches a rule.
+func isUnconditional(rule *nftables.Rule) bool {
 	return !slices.ContainsFunc(rule.Exprs, func(e expr.Any) bool {
 		switch e := e.(type) {
 		case *expr.Verdict, *expr.Counter:
@@ -413,7 +413,7 @@ func acceptsKnown(rule *nftables.Rule) bool {
 	return looks && accepts
 }
 
-func returns(rule *nftables.Rule) bool {
+func hasReturn(rule *nftables.Rule) bool {
 	return slices.ContainsFunc(rule.Exprs, func(e expr.Any) bool {
 		v, ok := e.(*expr.Verdict)
 		return ok && v.Kind == expr.VerdictReturn

@@ -196,7 +196,7 @@ func TestPools(t *testing.T) {
 	for text, want := range map[string]Pools{lines: want, lines6: want6} {
 		var legacy Pools
 		for line := range strings.Lines(text) {
-			legacy.legacy(strings.Fields(line))
+			legacy.addLegacyLine(strings.Fields(line))
 		}
 		if diff := cmp.Diff(want, legacy); diff != "" {
 			t.Errorf("iptables-legacy: %s", diff)
@@ -250,7 +250,7 @@ func TestForwards(t *testing.T) {
 	var legacy Forwards
 	for _, line := range []string{"-A PREROUTING -p tcp -j REDIRECT --to-ports 8080", "-A PREROUTING -j DNAT --to-destination 192.0.2.1:80",
 		"-A OUTPUT -j DNAT --to-destination 198.51.100.2", "-A PREROUTING -j DNAT --to-destination 198.51.100.2", "-A POSTROUTING -j MASQUERADE"} {
-		legacy.legacy(nftables.TableFamilyIPv4, strings.Fields(line), []netip.Addr{netip.MustParseAddr("192.0.2.1")})
+		legacy.addLegacyLine(nftables.TableFamilyIPv4, strings.Fields(line), []netip.Addr{netip.MustParseAddr("192.0.2.1")})
 	}
 	if legacy != got {
 		t.Errorf("iptables-legacy: %+v, want %+v", legacy, got)

@@ -44,14 +44,14 @@ func translatesSource(e expr.Any) bool {
 
 // sourceRules finds the rules of nf_tables that translate sources.
 func (n *nft) sourceRules() (list []SourceRule) {
-	b := n.book()
+	b := n.rulesetWithCallers()
 	for _, c := range n.chains {
 		for _, rule := range n.rules[chainKey(c.Table, c.Name)] {
 			if !slices.ContainsFunc(rule.Exprs, translatesSource) {
 				continue
 			}
 			list = append(list, SourceRule{Chain: chainName(c.Table, c.Name), Compat: builtIn(c), Out: outputInterfaces(rule), fits: func(p *Packet) bool {
-				return b.reaches(rule, p, func(kind expr.VerdictKind, _ string) bool { return kind == translates })
+				return b.packetReaches(rule, p, func(kind expr.VerdictKind, _ string) bool { return kind == translates })
 			}})
 		}
 	}
@@ -80,7 +80,7 @@ func legacySourceRules(family nftables.TableFamily, saved string) (list []Source
 			continue
 		}
 		r := SourceRule{Chain: legacyProgram(family) + " " + line.table + " " + line.chain, Legacy: true,
-			fits: func(p *Packet) bool { return p.of(family) && line.fits(p) }}
+			fits: func(p *Packet) bool { return p.inFamily(family) && line.mayMatch(p) }}
 		if at := slices.Index(line.words, "-o"); at > 0 && at+1 < len(line.words) && line.words[at-1] != "!" {
 			r.Out = []string{line.words[at+1]}
 		}

@@ -106,8 +106,8 @@ func (t *Targets) target(e *expr.Target) {
 	}
 }
 
-// legacy adds the target of a line of iptables-legacy-save.
-func (t *Targets) legacy(words []string) {
+// addLegacyLine adds the target of a line of iptables-legacy-save.
+func (t *Targets) addLegacyLine(words []string) {
 	if slices.Contains(words, "REDIRECT") || slices.Contains(words, "NETMAP") {
 		t.Unclear++
 	}

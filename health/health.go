@@ -139,7 +139,7 @@ func New(opt Options) *Monitor {
 	if opt.TableDrops == nil {
 		opt.TableDrops = tableDrops
 	}
-	m := &Monitor{opt: opt, probers: probers(opt.Dial), wake: make(chan struct{}, 1), watches: map[backendKey]*watch{}}
+	m := &Monitor{opt: opt, probers: newProbers(opt.Dial), wake: make(chan struct{}, 1), watches: map[backendKey]*watch{}}
 	for t, p := range opt.Probers {
 		m.probers[t] = p
 	}
@@ -195,7 +195,7 @@ func (m *Monitor) Configure(cfg *config.Config) {
 	}
 	m.reschedule()
 	// If the removal of a route fails, the next use of its mark removes it.
-	_ = m.paths.retain(func(k backendKey) bool { w := m.watches[k]; return w != nil && w.target.viaService() })
+	_ = m.paths.removeUnused(func(k backendKey) bool { w := m.watches[k]; return w != nil && w.target.viaService() })
 }
 
 // configure updates the watches of one service and returns the new ones.
@@ -223,7 +223,7 @@ func (m *Monitor) configure(s *config.Service) (added []*watch) {
 		w.target, w.good, w.bad = &t, 0, 0
 		if !w.probing {
 			w.due = time.Now().Add(randomPart(w.period()))
-			m.queue.fix(w)
+			m.queue.updateWatch(w)
 		}
 	}
 	return added

@@ -62,9 +62,9 @@ func (p *paths) mark(k backendKey) (uint32, error) {
 	return 0, fmt.Errorf("more than %d backends are checked via their service; write via: direct", maxPaths)
 }
 
-// ensure routes packets with the mark to the address via server, and no other packets. It checks first, because the
+// ensureRoute routes packets with the mark to the address via server, and no other packets. It checks first, because the
 // kernel removes the routes of a link that is set down.
-func (p *paths) ensure(mark uint32, address, server netip.Addr) error {
+func (p *paths) ensureRoute(mark uint32, address, server netip.Addr) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.swept {
@@ -158,8 +158,8 @@ func family(a netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// retain removes the paths of backends that are no longer checked.
-func (p *paths) retain(wanted func(backendKey) bool) error {
+// removeUnused removes the paths of backends that are no longer checked.
+func (p *paths) removeUnused(wanted func(backendKey) bool) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var gone []uint32

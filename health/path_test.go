@@ -146,7 +146,7 @@ func TestPathMarks(t *testing.T) {
 	if _, err := p.mark(backendKey{"video", "one more"}); err == nil {
 		t.Error("more marks than there are")
 	}
-	if err := p.retain(func(k backendKey) bool { return k.backend != "a" }); err != nil && !errors.Is(err, context.Canceled) {
+	if err := p.removeUnused(func(k backendKey) bool { return k.backend != "a" }); err != nil && !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
 	if m, err := p.mark(backendKey{"video", "one more"}); err != nil || m != pathMark {

@@ -138,7 +138,7 @@ func (m *Monitor) runProber(ctx context.Context, t *Target) (err error) {
 	if t.viaService() {
 		mark, err := m.paths.mark(backendKey{t.Service, t.Backend})
 		if err == nil {
-			err = m.paths.ensure(mark, t.Address, t.Server)
+			err = m.paths.ensureRoute(mark, t.Address, t.Server)
 		}
 		if err != nil {
 			return err
@@ -195,6 +195,6 @@ func (q *dueHeap) Pop() any {
 	return w
 }
 
-func (q *dueHeap) push(w *watch)   { heap.Push(q, w) }
-func (q *dueHeap) fix(w *watch)    { heap.Fix(q, w.position) }
-func (q *dueHeap) remove(w *watch) { heap.Remove(q, w.position) }
+func (q *dueHeap) push(w *watch)        { heap.Push(q, w) }
+func (q *dueHeap) updateWatch(w *watch) { heap.Fix(q, w.position) }
+func (q *dueHeap) remove(w *watch)      { heap.Remove(q, w.position) }

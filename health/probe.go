@@ -22,8 +22,8 @@ import (
 // Dial opens a connection with the firewall mark on its packets; 0 sets no mark.
 type Dial func(ctx context.Context, network, address string, mark uint32) (net.Conn, error)
 
-// probers returns the prober of each check type.
-func probers(d Dial) map[config.CheckType]Prober {
+// newProbers returns the prober of each check type.
+func newProbers(d Dial) map[config.CheckType]Prober {
 	return map[config.CheckType]Prober{
 		config.CheckTCP:   tcpProber{d},
 		config.CheckHTTP:  newHTTPProber("http", d),

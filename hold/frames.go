@@ -32,7 +32,7 @@ func probeFrame(mac net.HardwareAddr, a netip.Addr) []byte {
 		return packet.Packet{&packet.Ethernet{Src: src, Dst: broadcast},
 			&packet.ARP{Operation: 1, SenderMAC: src, Sender: netip.IPv4Unspecified(), Target: a}}.Build()
 	}
-	group := solicited(a)
+	group := solicitedNode(a)
 	return packet.Packet{&packet.Ethernet{Src: src, Dst: multicastMAC(group)},
 		&packet.IPv6{Src: netip.IPv6Unspecified(), Dst: group, HopLimit: 255},
 		&packet.ICMP{V6: true, Type: solicitation}, &packet.Data{Bytes: a.AsSlice()}}.Build()
@@ -56,8 +56,8 @@ func gratuitousFrame(mac net.HardwareAddr, a netip.Addr, router bool) []byte {
 		&packet.ICMP{V6: true, Type: advertisement, Rest: flags}, &packet.Data{Bytes: append(a.AsSlice(), option...)}}.Build()
 }
 
-// solicited returns the solicited-node multicast address (RFC 4291 §2.7.1).
-func solicited(a netip.Addr) netip.Addr {
+// solicitedNode returns the solicited-node multicast address (RFC 4291 §2.7.1).
+func solicitedNode(a netip.Addr) netip.Addr {
 	b, group := a.As16(), netip.MustParseAddr("ff02::1:ff00:0").As16()
 	copy(group[13:], b[13:])
 	return netip.AddrFrom16(group)
@@ -69,9 +69,9 @@ func multicastMAC(group netip.Addr) packet.MAC {
 	return packet.MAC{0x33, 0x33, b[12], b[13], b[14], b[15]}
 }
 
-// claimed returns the address that another station uses, or is about to use, according to a frame, and the station's
+// claimedAddress returns the address that another station uses, or is about to use, according to a frame, and the station's
 // hardware address. It returns false if the frame claims no address.
-func claimed(frame []byte) (a netip.Addr, mac string, ok bool) {
+func claimedAddress(frame []byte) (a netip.Addr, mac string, ok bool) {
 	if len(frame) < 14 {
 		return a, "", false
 	}

@@ -54,10 +54,10 @@ type Holder struct {
 	mu      sync.Mutex // Protects the following fields.
 	set     bool       // Set was called.
 	wants   []Want
-	list    []placed
+	list    []addressDecision
 	shown   []Status // cached result of Statuses for list; nil before the first call
-	foreign map[key]foreign
-	news    []news
+	foreign map[key]foreignAddress
+	news    []pendingFrame
 
 	lostRecord string // damage of the record at the start; "" for none
 }
@@ -70,14 +70,14 @@ func (h *Holder) Warnings() []string {
 	return []string{h.lostRecord}
 }
 
-// foreign is an address of another station.
-type foreign struct {
+// foreignAddress is an address of another station.
+type foreignAddress struct {
 	mac   string
 	again time.Time // time of the next probe
 }
 
-// news is a gratuitous frame with its remaining repetitions.
-type news struct {
+// pendingFrame is a gratuitous frame with its remaining repetitions.
+type pendingFrame struct {
 	key
 	left int
 	due  time.Time
@@ -91,7 +91,7 @@ func New(opt Options) (*Holder, error) {
 	if lost != "" {
 		opt.Log.Warn(lost)
 	}
-	return &Holder{opt: opt, lostRecord: lost, kicked: make(chan struct{}, 1), record: record, up: map[int]bool{}, probed: map[key]bool{}, was: map[netip.Addr]string{}, logged: map[netip.Addr]bool{}, foreign: map[key]foreign{}}, err
+	return &Holder{opt: opt, lostRecord: lost, kicked: make(chan struct{}, 1), record: record, up: map[int]bool{}, probed: map[key]bool{}, was: map[netip.Addr]string{}, logged: map[netip.Addr]bool{}, foreign: map[key]foreignAddress{}}, err
 }
 
 // Plan returns the changes that Set would make, without making them.
@@ -103,7 +103,7 @@ func (h *Holder) Plan(wants []Want) (*datapath.Change, []Status, error) {
 		return nil, nil, err
 	}
 	host.was = h.was
-	list := place(wants, host.view)
+	list := decideWants(wants, host.view)
 	return h.change(list), statuses(list), nil
 }
 
@@ -117,12 +117,12 @@ func (h *Holder) Set(wants []Want) (*datapath.Change, error) {
 	if same {
 		return &datapath.Change{Datapath: "addresses"}, nil
 	}
-	change, err := h.settle(wants)
+	change, err := h.applyWants(wants)
 	h.Kick()
 	return change, err
 }
 
-func (h *Holder) settle(wants []Want) (*datapath.Change, error) {
+func (h *Holder) applyWants(wants []Want) (*datapath.Change, error) {
 	h.work.Lock()
 	defer h.work.Unlock()
 	host, err := readHost(h.keys())
@@ -132,20 +132,20 @@ func (h *Holder) settle(wants []Want) (*datapath.Change, error) {
 	maps.DeleteFunc(h.was, func(a netip.Addr, _ string) bool {
 		return !slices.ContainsFunc(wants, func(w Want) bool { return !a.Less(w.First) && !w.Last.Less(a) })
 	})
-	list := h.place(wants, host.view)
+	list := h.decideAll(wants, host.view)
 	change := h.change(list)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.set, h.wants = true, wants
-	h.show(list)
+	h.publishStatuses(list)
 	return change, nil
 }
 
-// place decides about every wanted address and stores the addresses that belong to the host. If their owner removes
+// decideAll decides about every wanted address and stores the addresses that belong to the host. If their owner removes
 // one later, Sluice does not take it. h.work must be locked.
-func (h *Holder) place(wants []Want, v view) []placed {
+func (h *Holder) decideAll(wants []Want, v view) []addressDecision {
 	v.was = h.was
-	list := place(wants, v)
+	list := decideWants(wants, v)
 	for _, p := range list {
 		switch {
 		case p.State == Own:
@@ -177,13 +177,13 @@ func (h *Holder) Statuses() []Status {
 	return h.shown
 }
 
-func statuses(list []placed) []Status {
+func statuses(list []addressDecision) []Status {
 	out := make([]Status, len(list))
 	for i, p := range list {
 		out[i] = p.Status
 		out[i].Owners = slices.Clone(p.Owners)
 	}
-	return collapse(out)
+	return joinStatuses(out)
 }
 
 // Release ends the holder. It removes all held addresses unless keep is set.
@@ -206,7 +206,7 @@ func (h *Holder) keys() map[key]bool {
 }
 
 // change compares the wanted addresses with the held ones.
-func (h *Holder) change(list []placed) *datapath.Change {
+func (h *Holder) change(list []addressDecision) *datapath.Change {
 	c := &datapath.Change{Datapath: "addresses"}
 	want := map[key]bool{}
 	for _, p := range list {
@@ -221,7 +221,7 @@ func (h *Holder) change(list []placed) *datapath.Change {
 		}
 	}
 	for k, name := range h.record {
-		if !want[k] && h.lost(k, list) {
+		if !want[k] && h.mustRemove(k, list) {
 			c.Objects.Removed++
 			c.Lines = append(c.Lines, fmt.Sprintf("give back address %s of %s", k.at, name))
 		}
@@ -234,8 +234,8 @@ func (h *Holder) change(list []placed) *datapath.Change {
 	return c
 }
 
-// show makes the list the result of Statuses. h.work and h.mu must be locked.
-func (h *Holder) show(list []placed) {
+// publishStatuses makes the list the result of Statuses. h.work and h.mu must be locked.
+func (h *Holder) publishStatuses(list []addressDecision) {
 	for i := range list {
 		p := &list[i]
 		k := key{p.ifindex, p.First}
@@ -256,7 +256,7 @@ func (h *Holder) show(list []placed) {
 func (h *Holder) Run(ctx context.Context) {
 	said := ""
 	for {
-		again, err := h.step(time.Now())
+		again, err := h.reconcileHost(time.Now())
 		text := ""
 		if err != nil {
 			text, again = err.Error(), askAgain
@@ -278,8 +278,8 @@ func (h *Holder) Run(ctx context.Context) {
 	}
 }
 
-// step makes the wanted changes on the host. It returns the time until the next step, or 0 if none is due.
-func (h *Holder) step(now time.Time) (time.Duration, error) {
+// reconcileHost makes the wanted changes on the host. It returns the time until the next step, or 0 if none is due.
+func (h *Holder) reconcileHost(now time.Time) (time.Duration, error) {
 	h.work.Lock()
 	defer h.work.Unlock()
 	if h.ended {
@@ -289,9 +289,9 @@ func (h *Holder) step(now time.Time) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	h.look(host)
+	h.readCarriers(host)
 	h.mu.Lock()
-	list := h.place(h.wants, host.view)
+	list := h.decideAll(h.wants, host.view)
 	due := map[int][]netip.Addr{} // addresses to probe, by interface
 	want := map[key]string{}
 	for _, p := range list {
@@ -300,7 +300,7 @@ func (h *Holder) step(now time.Time) (time.Duration, error) {
 			continue
 		}
 		want[k] = p.Interface
-		if f, taken := h.foreign[k]; !(h.probed[k] && h.has(k, host)) && (!taken || !now.Before(f.again)) {
+		if f, taken := h.foreign[k]; !(h.probed[k] && h.isPresent(k, host)) && (!taken || !now.Before(f.again)) {
 			due[p.ifindex] = append(due[p.ifindex], p.First)
 		}
 	}
@@ -311,19 +311,19 @@ func (h *Holder) step(now time.Time) (time.Duration, error) {
 	}
 	h.mu.Unlock()
 
-	errs := []error{removeRecorded(h.opt.StateDir, h.record, func(k key) bool { return want[k] == "" && h.lost(k, list) })}
+	errs := []error{removeRecorded(h.opt.StateDir, h.record, func(k key) bool { return want[k] == "" && h.mustRemove(k, list) })}
 	for ifindex, addresses := range due {
-		errs = append(errs, h.take(host, host.stations[ifindex], addresses))
+		errs = append(errs, h.probeAndAdd(host, host.stations[ifindex], addresses))
 	}
 	h.sendGratuitous(host)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.show(list)
+	h.publishStatuses(list)
 	return h.next(), errors.Join(errs...)
 }
 
-// look reads the carrier state of the interfaces. Without a carrier, another station may have taken an address.
-func (h *Holder) look(host *host) {
+// readCarriers reads the carrier state of the interfaces. Without a carrier, another station may have taken an address.
+func (h *Holder) readCarriers(host *host) {
 	for _, n := range host.networks {
 		if before, known := h.up[n.ifindex]; known && !before && n.carrier {
 			for k := range h.probed {
@@ -336,22 +336,22 @@ func (h *Holder) look(host *host) {
 	}
 }
 
-// has reports whether an address is recorded as held and present on its interface.
-func (h *Holder) has(k key, host *host) bool {
+// isPresent reports whether an address is recorded as held and present on its interface.
+func (h *Holder) isPresent(k key, host *host) bool {
 	_, ours := h.record[k]
 	return ours && slices.ContainsFunc(host.addresses, func(a address) bool { return a.index == k.ifindex && a.at == k.at && !a.failed })
 }
 
-// lost reports whether an address that is no longer wanted must be removed. It stays if its interface has only lost
+// mustRemove reports whether an address that is no longer wanted must be removed. It stays if its interface has only lost
 // its carrier.
-func (h *Holder) lost(k key, list []placed) bool {
-	return !slices.ContainsFunc(list, func(p placed) bool {
+func (h *Holder) mustRemove(k key, list []addressDecision) bool {
+	return !slices.ContainsFunc(list, func(p addressDecision) bool {
 		return p.First == k.at && p.State == Absent && p.Interface == h.record[k] && p.Why == noCarrier
 	})
 }
 
-// take probes for addresses on an interface and holds those without another station.
-func (h *Holder) take(host *host, s station, addresses []netip.Addr) error {
+// probeAndAdd probes for addresses on an interface and holds those without another station.
+func (h *Holder) probeAndAdd(host *host, s probeInterface, addresses []netip.Addr) error {
 	taken, err := probe(s, addresses, host.macs)
 	if err != nil {
 		return err
@@ -364,7 +364,7 @@ func (h *Holder) take(host *host, s station, addresses []netip.Addr) error {
 			if _, before := h.foreign[k]; !before {
 				h.opt.Log.Warn("address is not held: another station answers for it", "address", a, "interface", s.name, "station", mac)
 			}
-			h.foreign[k] = foreign{mac, time.Now().Add(askAgain + rand.N(askAgain))}
+			h.foreign[k] = foreignAddress{mac, time.Now().Add(askAgain + rand.N(askAgain))}
 			gone = append(gone, k)
 		} else {
 			delete(h.foreign, k)
@@ -373,12 +373,12 @@ func (h *Holder) take(host *host, s station, addresses []netip.Addr) error {
 	}
 	h.mu.Unlock()
 	errs := []error{removeRecorded(h.opt.StateDir, h.record, func(k key) bool { return slices.Contains(gone, k) })}
-	return errors.Join(append(errs, h.hold(host, s, free))...)
+	return errors.Join(append(errs, h.addAddresses(host, s, free))...)
 }
 
-// hold adds unused addresses to an interface.
-func (h *Holder) hold(host *host, s station, free []key) error {
-	fresh := slices.DeleteFunc(slices.Clone(free), func(k key) bool { return h.has(k, host) })
+// addAddresses adds unused addresses to an interface.
+func (h *Holder) addAddresses(host *host, s probeInterface, free []key) error {
+	fresh := slices.DeleteFunc(slices.Clone(free), func(k key) bool { return h.isPresent(k, host) })
 	for _, k := range fresh {
 		h.record[k] = s.name
 	}
@@ -402,7 +402,7 @@ func (h *Holder) hold(host *host, s station, free []key) error {
 	for _, k := range free {
 		if _, held := h.record[k]; held {
 			h.probed[k] = true
-			h.news = append(h.news, news{k, gratuitousTimes, time.Now()})
+			h.news = append(h.news, pendingFrame{k, gratuitousTimes, time.Now()})
 		}
 	}
 	return errors.Join(append(errs, writeRecord(h.opt.StateDir, h.record))...)
@@ -412,9 +412,9 @@ func (h *Holder) hold(host *host, s station, free []key) error {
 func (h *Holder) sendGratuitous(host *host) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	wires := map[int]*wire{}
+	wires := map[int]*packetSocket{}
 	now := time.Now()
-	h.news = slices.DeleteFunc(h.news, func(n news) bool {
+	h.news = slices.DeleteFunc(h.news, func(n pendingFrame) bool {
 		_, there := host.stations[n.ifindex]
 		_, held := h.record[n.key]
 		return !there || !held
@@ -439,7 +439,7 @@ func (h *Holder) sendGratuitous(host *host) {
 		_ = wires[n.ifindex].send(gratuitousFrame(s.mac, n.at, router))
 		n.left, n.due = n.left-1, now.Add(gratuitousEach)
 	}
-	h.news = slices.DeleteFunc(h.news, func(n news) bool { return n.left == 0 })
+	h.news = slices.DeleteFunc(h.news, func(n pendingFrame) bool { return n.left == 0 })
 }
 
 // next returns the time until the next gratuitous frame or probe.

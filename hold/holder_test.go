@@ -305,12 +305,12 @@ func TestFrames(t *testing.T) {
 		t.Errorf("advertisement % x", na)
 	}
 	for _, f := range [][]byte{ns, na, probeFrame(mac, netip.MustParseAddr(four)), gratuitousFrame(mac, netip.MustParseAddr(four), false)} {
-		a, station, ok := claimed(f)
+		a, station, ok := claimedAddress(f)
 		if !ok || station != string(mac) || a.String() != four && a.String() != six {
 			t.Errorf("% x shows %v of %x, %v", f, a, station, ok)
 		}
 		for n := range f {
-			claimed(f[:n])
+			claimedAddress(f[:n])
 		}
 	}
 }

@@ -39,8 +39,8 @@ type key struct {
 	at      netip.Addr
 }
 
-// station is an interface that can send probes.
-type station struct {
+// probeInterface is an interface that can send probes.
+type probeInterface struct {
 	ifindex int
 	name    string
 	mac     net.HardwareAddr
@@ -49,14 +49,14 @@ type station struct {
 // host is the calling thread's network namespace.
 type host struct {
 	addresses []address
-	stations  map[int]station // Interfaces with ARP and neighbour discovery.
-	macs      map[string]bool // Hardware addresses of all interfaces.
+	stations  map[int]probeInterface // Interfaces with ARP and neighbour discovery.
+	macs      map[string]bool        // Hardware addresses of all interfaces.
 	view
 }
 
 // readHost reads the state of the host. Addresses in recorded do not count as the host's own.
 func readHost(recorded map[key]bool) (*host, error) {
-	h := &host{stations: map[int]station{}, macs: map[string]bool{}, view: view{own: map[netip.Addr]string{}}}
+	h := &host{stations: map[int]probeInterface{}, macs: map[string]bool{}, view: view{own: map[netip.Addr]string{}}}
 	links, err := netdev.Whole(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("interfaces: %w", err)
@@ -68,14 +68,14 @@ func readHost(recorded map[key]bool) (*host, error) {
 		h.macs[string(a.HardwareAddr)] = true
 		carrier[a.Index] = a.RawFlags&unix.IFF_RUNNING != 0
 		if a.RawFlags&unix.IFF_UP != 0 && a.RawFlags&(unix.IFF_LOOPBACK|unix.IFF_NOARP|unix.IFF_POINTOPOINT) == 0 && len(a.HardwareAddr) == 6 {
-			h.stations[a.Index] = station{a.Index, a.Name, a.HardwareAddr}
+			h.stations[a.Index] = probeInterface{a.Index, a.Name, a.HardwareAddr}
 		}
 	}
 	if h.addresses, err = readAddresses(); err != nil {
 		return nil, err
 	}
 	for _, a := range h.addresses {
-		if recorded[key{a.index, a.at}] && a.ours() {
+		if recorded[key{a.index, a.at}] && a.mayBeOurs() {
 			continue
 		}
 		h.own[a.at] = names[a.index]
@@ -117,9 +117,9 @@ func (h *host) readRoutes(carrier map[int]bool) error {
 	return nil
 }
 
-// ours reports whether Sluice may have added the address. It is a host address, and has the mark if the kernel
+// mayBeOurs reports whether Sluice may have added the address. It is a host address, and has the mark if the kernel
 // supports it.
-func (a address) ours() bool {
+func (a address) mayBeOurs() bool {
 	return a.bits == a.at.BitLen() && (a.proto == Protocol || a.proto == 0)
 }
 

@@ -69,15 +69,15 @@ type view struct {
 	was      map[netip.Addr]string // wanted addresses that were in own or local before, with their interfaces
 }
 
-// placed is the decision about one address. The address is wanted on its interface, if it has one.
-type placed struct {
+// addressDecision is the decision about one address. The address is wanted on its interface, if it has one.
+type addressDecision struct {
 	Status
 	ifindex int
 }
 
-// place decides for every wanted address whether to hold it. Ranges in connected networks are split into single
+// decideWants decides for every wanted address whether to hold it. Ranges in connected networks are split into single
 // addresses.
-func place(wants []Want, v view) (list []placed) {
+func decideWants(wants []Want, v view) (list []addressDecision) {
 	seen := map[netip.Addr]int{} // index in list
 	held := 0
 	for _, w := range wants {
@@ -90,19 +90,19 @@ func place(wants []Want, v view) (list []placed) {
 		switch {
 		case !met && size != 1: // single addresses are reported as own
 			whole.State = Routed
-			list = append(list, placed{Status: whole})
+			list = append(list, addressDecision{Status: whole})
 			continue
 		case !few:
 			whole.State = Absent
 			whole.Why = fmt.Sprintf("more than %d addresses are not held one by one: have the prefix routed here, or of IPv4 add a local route for it (ip route add local PREFIX dev INTERFACE)", MaxHeld)
-			list = append(list, placed{Status: whole})
+			list = append(list, addressDecision{Status: whole})
 			continue
 		}
 		for a := w.First; ; a = a.Next() {
 			if i, known := seen[a]; known {
-				list[i].own(w)
+				list[i].setOwner(w)
 			} else {
-				p := v.single(a, w)
+				p := v.decideAddress(a, w)
 				if p.State == Probing {
 					if held++; held > MaxHeld {
 						p.State, p.ifindex = Absent, 0
@@ -120,8 +120,8 @@ func place(wants []Want, v view) (list []placed) {
 	return list
 }
 
-// own records that an address has another owner.
-func (p *placed) own(w Want) {
+// setOwner records that an address has another owner.
+func (p *addressDecision) setOwner(w Want) {
 	if !slices.Contains(p.Owners, w.Owner) {
 		p.Owners = append(p.Owners, w.Owner)
 	}
@@ -130,8 +130,8 @@ func (p *placed) own(w Want) {
 	}
 }
 
-// single decides about one address.
-func (v view) single(a netip.Addr, w Want) placed {
+// decideAddress decides about one address.
+func (v view) decideAddress(a netip.Addr, w Want) addressDecision {
 	s := Status{First: a, Last: a, Owners: []string{w.Owner}}
 	n, met := v.networkOf(a)
 	name, own := v.own[a]
@@ -153,9 +153,9 @@ func (v view) single(a netip.Addr, w Want) placed {
 		s.State, s.Interface, s.Why = Absent, n.name, noCarrier
 	default:
 		s.State, s.Interface = Probing, n.name
-		return placed{Status: s, ifindex: n.ifindex}
+		return addressDecision{Status: s, ifindex: n.ifindex}
 	}
-	return placed{Status: s}
+	return addressDecision{Status: s}
 }
 
 // remedy returns the remedy for an address that the host had on an interface and has lost; "" if a route had added
@@ -204,8 +204,8 @@ func count(first, last netip.Addr) (n int, few bool) {
 	return int(min(size, MaxHeld+1)), size <= MaxHeld
 }
 
-// collapse joins adjacent addresses with otherwise equal statuses.
-func collapse(list []Status) (out []Status) {
+// joinStatuses joins adjacent addresses with otherwise equal statuses.
+func joinStatuses(list []Status) (out []Status) {
 	slices.SortStableFunc(list, func(a, b Status) int { return cmp.Or(a.First.Compare(b.First), a.Last.Compare(b.Last)) })
 	for _, s := range list {
 		if n := len(out); n > 0 {

@@ -61,22 +61,22 @@ func TestPlace(t *testing.T) {
 		{"taken away with its network", []Want{one("a", "192.0.2.9")}, "192.0.2.9 a lost wan0: it was the host's own, and Sluice does not take it over: give it to the host again, or write another"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := describe(place(c.wants, v)); got != c.want {
+			if got := describe(decideWants(c.wants, v)); got != c.want {
 				t.Errorf("got  %s\nwant %s", got, c.want)
 			}
 		})
 	}
-	list := place([]Want{want("a", "10.0.64.1", "10.0.79.255"), want("b", "2001:db8:100::", "2001:db8:100:0:ffff:ffff:ffff:ffff")}, v)
+	list := decideWants([]Want{want("a", "10.0.64.1", "10.0.79.255"), want("b", "2001:db8:100::", "2001:db8:100:0:ffff:ffff:ffff:ffff")}, v)
 	if len(list) != 2 || list[0].State != Absent || list[1].State != Absent || !strings.Contains(list[0].Why, "local route") {
 		t.Errorf("more than can be held: %+v", list)
 	}
-	list = place([]Want{want("a", "10.0.64.1", "10.0.67.255"), want("b", "10.0.68.0", "10.0.68.9")}, v)
+	list = decideWants([]Want{want("a", "10.0.64.1", "10.0.67.255"), want("b", "10.0.68.0", "10.0.68.9")}, v)
 	if n := Count(statuses(list)); n["probing"] != MaxHeld || n["absent"] != 1023+10-MaxHeld {
 		t.Errorf("two pools around the limit: %v", n)
 	}
 }
 
-func describe(list []placed) string {
+func describe(list []addressDecision) string {
 	var out []string
 	for _, s := range statuses(list) {
 		text := fmt.Sprintf("%s %s %s", s.Range(), strings.Join(s.Owners, ","), s.State)

@@ -22,19 +22,19 @@ const (
 // htons converts a 16-bit number to network byte order.
 func htons(v uint16) uint16 { return v<<8 | v>>8 }
 
-// wire is a packet socket on an interface.
-type wire struct {
+// packetSocket is a packet socket on an interface.
+type packetSocket struct {
 	fd      int
-	station station
+	station probeInterface
 }
 
 // openWire opens a wire for frames of a type; 0 opens a socket that only sends.
-func openWire(s station, etherType uint16) (*wire, error) {
+func openWire(s probeInterface, etherType uint16) (*packetSocket, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("interface %s: packet socket: %w", s.name, err)
 	}
-	w := &wire{fd, s}
+	w := &packetSocket{fd, s}
 	if etherType == 0 {
 		return w, nil
 	}
@@ -45,7 +45,7 @@ func openWire(s station, etherType uint16) (*wire, error) {
 	return w, nil
 }
 
-func (w *wire) listen(etherType uint16) error {
+func (w *packetSocket) listen(etherType uint16) error {
 	if etherType == unix.ETH_P_IPV6 {
 		// Other stations probe by multicast groups that this host has not joined, and the interface may be busy.
 		all := unix.PacketMreq{Ifindex: int32(w.station.ifindex), Type: unix.PACKET_MR_ALLMULTI}
@@ -75,10 +75,10 @@ func discovery() *unix.SockFprog {
 	return &unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]}
 }
 
-func (w *wire) close() { unix.Close(w.fd) }
+func (w *packetSocket) close() { unix.Close(w.fd) }
 
 // send sends a frame. It waits if the queue is full.
-func (w *wire) send(frame []byte) error {
+func (w *packetSocket) send(frame []byte) error {
 	to := &unix.SockaddrLinklayer{Protocol: htons(uint16(frame[12])<<8 | uint16(frame[13])), Ifindex: w.station.ifindex, Halen: 6}
 	copy(to.Addr[:], frame[:6])
 	for tries := 0; ; tries++ {
@@ -91,7 +91,7 @@ func (w *wire) send(frame []byte) error {
 }
 
 // receive reads a frame, or returns nil if none is available.
-func (w *wire) receive(b []byte) []byte {
+func (w *packetSocket) receive(b []byte) []byte {
 	n, _, err := unix.Recvfrom(w.fd, b, 0)
 	if err != nil {
 		return nil
@@ -101,14 +101,14 @@ func (w *wire) receive(b []byte) []byte {
 
 // probe probes on an interface for stations with the addresses. It returns the addresses in use with the hardware
 // address of their station. own are the host's own hardware addresses: their frames do not count.
-func probe(s station, addresses []netip.Addr, own map[string]bool) (map[netip.Addr]string, error) {
+func probe(s probeInterface, addresses []netip.Addr, own map[string]bool) (map[netip.Addr]string, error) {
 	asked := map[netip.Addr]bool{}
 	types := map[uint16]bool{}
 	for _, a := range addresses {
 		asked[a] = true
 		types[etherTypeOf(a)] = true
 	}
-	var wires []*wire
+	var wires []*packetSocket
 	defer func() {
 		for _, w := range wires {
 			w.close()
@@ -131,8 +131,8 @@ func probe(s station, addresses []netip.Addr, own map[string]bool) (map[netip.Ad
 				return nil, fmt.Errorf("interface %s: probe for %s: %w", s.name, a, err)
 			}
 		}
-		hear(wires, probeEach, func(frame []byte) {
-			if a, mac, ok := claimed(frame); ok && asked[a] && !own[mac] {
+		receiveFrames(wires, probeEach, func(frame []byte) {
+			if a, mac, ok := claimedAddress(frame); ok && asked[a] && !own[mac] {
 				taken[a] = net.HardwareAddr(mac).String()
 			}
 		})
@@ -147,8 +147,8 @@ func etherTypeOf(a netip.Addr) uint16 {
 	return unix.ETH_P_IPV6
 }
 
-// hear calls frame for each received frame during wait.
-func hear(wires []*wire, wait time.Duration, frame func([]byte)) {
+// receiveFrames calls frame for each received frame during wait.
+func receiveFrames(wires []*packetSocket, wait time.Duration, frame func([]byte)) {
 	polls := make([]unix.PollFd, len(wires))
 	for i, w := range wires {
 		polls[i] = unix.PollFd{Fd: int32(w.fd), Events: unix.POLLIN}

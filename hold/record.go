@@ -23,7 +23,7 @@ import (
 // "sluice stop --force", removes them. The file is written before an address is added and after one is removed.
 const recordFile = "addresses.json"
 
-type recorded struct {
+type storedAddress struct {
 	Ifindex   int        `json:"ifindex"`
 	Interface string     `json:"interface"`
 	Address   netip.Addr `json:"address"`
@@ -41,11 +41,11 @@ func readRecord(dir string) (record map[key]string, lost string, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return map[key]string{}, "", nil
 	}
-	var list []recorded
+	var list []storedAddress
 	if err == nil {
 		err = json.Unmarshal(text, &list)
 	}
-	if err == nil && slices.ContainsFunc(list, func(r recorded) bool { return !r.Address.IsValid() }) {
+	if err == nil && slices.ContainsFunc(list, func(r storedAddress) bool { return !r.Address.IsValid() }) {
 		err = errors.New("an entry has no address")
 	}
 	if err != nil {
@@ -94,11 +94,11 @@ func writeRecord(dir string, record map[key]string) error {
 		}
 		return nil
 	}
-	var list []recorded
+	var list []storedAddress
 	for k, name := range record {
-		list = append(list, recorded{k.ifindex, name, k.at})
+		list = append(list, storedAddress{k.ifindex, name, k.at})
 	}
-	slices.SortFunc(list, func(a, b recorded) int {
+	slices.SortFunc(list, func(a, b storedAddress) int {
 		return cmp.Or(cmp.Compare(a.Ifindex, b.Ifindex), a.Address.Compare(b.Address))
 	})
 	text, err := json.Marshal(list)
@@ -139,7 +139,7 @@ func removeRecorded(dir string, record map[key]string, chosen func(key) bool) er
 		if !chosen(k) {
 			continue
 		}
-		if slices.ContainsFunc(there, func(a address) bool { return a.index == k.ifindex && a.at == k.at && a.ours() }) {
+		if slices.ContainsFunc(there, func(a address) bool { return a.index == k.ifindex && a.at == k.at && a.mayBeOurs() }) {
 			if err := remove(k); err != nil {
 				errs = append(errs, fmt.Errorf("address %s of interface %s: %w", k.at, record[k], err))
 				continue

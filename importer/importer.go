@@ -80,8 +80,8 @@ const (
 // sections matches the first lines of sections.
 var sections = regexp.MustCompile(`(?m)^[ \t]*(?:listen|frontend|backend|defaults|virtual_server|virtual_server_group|vrrp_instance|real_server)\b`)
 
-// bounded returns an error for a text with more lines or sections than an import handles.
-func bounded(text string) error {
+// checkSize returns an error for a text with more lines or sections than an import handles.
+func checkSize(text string) error {
 	if n := strings.Count(text, "\n"); n > maxLines {
 		return fmt.Errorf("%d lines, more than the limit of %d: import it in parts", n, maxLines)
 	}
@@ -107,7 +107,7 @@ func Import(source, text string, o Options) (*draft.Result, error) {
 		case strings.Contains(text, "\x00"):
 			return nil, fmt.Errorf("it is not text: pass %s", s.input())
 		}
-		if err := bounded(text); err != nil {
+		if err := checkSize(text); err != nil {
 			return nil, err
 		}
 		return s.read(text, o)

@@ -43,8 +43,8 @@ func newCPUClock(cpus []int) *cpuClock {
 func threadClock(tid int) int32  { return int32(^tid)<<3 | 6 }
 func processClock(pid int) int32 { return int32(^pid)<<3 | 2 }
 
-// now returns the CPU time used so far.
-func (c *cpuClock) now() time.Duration {
+// cpuTime returns the CPU time used so far.
+func (c *cpuClock) cpuTime() time.Duration {
 	var sum time.Duration
 	add := func(clock int32) {
 		var ts unix.Timespec

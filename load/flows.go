@@ -217,7 +217,7 @@ func (s *FlowSpec) plan(netns Namespace) (flowsFlowPlan, error) {
 	request := requestFor(s.ResponseSize)
 	p := flowsFlowPlan{
 		Slots: uint32(s.Connections), Ports: s.Source.ports(), SourcePort: uint32(s.Source.Ports.First),
-		SourceLow: low32(s.Source.First), DestPort: uint32(s.Dest.Port()), RequestLen: uint32(len(request)),
+		SourceLow: lastWord(s.Source.First), DestPort: uint32(s.Dest.Port()), RequestLen: uint32(len(request)),
 		ResponseLen: uint32(s.ResponseSize), RequestSum: sumWords([]byte(request)), Window: uint32(s.Window),
 		Requests: uint32(s.Requests), MaxTries: uint32(s.Tries), TimeoutNs: uint64(s.Timeout),
 	}
@@ -305,7 +305,7 @@ func (c *Client) Run(ctx context.Context, started chan<- struct{}) error {
 			r.batch = 8
 		}
 		if c.spec.Limit > 0 {
-			r.done = c.finished
+			r.done = c.allTurnsEnded
 		}
 		g.Go(func() error { return r.run(ctx) })
 	}
@@ -322,7 +322,7 @@ func (c *Client) Run(ctx context.Context, started chan<- struct{}) error {
 }
 
 // CPUTime returns the CPU time used by the connections; see Sender.CPUTime.
-func (c *Client) CPUTime() time.Duration { return c.clock.now() }
+func (c *Client) CPUTime() time.Duration { return c.clock.cpuTime() }
 
 // Took returns the duration of the last Run from the first turn to the end, without the kernel's setup and teardown;
 // see schedule.
@@ -347,12 +347,12 @@ func (c *Client) times(nth int) (begin, end int64) {
 func (c *Client) Unbegun() (sum uint64) {
 	for nth := range c.injectors {
 		begin, end := c.times(nth)
-		sum += unsent(time.Duration(end-begin), c.spec.Rate/float64(len(c.cpus)), shareOf(c.spec.Limit, nth, len(c.cpus)), c.injector(nth).Turns)
+		sum += unsentTurns(time.Duration(end-begin), c.spec.Rate/float64(len(c.cpus)), shareOf(c.spec.Limit, nth, len(c.cpus)), c.injector(nth).Turns)
 	}
 	return sum
 }
 
-func (c *Client) turns() (sum uint64) {
+func (c *Client) turnCount() (sum uint64) {
 	for nth := range c.injectors {
 		sum += c.injector(nth).Turns
 	}
@@ -367,9 +367,9 @@ func (c *Client) injector(nth int) flowsInjector {
 	return i
 }
 
-// finished reports whether all turns have ended.
-func (c *Client) finished() bool {
-	if c.turns() < c.spec.Limit {
+// allTurnsEnded reports whether all turns have ended.
+func (c *Client) allTurnsEnded() bool {
+	if c.turnCount() < c.spec.Limit {
 		return false
 	}
 	n, err := c.Read()

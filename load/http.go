@@ -341,17 +341,17 @@ func (r *httpRun) watch(progress func(complete, failed uint64)) (stop func()) {
 	return func() { close(end); <-ended }
 }
 
-// unsent returns the number of requests that were due before the end and not sent.
-func (r *httpRun) unsent(took time.Duration) uint64 {
+// unsentRequests returns the number of requests that were due before the end and not sent.
+func (r *httpRun) unsentRequests(took time.Duration) uint64 {
 	if r.spec.Duration > 0 {
 		took = min(took, r.spec.Duration)
 	}
-	return unsent(took, r.spec.Rate, shareOf(uint64(r.spec.Requests), 0, 1), r.sent)
+	return unsentTurns(took, r.spec.Rate, shareOf(uint64(r.spec.Requests), 0, 1), r.sent)
 }
 
 func (r *httpRun) finish(took time.Duration) *HTTPResult {
 	r.result.Took = took
-	r.result.Unsent = r.unsent(took)
+	r.result.Unsent = r.unsentRequests(took)
 	r.result.RequestsPerSecond = float64(r.result.Complete) / took.Seconds()
 	r.result.Connect, r.result.Wait, r.result.Total = r.connect.Latency(), r.wait.Latency(), r.total.Latency()
 	r.result.Histogram = &r.total

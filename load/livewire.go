@@ -71,12 +71,12 @@ func (r *liveRun) run(ctx context.Context) error {
 		return fmt.Errorf("cpu %d: %w", r.cpu, err)
 	}
 	defer unix.SchedSetaffinity(0, &before)
-	return r.netns.Do(func() error { return r.loop(ctx) })
+	return r.netns.Do(func() error { return r.callRepeatedly(ctx) })
 }
 
-// loop makes the calls. A watcher interrupts a call with SIGURG, which the Go runtime tolerates because it preempts
+// callRepeatedly makes the calls. A watcher interrupts a call with SIGURG, which the Go runtime tolerates because it preempts
 // with that signal.
-func (r *liveRun) loop(ctx context.Context) error {
+func (r *liveRun) callRepeatedly(ctx context.Context) error {
 	tid, stop := unix.Gettid(), make(chan struct{})
 	r.thread.Store(int64(tid))
 	r.ended.Store(0)
@@ -164,9 +164,9 @@ func schedule(n uint64, rate float64, cpus int) int64 {
 	return int64(float64(n) * 1e9 * float64(cpus) / rate)
 }
 
-// unsent returns the number of turns that were due at a rate, up to a share of the limit, and not begun. Each CPU's
+// unsentTurns returns the number of turns that were due at a rate, up to a share of the limit, and not begun. Each CPU's
 // schedule starts with its own first turn.
-func unsent(took time.Duration, rate float64, share, begun uint64) uint64 {
+func unsentTurns(took time.Duration, rate float64, share, begun uint64) uint64 {
 	if took <= 0 || begun == 0 {
 		return 0
 	}

@@ -319,7 +319,7 @@ func TestAwait(t *testing.T) {
 	for sender.Sent() == 0 { // the call begins with a grace period
 		time.Sleep(time.Millisecond)
 	}
-	if got, err := sink.await(4, slowest, slowest); err != nil || got.Packets != 4 {
+	if got, err := sink.awaitSilence(4, slowest, slowest); err != nil || got.Packets != 4 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if err := <-done; err != nil {
@@ -347,7 +347,7 @@ func TestUnsent(t *testing.T) {
 		{time.Second, 0, math.MaxUint64, 400, 0}, {999_500 * time.Microsecond, 1000, math.MaxUint64, 1000, 0},
 		{-time.Second, 1000, math.MaxUint64, 1, 0}, {time.Hour, 1e9, math.MaxUint64, 0, 0}, // ended before it began, never began
 	} {
-		if got := unsent(c.took, c.rate, c.share, c.begun); got != c.want {
+		if got := unsentTurns(c.took, c.rate, c.share, c.begun); got != c.want {
 			t.Errorf("%+v: %d", c, got)
 		}
 	}

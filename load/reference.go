@@ -135,10 +135,10 @@ func (r *Reference) addFlows(o ReferenceOptions, out int) error {
 		f := o.Flow(int(at))
 		at = (at + stride) % uint32(o.FlowCount)
 		key := forwardBareKey{
-			Source: wire4(f.Source.Addr()), Dest: wire4(f.Dest.Addr()),
-			SourcePort: wire2(f.Source.Port()), DestPort: wire2(f.Dest.Port()), L4Proto: 17,
+			Source: wireAddress(f.Source.Addr()), Dest: wireAddress(f.Dest.Addr()),
+			SourcePort: wirePort(f.Source.Port()), DestPort: wirePort(f.Dest.Port()), L4Proto: 17,
 		}
-		value := forwardBareFlow{Dest: wire4(f.To.Addr()), DestPort: wire2(f.To.Port()), Ifindex: uint32(out)}
+		value := forwardBareFlow{Dest: wireAddress(f.To.Addr()), DestPort: wirePort(f.To.Port()), Ifindex: uint32(out)}
 		copy(value.DestMac[:], o.DestMAC)
 		copy(value.SourceMac[:], o.SourceMAC)
 		keys, values = append(keys, key), append(values, value)
@@ -152,13 +152,13 @@ func (r *Reference) addFlows(o ReferenceOptions, out int) error {
 	return nil
 }
 
-// wire4 and wire2 convert values so that their bytes in memory are in network byte order.
-func wire4(a netip.Addr) uint32 {
+// wireAddress and wire2 convert values so that their bytes in memory are in network byte order.
+func wireAddress(a netip.Addr) uint32 {
 	b := a.As4()
 	return uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16 | uint32(b[3])<<24
 }
 
-func wire2(p uint16) uint16 { return p>>8 | p<<8 }
+func wirePort(p uint16) uint16 { return p>>8 | p<<8 }
 
 // Close detaches and unloads.
 func (r *Reference) Close() error {

@@ -164,7 +164,7 @@ func (s *Sender) share(nth int) uint64 { return shareOf(s.spec.Limit, nth, len(s
 
 // CPUTime returns the CPU time of the sending threads and of the kernel's soft interrupt threads of their CPUs. On
 // veth links it includes the gateway and the far end. Only differences within one Run are meaningful.
-func (s *Sender) CPUTime() time.Duration { return s.clock.now() }
+func (s *Sender) CPUTime() time.Duration { return s.clock.cpuTime() }
 
 // Sent returns the number of packets passed to the interface so far, including refused packets, for example while it
 // is down.
@@ -200,7 +200,7 @@ func (s *Sender) times(nth int) (begin, end int64) {
 func (s *Sender) Unsent() (sum uint64) {
 	for nth := range s.objects {
 		begin, end := s.times(nth)
-		sum += unsent(time.Duration(end-begin), s.spec.Rate/float64(len(s.cpus)), s.share(nth), s.progress(nth).Sent)
+		sum += unsentTurns(time.Duration(end-begin), s.spec.Rate/float64(len(s.cpus)), s.share(nth), s.progress(nth).Sent)
 	}
 	return sum
 }

@@ -122,11 +122,11 @@ func (s *Sink) Read() (Received, error) {
 // Await returns the counters after so many packets have arrived, or when no more arrive, because sent packets may
 // still be queued. It takes five seconds at most.
 func (s *Sink) Await(packets uint64) (Received, error) {
-	return s.await(packets, 500*time.Millisecond, 5*time.Second)
+	return s.awaitSilence(packets, 500*time.Millisecond, 5*time.Second)
 }
 
-// await returns when no packet arrives within patience, or at the bound.
-func (s *Sink) await(packets uint64, patience, bound time.Duration) (Received, error) {
+// awaitSilence returns when no packet arrives within patience, or at the bound.
+func (s *Sink) awaitSilence(packets uint64, patience, bound time.Duration) (Received, error) {
 	const pause = 5 * time.Millisecond
 	begin := time.Now()
 	last, changed := uint64(0), begin

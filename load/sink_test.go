@@ -103,7 +103,7 @@ func TestSequenceStartsOver(t *testing.T) {
 	if err := sender.Run(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	got, err := sink.await(100, slowest, slowest)
+	got, err := sink.awaitSilence(100, slowest, slowest)
 	if err != nil || got.Packets != 100 || got.SequenceLost != 3 || got.SequenceLate != 0 || got.Unstamped != 0 {
 		t.Errorf("%+v, %v", got, err)
 	}

@@ -77,7 +77,7 @@ func ParseRange(s string) (Range, error) {
 
 // check returns an error for ranges that a program cannot count through.
 func (r Range) check() error {
-	if r.Count < 0 || uint64(low32(r.First))+uint64(r.addresses()) > 1<<32 {
+	if r.Count < 0 || uint64(lastWord(r.First))+uint64(r.addresses()) > 1<<32 {
 		return fmt.Errorf("address range %s: %d addresses from there go beyond the last 32 bits", r, r.Count)
 	}
 	return nil
@@ -113,8 +113,8 @@ func (r Range) At(n int) netip.AddrPort {
 	return netip.AddrPortFrom(addAddr(r.First, uint32(n/ports)), r.Ports.First+uint16(n%ports))
 }
 
-// low32 returns the last 32 bits of an address.
-func low32(a netip.Addr) uint32 {
+// lastWord returns the last 32 bits of an address.
+func lastWord(a netip.Addr) uint32 {
 	b := a.AsSlice()
 	b = b[len(b)-4:]
 	return uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])
@@ -123,7 +123,7 @@ func low32(a netip.Addr) uint32 {
 // addAddr adds n to the last 32 bits of an address.
 func addAddr(a netip.Addr, n uint32) netip.Addr {
 	b := a.AsSlice()
-	low := low32(a) + n
+	low := lastWord(a) + n
 	t := b[len(b)-4:]
 	t[0], t[1], t[2], t[3] = byte(low>>24), byte(low>>16), byte(low>>8), byte(low)
 	out, _ := netip.AddrFromSlice(b)

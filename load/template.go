@@ -102,7 +102,7 @@ func newTemplate(s *PacketSpec) (*frameTemplate, error) {
 		return nil, fmt.Errorf("packets: %w", err)
 	}
 	t.keepFixed(s)
-	t.sums(s, v6)
+	t.computeChecksums(s, v6)
 	t.fixChecksums()
 	return t, nil
 }
@@ -129,11 +129,11 @@ func (t *frameTemplate) fixChecksums() {
 	p := &t.plan
 	addresses := p.SourceOff != 0 || p.DestOff != 0
 	if p.IpCsumOff != 0 && !addresses && p.FragOff == 0 {
-		binary.LittleEndian.PutUint16(t.frame[p.IpCsumOff:], ^fold(p.IpSum))
+		binary.LittleEndian.PutUint16(t.frame[p.IpCsumOff:], ^foldCarries(p.IpSum))
 		p.IpCsumOff = 0
 	}
 	if !addresses && p.SourcePortOff == 0 && p.DestPortOff == 0 && p.StampOff == 0 && p.FragOff == 0 {
-		csum := ^fold(p.L4Sum)
+		csum := ^foldCarries(p.L4Sum)
 		if csum == 0 {
 			csum = 0xffff
 		}
@@ -142,8 +142,8 @@ func (t *frameTemplate) fixChecksums() {
 	}
 }
 
-// fold adds the carries of a one's complement sum.
-func fold(sum uint32) uint16 {
+// foldCarries adds the carries of a one's complement sum.
+func foldCarries(sum uint32) uint16 {
 	for sum > 0xffff {
 		sum = sum&0xffff + sum>>16
 	}
@@ -223,9 +223,9 @@ func (t *frameTemplate) writeTransport(s *PacketSpec) error {
 	return nil
 }
 
-// sums computes the checksums without the varying fields, in the program's byte order (little-endian words of wire
+// computeChecksums computes the checksums without the varying fields, in the program's byte order (little-endian words of wire
 // bytes).
-func (t *frameTemplate) sums(s *PacketSpec, v6 bool) {
+func (t *frameTemplate) computeChecksums(s *PacketSpec, v6 bool) {
 	still := append([]byte(nil), t.frame...)
 	for _, f := range []struct {
 		off  uint16
@@ -255,9 +255,9 @@ func (t *frameTemplate) sums(s *PacketSpec, v6 bool) {
 		t.plan.L4Sum += sumWords(pseudo[:]) + sumWords(still[from:to])
 		t.plan.Pseudo = 1
 	}
-	t.plan.L4Sum = uint32(fold(t.plan.L4Sum))
+	t.plan.L4Sum = uint32(foldCarries(t.plan.L4Sum))
 	if !v6 {
-		t.plan.IpSum = uint32(fold(sumWords(still[ethLen : ethLen+ipv4Len])))
+		t.plan.IpSum = uint32(foldCarries(sumWords(still[ethLen : ethLen+ipv4Len])))
 	}
 }
 
@@ -290,9 +290,9 @@ func (t *frameTemplate) fill(s *PacketSpec, nth, senders int, ifindex int) packe
 		p.Stride = goldenStride(flows)
 	}
 	p.First = uint32((uint64(s.Skip) + uint64(flows)*uint64(nth)/uint64(senders)) % uint64(flows))
-	p.Source, p.SourceCount = low32(s.Source.First), s.Source.addresses()
+	p.Source, p.SourceCount = lastWord(s.Source.First), s.Source.addresses()
 	p.SourcePort, p.SourcePortCount = uint32(s.Source.Ports.First), s.Source.ports()
-	p.Dest, p.DestCount = low32(s.Dest.First), s.Dest.addresses()
+	p.Dest, p.DestCount = lastWord(s.Dest.First), s.Dest.addresses()
 	p.DestPort, p.DestPortCount = uint32(s.Dest.Ports.First), s.Dest.ports()
 	p.Sender, p.Senders = uint16(nth), uint16(senders)
 	p.Fragments = uint16(max(s.Fragments, 1))

@@ -202,7 +202,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	if c.src.Uplinks != nil {
 		for _, u := range c.src.Uplinks.Statuses() {
 			for _, state := range []uplink.State{uplink.Carrying, uplink.Standby, uplink.Down} {
-				p.put(uplinkState, truth(u.State == state), u.Name, u.Interface, string(state))
+				p.put(uplinkState, boolValue(u.State == state), u.Name, u.Interface, string(state))
 			}
 		}
 		for name, n := range c.src.Uplinks.Changes() {
@@ -240,7 +240,7 @@ func (p page) datapath(d Datapath) {
 	defer cancel()
 	name := d.Name()
 	c, err := d.Counters(ctx)
-	p.put(readOK, truth(err == nil), name)
+	p.put(readOK, boolValue(err == nil), name)
 	if err != nil {
 		return
 	}
@@ -289,7 +289,7 @@ func (p page) active(m *metric, n int, labels ...string) {
 
 func (p page) status(s health.Status) {
 	labels := []string{s.Service, s.Backend, string(s.Check)}
-	p.put(checkUp, truth(s.Up), labels...)
+	p.put(checkUp, boolValue(s.Up), labels...)
 	p.put(checkSince, seconds(s.Since), labels...)
 	p.put(checkProbes, float64(s.Probes), labels...)
 	p.put(checkFailures, float64(s.Failures), labels...)
@@ -305,14 +305,14 @@ func (p page) apply(a Apply) {
 	if a.Revision == 0 {
 		return
 	}
-	p.put(applySuccess, truth(a.Err == nil))
+	p.put(applySuccess, boolValue(a.Err == nil))
 	p.put(applyTime, seconds(a.At))
 	for _, c := range a.Changes {
 		p.put(applyDuration, c.Duration.Seconds(), c.Datapath)
 	}
 }
 
-func truth(b bool) float64 {
+func boolValue(b bool) float64 {
 	if b {
 		return 1
 	}

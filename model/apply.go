@@ -23,10 +23,10 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	}
 	crosses := p.to.Source.IsValid() && p.to.Source.Addr().Is6() != v.v6
 	untranslated := v.kind == icmpError || v.later && v.protocol == flow.ICMP // its kind is unknown
-	if p.local || !(untranslated && crosses) && m.host.refuses(in.Interface, v.src.Addr()) {
+	if p.local || !(untranslated && crosses) && m.host.refusesSource(in.Interface, v.src.Addr()) {
 		return Outcome{Action: Pass, Reason: ReasonNotRouted}
 	}
-	if p.half.rerouted(m, v) {
+	if p.half.leftRule(m, v) {
 		m.removeSession(p.half.session)
 		gone := drop(ReasonRerouted)
 		if f := m.fragments[v.fragmentKey()]; f != nil && (v.first || v.later) {
@@ -71,7 +71,7 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	if crossing && v.kind == icmpError {
 		v.trailer = nil // the model builds a new error
 	}
-	b, reason := render(v, rendering{to: p.to, quote: p.quote, neutral: p.neutral, id: m.choices.Identification(false),
+	b, reason := render(v, translationParams{to: p.to, quote: p.quote, neutral: p.neutral, id: m.choices.Identification(false),
 		class: p.class, requireChecksum: p.requireChecksum, mtu: m.translatedMTU(in, v, next)})
 	sourceRouted := crossing && v.sourceRoute
 	if reason != "" && sourceRouted { // another reason does not suppress this error
@@ -108,7 +108,7 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		}
 		return Outcome{Action: Pass, Reason: ReasonNotRouted, Out: []Departure{{in.Interface, kernelFrame(in.Frame, b, v.trailer)}}}
 	}
-	if most := m.largest(v, b, next); known && !m.host.Owns(via) && len(b)+p.grow > most {
+	if most := m.maxPacketSize(v, b, next); known && !m.host.Owns(via) && len(b)+p.grow > most {
 		return m.tooBig(in, v, p, b, next, most)
 	}
 	if sourceRouted {
@@ -144,8 +144,8 @@ func (m *Model) dropUntranslatable(in Arrival, v *view, p plan, next hop) Outcom
 		if v.v6 {
 			write = header4
 		}
-		b := write(v, rendering{to: p.to}, v.payload(), p.to.Protocol)
-		if most := m.largest(v, b, next); len(b) > most {
+		b := write(v, translationParams{to: p.to}, v.payload(), p.to.Protocol)
+		if most := m.maxPacketSize(v, b, next); len(b) > most {
 			return m.tooBig(in, v, p, b, next, most)
 		}
 	}
@@ -176,9 +176,9 @@ func kernelFrame(frame, b, trailer []byte) []byte {
 	return link(packet.MAC(frame[6:12]), packet.MAC(frame[:6]), append(b, trailer...))
 }
 
-// largest returns the maximum size of packet b, the translation of v, on the egress link. A packet
+// maxPacketSize returns the maximum size of packet b, the translation of v, on the egress link. A packet
 // without DF must fit every IPv6 path behind this gateway (RFC 7915 §4.1).
-func (m *Model) largest(v *view, b []byte, next hop) int {
+func (m *Model) maxPacketSize(v *view, b []byte, next hop) int {
 	if lowest := m.config.LowestIPv6MTU; lowest > 0 && !v.df && b[0]>>4 == 6 {
 		return min(lowest, next.MTU)
 	}
@@ -246,8 +246,8 @@ func (m *Model) translatedMTU(in Arrival, v *view, next hop) func(uint32) uint32
 	}
 }
 
-// answer describes the packet that a datapath sends when it drops a packet.
-type answer struct {
+// errorReply describes the packet that a datapath sends when it drops a packet.
+type errorReply struct {
 	reset        bool
 	kind4, kind6 message
 	mtu          uint32
@@ -258,20 +258,20 @@ type answer struct {
 }
 
 var (
-	noAnswer          = answer{}
-	ttlExceeded       = answer{kind4: message{11, 0}, kind6: message{3, 0}}
-	tooBig            = answer{kind4: message{3, 4}, kind6: message{2, 0}}
-	noRoute           = answer{kind4: message{3, 0}, kind6: message{1, 0}}
-	hostUnreachable   = answer{kind4: message{3, 1}, kind6: message{1, 3}}
-	portUnreachable   = answer{kind4: message{3, 3}, kind6: message{1, 4}}
-	prohibited        = answer{kind4: message{3, 13}, kind6: message{1, 1}}
-	sourceRouteFailed = answer{kind4: message{3, 5}, kind6: message{4, 0}, pointer: true}
-	reset             = answer{reset: true}
+	noAnswer          = errorReply{}
+	ttlExceeded       = errorReply{kind4: message{11, 0}, kind6: message{3, 0}}
+	tooBig            = errorReply{kind4: message{3, 4}, kind6: message{2, 0}}
+	noRoute           = errorReply{kind4: message{3, 0}, kind6: message{1, 0}}
+	hostUnreachable   = errorReply{kind4: message{3, 1}, kind6: message{1, 3}}
+	portUnreachable   = errorReply{kind4: message{3, 3}, kind6: message{1, 4}}
+	prohibited        = errorReply{kind4: message{3, 13}, kind6: message{1, 1}}
+	sourceRouteFailed = errorReply{kind4: message{3, 5}, kind6: message{4, 0}, pointer: true}
+	reset             = errorReply{reset: true}
 )
 
 // withAnswer adds the answer to an outcome. Configuration or the rate limit may suppress it (RFC
 // 1812 §4.3.2.8).
-func (m *Model) withAnswer(in Arrival, v *view, a answer, o Outcome) Outcome {
+func (m *Model) withAnswer(in Arrival, v *view, a errorReply, o Outcome) Outcome {
 	if a == noAnswer || !mayAnswer(v) || m.config.ICMPErrors == config.SwitchOff && !a.cookie && !(a.reset && v.protocol == flow.TCP) {
 		return o
 	}
@@ -308,7 +308,7 @@ func mayAnswer(v *view) bool {
 
 // errorFor builds an ICMP error about v. The error quotes as much of v as fits in 576 bytes (RFC
 // 1812 §4.3.2.3), for IPv6 in 1280 bytes (RFC 4443 §2.4 (c)).
-func errorFor(v *view, a answer, src netip.Addr) []byte {
+func errorFor(v *view, a errorReply, src netip.Addr) []byte {
 	rest := a.mtu
 	if v.v6 {
 		if a.pointer {
@@ -346,7 +346,7 @@ func resetFor(v *view) []byte {
 }
 
 // cookieFor builds the SYN-ACK with a SYN cookie. It is not longer than the SYN.
-func cookieFor(v *view, a answer) []byte {
+func cookieFor(v *view, a errorReply) []byte {
 	t := &packet.TCP{SrcPort: v.dst.Port(), DstPort: v.src.Port(), Flags: packet.SYN | packet.ACK,
 		Seq: a.number, Ack: binary.BigEndian.Uint32(v.payload()[4:]) + 1}
 	if len(v.payload()) >= 24 {
@@ -402,7 +402,7 @@ func setWord(p []byte, i int, value uint16) {
 
 func readIP(b []byte) (*view, Reason) {
 	if b[0]>>4 == 6 {
-		return read6(b, false)
+		return parseIPv6(b, false)
 	}
-	return read4(b, false)
+	return parseIPv4(b, false)
 }

@@ -100,13 +100,13 @@ func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 	if r.Type.CrossesStateful() && r.Prefix.Contains(v.src.Addr()) {
 		return drop(ReasonLoop) // RFC 6146 §3.5
 	}
-	if r.Type.CrossesStateful() && unroutable(to.Addr()) {
+	if r.Type.CrossesStateful() && isUnroutable(to.Addr()) {
 		return drop(ReasonUntranslatable)
 	}
 	if next, _ := m.host.route(to.Addr()); len(r.pool(next, v.v6)) == 0 && !r.Type.CrossesStateful() {
-		return r.refuse(ReasonNoAddress)
+		return r.refusePacket(ReasonNoAddress)
 	}
-	if v.portless() && !r.Type.CrossesStateful() {
+	if v.translatesAddressOnly() && !r.Type.CrossesStateful() {
 		return m.openPortless(r, v)
 	}
 	if reason := checkOpening(v); reason != "" {
@@ -115,10 +115,10 @@ func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 	var target *binding // hairpin: the binding of another inside host
 	forward, forwarded := netip.AddrPort{}, false
 	if r.Type.CrossesStateful() {
-		forward, forwarded = m.forward64(in, v, to)
+		forward, forwarded = m.findForward64(in, v, to)
 	}
-	if r.Type.CrossesStateful() && !forwarded && m.pooled(to.Addr()) {
-		target = m.binding64(v, to)
+	if r.Type.CrossesStateful() && !forwarded && m.inAnyPool(to.Addr()) {
+		target = m.findBinding64(v, to)
 		if target == nil && !m.host.Owns(to.Addr()) { // otherwise the packet may be for the host itself
 			return drop(ReasonNoBinding)
 		}
@@ -127,7 +127,7 @@ func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 	if b == nil {
 		return refusal
 	}
-	b.permit(to.Addr())
+	b.allowRemote(to.Addr())
 	outside := b.outside.endpoint
 	protocol := v.protocol
 	if protocol == flow.ICMPv6 && outside.Addr().Is4() {
@@ -140,7 +140,7 @@ func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 	s.tuple[0] = v.tuple()
 	s.tuple[1] = flow.Tuple{Protocol: protocol, Source: to, Dest: outside}
 	if target != nil {
-		if !target.admits(outside) || m.maybeFiltered(b, target) {
+		if !target.passesFilter(outside) || m.maybeFiltered(b, target) {
 			m.dropUnused(b)
 			return drop(ReasonFiltered)
 		}
@@ -150,18 +150,18 @@ func (m *Model) open(r *rule, in Arrival, v *view, to netip.AddrPort) plan {
 		if target == nil && v.protocol == flow.ICMPv6 {
 			forward = netip.AddrPortFrom(forward.Addr(), outside.Port())
 		}
-		s.hairpin64(r, forward)
+		s.setHairpin64(r, forward)
 	}
-	if m.clashes(s) {
+	if m.hasReplyClash(s) {
 		m.dropUnused(b)
-		return r.refuse(ReasonClash)
+		return r.refusePacket(ReasonClash)
 	}
 	m.addSession(s)
-	return m.first(v, s)
+	return m.firstPacket(v, s)
 }
 
-// binding64 returns the binding of an IPv6 host with an outside endpoint, or nil.
-func (m *Model) binding64(v *view, to netip.AddrPort) *binding {
+// findBinding64 returns the binding of an IPv6 host with an outside endpoint, or nil.
+func (m *Model) findBinding64(v *view, to netip.AddrPort) *binding {
 	if b := m.outside[outsideKey{portClass(v.protocol), to}]; b != nil && b.rule.Type.CrossesStateful() {
 		return b
 	}
@@ -173,15 +173,15 @@ func (m *Model) binding64(v *view, to netip.AddrPort) *binding {
 // endpoint too.
 func (m *Model) isHairpin64(in Arrival, v *view, to netip.AddrPort) bool {
 	if !m.host.Owns(to.Addr()) {
-		return m.pooled(to.Addr())
+		return m.inAnyPool(to.Addr())
 	}
-	_, forwarded := m.forward64(in, v, to)
-	return m.binding64(v, to) != nil || forwarded
+	_, forwarded := m.findForward64(in, v, to)
+	return m.findBinding64(v, to) != nil || forwarded
 }
 
-// hairpin64 sets the hairpin mapping for a packet from one IPv6 host to the outside endpoint of
+// setHairpin64 sets the hairpin mapping for a packet from one IPv6 host to the outside endpoint of
 // another (RFC 6146 §3.8). The receiver sees the sender's outside endpoint with the NAT64 prefix.
-func (s *session) hairpin64(r *rule, target netip.AddrPort) {
+func (s *session) setHairpin64(r *rule, target netip.AddrPort) {
 	outside := s.binding.outside.endpoint
 	s.tuple[1] = flow.Tuple{Protocol: s.tuple[0].Protocol, Source: target,
 		Dest: netip.AddrPortFrom(Embed(r.Prefix, outside.Addr()), outside.Port())}
@@ -194,12 +194,12 @@ func (m *Model) dropUnused(b *binding) {
 	}
 }
 
-// first handles the packet that created the session.
-func (m *Model) first(v *view, s *session) plan {
-	s.track(flow.Original, v.flags)
+// firstPacket handles the packet that created the session.
+func (m *Model) firstPacket(v *view, s *session) plan {
+	s.updateState(flow.Original, v.flags)
 	s.packets[0]++
 	s.bytes[0] += uint64(len(v.ip))
-	return (&half{s, flow.Original}).planFor(v, ReasonNewFlow)
+	return (&sessionHalf{s, flow.Original}).planFor(v, ReasonNewFlow)
 }
 
 // checkOpening returns the reason that forbids a packet to open a session, "" if none does.
@@ -234,14 +234,14 @@ func (m *Model) bindingFor(r *rule, v *view, to netip.AddrPort) (*binding, plan)
 		key.source = pool[0]
 	}
 	c := m.client(clientKey{rule: r, address: v.src.Addr()})
-	refuse := func(reason Reason) (*binding, plan) { return nil, r.refuse(reason) }
-	if !r.credit.conforms(m.now, v.src.Addr(), r.NewConnectionsPerClient) {
+	refuse := func(reason Reason) (*binding, plan) { return nil, r.refusePacket(reason) }
+	if !r.credit.withinRate(m.now, v.src.Addr(), r.NewConnectionsPerClient) {
 		return refuse(ReasonLimitClientRate)
 	}
 	if r.ConnectionsPerClient > 0 && c.flows >= r.ConnectionsPerClient {
 		return refuse(ReasonClientFlows)
 	}
-	if b := m.bindings[key]; b != nil && b.joinable() {
+	if b := m.bindings[key]; b != nil && b.acceptsSessions() {
 		m.confirm(b, v)
 		return b, plan{}
 	}
@@ -293,11 +293,11 @@ func (m *Model) outsideFor(r *rule, c *client, v *view, addresses []netip.Addr) 
 	return m.allocate(q)
 }
 
-// inbound handles a packet to an outside endpoint without a session.
-func (m *Model) inbound(in Arrival, v *view) (plan, bool) {
+// handleInbound handles a packet to an outside endpoint without a session.
+func (m *Model) handleInbound(in Arrival, v *view) (plan, bool) {
 	b := m.outside[outsideKey{portClass(v.protocol), v.dst}]
-	if b == nil || v.kind == icmpOther || !m.pooled(v.dst.Addr()) && !m.masquerades(v.dst.Addr()) {
-		if m.pooled(v.dst.Addr()) && !m.host.Owns(v.dst.Addr()) {
+	if b == nil || v.kind == icmpOther || !m.inAnyPool(v.dst.Addr()) && !m.isMasqueradeAddress(v.dst.Addr()) {
+		if m.inAnyPool(v.dst.Addr()) && !m.host.Owns(v.dst.Addr()) {
 			return drop(ReasonNoBinding), true
 		}
 		return plan{}, false
@@ -308,7 +308,7 @@ func (m *Model) inbound(in Arrival, v *view) (plan, bool) {
 	if v.protocol == flow.TCP && v.flags&packet.RST != 0 {
 		return drop(ReasonNoFlow), true
 	}
-	if !b.admits(v.src) {
+	if !b.passesFilter(v.src) {
 		return drop(ReasonFiltered), true
 	}
 	if n := b.rule.ConnectionsPerClient; n > 0 && b.client.flows >= n {
@@ -324,31 +324,31 @@ func (m *Model) inbound(in Arrival, v *view) (plan, bool) {
 	s := &session{rule: b.rule, binding: b, client: b.client}
 	s.tuple[0] = v.tuple()
 	s.tuple[1] = flow.Tuple{Protocol: b.protocol, Source: b.inside, Dest: remote}
-	if m.clashes(s) {
+	if m.hasReplyClash(s) {
 		return drop(ReasonClash), true
 	}
 	m.addSession(s)
-	return m.first(v, s), true
+	return m.firstPacket(v, s), true
 }
 
-// permit adds a destination address of the inside endpoint to the filter, if the rule's filtering
+// allowRemote adds a destination address of the inside endpoint to the filter, if the rule's filtering
 // is address-dependent.
-func (b *binding) permit(remote netip.Addr) {
+func (b *binding) allowRemote(remote netip.Addr) {
 	if b.rule.Filtering == config.AddressDependent {
 		b.remotes[remote] = true
 	}
 }
 
-// joinable reports whether new sessions may use a binding. After an address has left the pool, only
+// acceptsSessions reports whether new sessions may use a binding. After an address has left the pool, only
 // clients with a port block on it may open sessions there.
-func (b *binding) joinable() bool {
+func (b *binding) acceptsSessions() bool {
 	a, r := b.outside.endpoint.Addr(), b.rule
-	return r.Type.UsesInterfaceAddress() || r.holds(a) || r.PortBlock > 0 && !r.Deterministic
+	return r.Type.UsesInterfaceAddress() || r.poolContains(a) || r.PortBlock > 0 && !r.Deterministic
 }
 
-// admits applies the filtering behaviour of the binding (RFC 4787 §5). Packets of existing sessions
+// passesFilter applies the filtering behaviour of the binding (RFC 4787 §5). Packets of existing sessions
 // bypass this check.
-func (b *binding) admits(remote netip.AddrPort) bool {
+func (b *binding) passesFilter(remote netip.AddrPort) bool {
 	if b.mapped {
 		return true
 	}
@@ -371,8 +371,8 @@ func (m *Model) openHairpin(r *rule, v *view, target *binding) plan {
 	if b == nil {
 		return refusal
 	}
-	b.permit(v.dst.Addr())
-	if !target.admits(b.outside.endpoint) || m.maybeFiltered(b, target) {
+	b.allowRemote(v.dst.Addr())
+	if !target.passesFilter(b.outside.endpoint) || m.maybeFiltered(b, target) {
 		m.dropUnused(b)
 		return drop(ReasonFiltered)
 	}
@@ -383,10 +383,10 @@ func (m *Model) openHairpin(r *rule, v *view, target *binding) plan {
 	s := &session{rule: r, binding: b, client: b.client}
 	s.tuple[0] = v.tuple()
 	s.tuple[1] = flow.Tuple{Protocol: target.protocol, Source: target.inside, Dest: remote}
-	if m.clashes(s) {
+	if m.hasReplyClash(s) {
 		m.dropUnused(b)
 		return drop(ReasonClash)
 	}
 	m.addSession(s)
-	return m.first(v, s)
+	return m.firstPacket(v, s)
 }

@@ -23,14 +23,14 @@ type proxyState struct {
 }
 
 // addEdit adds the editing function for the client's address or the SYN cookie to a plan.
-func (h *half) addEdit(p *plan, v *view) {
+func (h *sessionHalf) addEdit(p *plan, v *view) {
 	s := h.service
 	switch {
 	case h.splice == nil:
 	case h.direction == flow.Original:
 		p.edit = h.splice.forward
 	default:
-		p.edit = h.splice.answer
+		p.edit = h.splice.editReply
 	}
 	if s == nil || v.protocol != flow.TCP || s.ClientAddress == config.ClientAddressNone || s.ClientAddress == "" {
 		return
@@ -133,7 +133,7 @@ func setIPLength(b []byte, v6 bool) {
 // proxyForward inserts the header before the client's first byte until the backend acknowledges it.
 // It adds the header's length to later sequence numbers. Packet arrived is the packet before its
 // translation to b.
-func (h *half) proxyForward(arrived *view, b, header []byte) ([]byte, Reason) {
+func (h *sessionHalf) proxyForward(arrived *view, b, header []byte) ([]byte, Reason) {
 	v, _ := readIP(b)
 	t := v.payload()
 	seq := binary.BigEndian.Uint32(t[4:])
@@ -171,7 +171,7 @@ func (h *half) proxyForward(arrived *view, b, header []byte) ([]byte, Reason) {
 }
 
 // proxyAnswer subtracts the header's length from the acknowledgement numbers of the backend.
-func (h *half) proxyAnswer(b []byte, size uint32) []byte {
+func (h *sessionHalf) proxyAnswer(b []byte, size uint32) []byte {
 	v, _ := readIP(b)
 	t, s := v.payload(), h.proxyState
 	if s == nil || v.flags&packet.ACK == 0 {

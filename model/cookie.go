@@ -57,7 +57,7 @@ func (m *Model) underPressure() bool {
 // continues with the full path, where a valid proof acts as the SYN.
 func (m *Model) cookies(in Arrival, v *view, s *service) (plan, bool) {
 	open := v.flags & tcpOpening
-	if !s.SYNCookies || v.protocol != flow.TCP || v.first || v.later || len(s.table) == 0 || s.excludes(m, v) != "" {
+	if !s.SYNCookies || v.protocol != flow.TCP || v.first || v.later || len(s.table) == 0 || s.checkSets(m, v) != "" {
 		return plan{}, false
 	}
 	switch {
@@ -102,14 +102,14 @@ func (m *Model) sendCookie(in Arrival, v *view, s *service) plan {
 	}
 	arrival, _ := m.host.Interface(in.Interface)
 	p := drop(ReasonCookie)
-	p.answer = answer{cookie: true, number: c.number, mss: min(arrival.MTU-headers, classes[c.class])}
+	p.answer = errorReply{cookie: true, number: c.number, mss: min(arrival.MTU-headers, classes[c.class])}
 	return p
 }
 
 // verifyCookie returns the session state for a cookie that v proves, or nil. The proof may be a
 // window probe with the byte before the client's first one. A datapath adds the class to a secret
 // number. A nearby number with another class is therefore valid too.
-func (m *Model) verifyCookie(v *view) *splice {
+func (m *Model) verifyCookie(v *view) *sequenceSplice {
 	t := v.payload()
 	first, number := binary.BigEndian.Uint32(t[4:]), binary.BigEndian.Uint32(t[8:])-1
 	for _, c := range m.cookiesSent[v.tuple()] {
@@ -117,14 +117,14 @@ func (m *Model) verifyCookie(v *view) *splice {
 		if (first != c.first && first != c.first-1) || class < 0 || class >= 4 || m.choices.ForgetsCookie(m.now-c.at) {
 			continue
 		}
-		return &splice{first: c.first, number: number, mss: cookieClasses(v.v6)[class], window: binary.BigEndian.Uint16(t[14:])}
+		return &sequenceSplice{first: c.first, number: number, mss: cookieClasses(v.v6)[class], window: binary.BigEndian.Uint16(t[14:])}
 	}
 	return nil
 }
 
-// splice is the state of a session that a cookie opened. The client acknowledges the cookie's
+// sequenceSplice is the state of a session that a cookie opened. The client acknowledges the cookie's
 // number, and the backend has its own initial sequence number.
-type splice struct {
+type sequenceSplice struct {
 	first    uint32 // Sequence number of the client's first byte.
 	number   uint32 // Initial sequence number in the cookie.
 	ahead    uint32 // Cookie number minus the backend's number, after its SYN-ACK.
@@ -134,7 +134,7 @@ type splice struct {
 }
 
 // forward edits a packet of the client. The packet becomes the SYN until the backend has answered.
-func (s *splice) forward(b []byte, mtu int) ([]byte, Reason) {
+func (s *sequenceSplice) forward(b []byte, mtu int) ([]byte, Reason) {
 	v, _ := readIP(b)
 	t := v.payload()
 	switch {
@@ -152,8 +152,8 @@ func (s *splice) forward(b []byte, mtu int) ([]byte, Reason) {
 		Window: s.window, Options: mssOption(min(s.mss, mtu-headers))})
 }
 
-// answer edits a packet of the backend. It drops packets of an older connection.
-func (s *splice) answer(b []byte, _ int) ([]byte, Reason) {
+// editReply edits a packet of the backend. It drops packets of an older connection.
+func (s *sequenceSplice) editReply(b []byte, _ int) ([]byte, Reason) {
 	v, _ := readIP(b)
 	t := v.payload()
 	seq := binary.BigEndian.Uint32(t[4:])

@@ -12,10 +12,10 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// denied reports whether a rule drops this source without another condition, and neither an accept
+// isDeniedSource reports whether a rule drops this source without another condition, and neither an accept
 // rule nor a rule with a rate precedes it. Packets from such a source are dropped before they are
 // parsed, and before later fragments follow their first fragment.
-func (m *Model) denied(from netip.Addr) bool {
+func (m *Model) isDeniedSource(from netip.Addr) bool {
 	for i := range m.config.Firewall.Rules {
 		r := &m.config.Firewall.Rules[i]
 		switch {

@@ -29,7 +29,7 @@ func (m *Model) forwardHairpin(in Arrival, v *view, forward *rule, to netip.Addr
 	}
 	b, refusal := m.bindingFor(r, v, v.dst)
 	if b != nil {
-		b.permit(v.dst.Addr())
+		b.allowRemote(v.dst.Addr())
 	}
 	return b, refusal, true
 }
@@ -53,9 +53,9 @@ func (m *Model) translator(forward *rule) *config.NATRule {
 	return forward.Translator(rules)
 }
 
-// forward64 returns the IPv6 target of the port-forward rule for IPv4 endpoint to, the destination
+// findForward64 returns the IPv6 target of the port-forward rule for IPv4 endpoint to, the destination
 // of a packet from another IPv6 host.
-func (m *Model) forward64(in Arrival, v *view, to netip.AddrPort) (netip.AddrPort, bool) {
+func (m *Model) findForward64(in Arrival, v *view, to netip.AddrPort) (netip.AddrPort, bool) {
 	about := *v
 	if about.dst = to; v.protocol == flow.ICMPv6 {
 		about.protocol = flow.ICMP

@@ -21,7 +21,7 @@ type fragmentKey struct {
 type fragment struct {
 	plan  plan
 	seen  time.Duration
-	half  *half // half of the packet's session, nil for none
+	half  *sessionHalf // half of the packet's session, nil for none
 	tuple flow.Tuple
 }
 
@@ -29,7 +29,7 @@ type fragment struct {
 // 6146 §3.4).
 func (m *Model) laterFragment(in Arrival, v *view) plan {
 	f := m.fragments[v.fragmentKey()]
-	if f != nil && f.plan.action == Forward && v.withPorts(f.tuple).firewalled(m, in.Interface) { // firewall rates count every packet
+	if f != nil && f.plan.action == Forward && v.withPorts(f.tuple).firewallDrops(m, in.Interface) { // firewall rates count every packet
 		return drop(ReasonDenied)
 	}
 	if f != nil {
@@ -45,11 +45,11 @@ func (m *Model) laterFragment(in Arrival, v *view) plan {
 		}
 		return p
 	}
-	if v.firewalled(m, in.Interface) { // a firewall rule without ports
+	if v.firewallDrops(m, in.Interface) { // a firewall rule without ports
 		return drop(ReasonDenied)
 	}
 	if v.neverRouted() {
-		return pass(ReasonNotRouted)
+		return passPlan(ReasonNotRouted)
 	}
 	if p, ok := m.stateless(in, v); ok { // stateless translation ignores ports
 		p.neutral = true
@@ -59,7 +59,7 @@ func (m *Model) laterFragment(in Arrival, v *view) plan {
 		return p
 	}
 	if !m.mayMatch(in, v) {
-		return pass(ReasonNotOurs)
+		return passPlan(ReasonNotOurs)
 	}
 	return drop(ReasonHeldFragment)
 }
@@ -83,11 +83,11 @@ func (m *Model) mayMatch(in Arrival, v *view) bool {
 			}
 		}
 	}
-	return m.pooled(v.dst.Addr()) || m.masquerades(v.dst.Addr()) || m.translates(in, v)
+	return m.inAnyPool(v.dst.Addr()) || m.isMasqueradeAddress(v.dst.Addr()) || m.wouldTranslate(in, v)
 }
 
-// masquerades reports whether a masquerade rule uses an address of the host as outside address.
-func (m *Model) masquerades(a netip.Addr) bool {
+// isMasqueradeAddress reports whether a masquerade rule uses an address of the host as outside address.
+func (m *Model) isMasqueradeAddress(a netip.Addr) bool {
 	for _, r := range m.rules {
 		out, ok := m.host.Interface(string(r.Out))
 		if ok && r.Type.UsesInterfaceAddress() && slices.Contains(out.sourceAddresses(), a) {

@@ -34,8 +34,10 @@ type Interface struct {
 	Stations []packet.MAC
 }
 
-// takes reports whether a frame with that destination address is unicast to this host.
-func (i Interface) takes(to packet.MAC) bool { return to == i.MAC || slices.Contains(i.Stations, to) }
+// isUnicastTo reports whether a frame with that destination address is unicast to this host.
+func (i Interface) isUnicastTo(to packet.MAC) bool {
+	return to == i.MAC || slices.Contains(i.Stations, to)
+}
 
 // Neighbour is a resolved neighbour.
 type Neighbour struct {
@@ -128,10 +130,10 @@ func (h *Host) Routed(dst netip.Addr) bool {
 	return ok || h.Owns(dst)
 }
 
-// refuses reports whether the kernel drops packets from src on an ingress interface
+// refusesSource reports whether the kernel drops packets from src on an ingress interface
 // (fib_validate_source). The kernel has no such check for IPv6. Sluice always refuses broadcast
 // addresses (RFC 1812 §5.3.7).
-func (h *Host) refuses(iface string, src netip.Addr) bool {
+func (h *Host) refusesSource(iface string, src netip.Addr) bool {
 	in, ok := h.Interface(iface)
 	if !ok || !src.Is4() {
 		return false
@@ -264,16 +266,16 @@ func (i Interface) globalAddress(v6 bool) (found netip.Addr, ok bool) {
 // its first address.
 func (i Interface) sourceAddresses() (list []netip.Addr) {
 	for at, p := range i.Addresses {
-		if (p.Addr().Is6() || i.primary(at)) && !p.Addr().IsLinkLocalUnicast() {
+		if (p.Addr().Is6() || i.isPrimary(at)) && !p.Addr().IsLinkLocalUnicast() {
 			list = append(list, p.Addr())
 		}
 	}
 	return list
 }
 
-// primary reports whether an IPv4 address is the first one in its network. The kernel sends with
+// isPrimary reports whether an IPv4 address is the first one in its network. The kernel sends with
 // primary addresses only.
-func (i Interface) primary(at int) bool {
+func (i Interface) isPrimary(at int) bool {
 	p := i.Addresses[at]
 	return p.Addr().Is4() && slices.IndexFunc(i.Addresses, func(o netip.Prefix) bool { return o.Masked() == p.Masked() }) == at
 }
@@ -283,7 +285,7 @@ func (i Interface) primary(at int) bool {
 func (i *Interface) AddAddress(p netip.Prefix) {
 	at := len(i.Addresses)
 	if p.Addr().Is4() && !slices.ContainsFunc(i.Addresses, func(o netip.Prefix) bool { return o.Masked() == p.Masked() }) {
-		for at > 0 && !i.primary(at-1) {
+		for at > 0 && !i.isPrimary(at-1) {
 			at--
 		}
 		if at == 0 {
@@ -299,7 +301,7 @@ func (i *Interface) AddAddress(p netip.Prefix) {
 func (i *Interface) RemoveAddress(p netip.Prefix) {
 	at := slices.Index(i.Addresses, p)
 	next := -1
-	if i.primary(at) {
+	if i.isPrimary(at) {
 		next = slices.IndexFunc(i.Addresses, func(o netip.Prefix) bool { return o != p && o.Masked() == p.Masked() })
 	}
 	if next < 0 {
@@ -308,7 +310,7 @@ func (i *Interface) RemoveAddress(p netip.Prefix) {
 	}
 	behind, between := slices.IndexFunc(i.Addresses, func(o netip.Prefix) bool { return o.Addr().Is4() }), false
 	for n := at + 1; n < next; n++ {
-		if i.primary(n) {
+		if i.isPrimary(n) {
 			behind = n
 		}
 		between = between || i.Addresses[n].Addr().Is4()

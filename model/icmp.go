@@ -35,7 +35,7 @@ var (
 var plateaus = []uint32{65535, 32000, 17914, 8166, 4352, 2002, 1492, 1006, 508, 296, 68}
 
 // translateICMP translates an ICMP message and its quoted packet.
-func translateICMP(v *view, r rendering, p []byte) ([]byte, flow.Protocol, Reason) {
+func translateICMP(v *view, r translationParams, p []byte) ([]byte, flow.Protocol, Reason) {
 	if v.kind == icmpError && (v.quoted == nil || r.quote == nil) {
 		return nil, 0, ReasonUntranslatable // an error about an error
 	}
@@ -43,9 +43,9 @@ func translateICMP(v *view, r rendering, p []byte) ([]byte, flow.Protocol, Reaso
 	rest := binary.BigEndian.Uint32(p[4:])
 	ok := false
 	if v.v6 {
-		m, rest, ok = message4(v, r, rest)
+		m, rest, ok = toICMPv4(v, r, rest)
 	} else {
-		m, rest, ok = message6(v, r, rest)
+		m, rest, ok = toICMPv6(v, r, rest)
 	}
 	if !ok {
 		return nil, 0, ReasonUntranslatable
@@ -57,7 +57,7 @@ func translateICMP(v *view, r rendering, p []byte) ([]byte, flow.Protocol, Reaso
 	if v.kind != icmpError {
 		return echo(v, r, p, m), protocol, ""
 	}
-	inner, reason := render(v.quoted, rendering{to: *r.quote, quoted: true})
+	inner, reason := render(v.quoted, translationParams{to: *r.quote, quoted: true})
 	if reason != "" {
 		return nil, 0, ReasonUntranslatable
 	}
@@ -127,7 +127,7 @@ func extend(v *view, b, inner, p []byte, limit int) []byte {
 	return append(b, extension...)
 }
 
-func setICMPChecksum(b []byte, r rendering, protocol flow.Protocol) {
+func setICMPChecksum(b []byte, r translationParams, protocol flow.Protocol) {
 	b[2], b[3] = 0, 0
 	sum := packet.Checksum(b)
 	if protocol == flow.ICMPv6 {
@@ -138,7 +138,7 @@ func setICMPChecksum(b []byte, r rendering, protocol flow.Protocol) {
 
 // echo translates a query: type, identifier and checksum. Only the IPv6 checksum covers a pseudo
 // header.
-func echo(v *view, r rendering, p []byte, m message) []byte {
+func echo(v *view, r translationParams, p []byte, m message) []byte {
 	before := append(slices.Clone(p[:2]), p[4:6]...)
 	p[0], p[1] = m.kind, m.code
 	binary.BigEndian.PutUint16(p[4:], r.to.Source.Port())
@@ -160,8 +160,8 @@ func echo(v *view, r rendering, p []byte, m message) []byte {
 	return p
 }
 
-// message6 translates type, code and second word from IPv4 to IPv6.
-func message6(v *view, r rendering, rest uint32) (m message, word uint32, ok bool) {
+// toICMPv6 translates type, code and second word from IPv4 to IPv6.
+func toICMPv6(v *view, r translationParams, rest uint32) (m message, word uint32, ok bool) {
 	switch v.icmpType {
 	case 8, 0:
 		kind := uint8(128)
@@ -194,8 +194,8 @@ func message6(v *view, r rendering, rest uint32) (m message, word uint32, ok boo
 	return message{}, 0, false
 }
 
-// message4 translates type, code and second word from IPv6 to IPv4.
-func message4(v *view, r rendering, rest uint32) (m message, word uint32, ok bool) {
+// toICMPv4 translates type, code and second word from IPv6 to IPv4.
+func toICMPv4(v *view, r translationParams, rest uint32) (m message, word uint32, ok bool) {
 	switch v.icmpType {
 	case 128, 129:
 		kind := uint8(8)
@@ -215,14 +215,14 @@ func message4(v *view, r rendering, rest uint32) (m message, word uint32, ok boo
 		case 1:
 			return message{3, 2}, 0, true
 		case 0:
-			pointer, ok := pointer4(rest)
+			pointer, ok := pointerToIPv4(rest)
 			return message{12, 0}, uint32(pointer) << 24, ok
 		}
 	}
 	return message{}, 0, false
 }
 
-func pointer4(p uint32) (uint8, bool) {
+func pointerToIPv4(p uint32) (uint8, bool) {
 	switch {
 	case p >= 8 && p < 24:
 		return 12, true

@@ -47,13 +47,13 @@ func (m *Model) errorOf(in Arrival, v *view) (plan, bool) {
 // an error to a pool address, and an error with a source that a rule translates. The latter would
 // show an inside address outside. All other errors pass.
 func (m *Model) errorWithoutFlow(in Arrival, v *view) plan {
-	if m.pooled(v.dst.Addr()) && !m.host.Owns(v.dst.Addr()) {
+	if m.inAnyPool(v.dst.Addr()) && !m.host.Owns(v.dst.Addr()) {
 		return drop(ReasonErrorWithoutFlow)
 	}
-	if m.translates(in, v) {
+	if m.wouldTranslate(in, v) {
 		return drop(ReasonErrorWithoutFlow)
 	}
-	return pass(ReasonNotOurs)
+	return passPlan(ReasonNotOurs)
 }
 
 // validError reports whether the checksums of the error and of the quoted IP header are correct
@@ -74,10 +74,10 @@ func (m *Model) errorOfSession(v *view, answering flow.Tuple) (plan, bool) {
 		return plan{}, false
 	}
 	if b := h.binding; b != nil && b.provisional && b.inside == answering.Source {
-		m.confirm(b, opener(answering))
+		m.confirm(b, openingPacket(answering))
 	}
 	if h.service != nil && h.direction == flow.Original {
-		h = m.confirmSession(opener(answering), h)
+		h = m.confirmSession(openingPacket(answering), h)
 	}
 	out := h.out()
 	quote := h.tuple[1-h.direction]
@@ -94,13 +94,13 @@ func (m *Model) errorOfSession(v *view, answering flow.Tuple) (plan, bool) {
 		Dest: netip.AddrPortFrom(out.Dest.Addr(), 0)}
 	p.to.Protocol = v.protocol
 	if h.splice != nil && h.splice.answered && h.direction == flow.Original {
-		p.replacement = v.unsplice(h.splice.ahead)
+		p.replacement = v.withoutSplice(h.splice.ahead)
 	}
 	return p, true
 }
 
-// unsplice returns the error with the backend's sequence number in the quoted packet.
-func (v *view) unsplice(ahead uint32) *view {
+// withoutSplice returns the error with the backend's sequence number in the quoted packet.
+func (v *view) withoutSplice(ahead uint32) *view {
 	b := slices.Clone(v.ip)
 	t := b[v.header+8+v.quoted.header:]
 	if len(t) >= 18 {
@@ -119,7 +119,7 @@ func (v *view) unsplice(ahead uint32) *view {
 // errorSource returns the source address of the translated error. A router on a translated side
 // must stay hidden: the error gets the translated address of the session (RFC 5508 REQ-5c). A
 // router on the IPv4 side of nat64 keeps its address, embedded in the prefix.
-func (m *Model) errorSource(v *view, h *half, out flow.Tuple) netip.Addr {
+func (m *Model) errorSource(v *view, h *sessionHalf, out flow.Tuple) netip.Addr {
 	switch {
 	case h.rule != nil && h.rule.Type.CrossesStateful() && !v.v6:
 		return Embed(h.rule.Prefix, v.src.Addr())
@@ -135,7 +135,7 @@ func (m *Model) errorSource(v *view, h *half, out flow.Tuple) netip.Addr {
 func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan, bool) {
 	about := &view{v6: v.v6, protocol: answering.Protocol, src: answering.Source, dst: answering.Dest}
 	if s, _ := m.serviceOf(about, in.Interface); s != nil && len(s.table) > 0 && s.Scheduler.Hashes() && s.Mode != config.ModeFullNAT {
-		b := s.pinned(about)
+		b := s.pinnedBackend(about)
 		if b == nil {
 			b = s.byHash(about)
 		}
@@ -151,11 +151,11 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 		return p, true
 	}
 	for _, s := range m.services {
-		if s.Mode != config.ModeStateless && !s.recognised(m) && !s.sharesReplies(m) {
+		if s.Mode != config.ModeStateless && !s.endpointSuffices(m) && !s.sharesReplies(m) {
 			continue
 		}
 		from, b, ok := s.virtual(about.protocol, about.src)
-		if !ok || s.Mode != config.ModeStateless && !(s.recognised(m) && m.answersSYN(answering)) && !s.answersOtherNode(m, answering, from, b) {
+		if !ok || s.Mode != config.ModeStateless && !(s.endpointSuffices(m) && m.answersSYN(answering)) && !s.answersOtherNode(m, answering, from, b) {
 			continue // about a connection that the backend opened
 		}
 		quote := flow.Tuple{Protocol: about.protocol, Source: about.dst, Dest: from}
@@ -189,7 +189,7 @@ func (m *Model) errorOfPrefix(in Arrival, v *view) (plan, bool) {
 	crossing := src.Is4() != q.dst.Addr().Is4()
 	switch {
 	case crossing:
-		if own, ok := m.siitSource(in, &about, v.src.Addr()); ok && !(v.v6 && unroutable(own)) {
+		if own, ok := m.siitSource(in, &about, v.src.Addr()); ok && !(v.v6 && isUnroutable(own)) {
 			src = own
 		} else if next, ok := m.host.route(p.to.Dest.Addr()); ok && v.v6 {
 			if own, ok := m.address(next.Interface, false); ok {

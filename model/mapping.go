@@ -20,12 +20,12 @@ func (m *Model) Map(w datapath.Mapping) error {
 		key := bindingKey{rule: r, protocol: w.Protocol, inside: w.Inside}
 		b, endpoint := m.bindings[key], outsideKey{portClass(w.Protocol), w.Outside}
 		c := m.client(clientKey{rule: r, address: w.Inside.Addr()})
-		if b != nil && !b.joinable() {
+		if b != nil && !b.acceptsSessions() {
 			b = nil
 		}
-		pinned := c.address.IsValid() && m.portsOf(c) > 0 && (r.holds(c.address) || r.PortBlock > 0)
+		pinned := c.address.IsValid() && m.portsOf(c) > 0 && (r.poolContains(c.address) || r.PortBlock > 0)
 		switch {
-		case !r.holds(w.Outside.Addr()):
+		case !r.poolContains(w.Outside.Addr()):
 			return datapath.ErrNoPort
 		case b != nil && b.outside != endpoint:
 			return datapath.ErrNoPort
@@ -56,11 +56,11 @@ func (m *Model) MayAsk(w datapath.Mapping) bool {
 // Unmap ends the request. The sessions of the binding continue.
 func (m *Model) Unmap(w datapath.Mapping) {
 	if b := m.outside[outsideKey{portClass(w.Protocol), w.Outside}]; b != nil && b.mapped {
-		m.unmap(b)
+		m.removeMapping(b)
 	}
 }
 
-func (m *Model) unmap(b *binding) {
+func (m *Model) removeMapping(b *binding) {
 	b.mapped = false
 	b.sessions--
 	m.dropUnused(b)

@@ -40,7 +40,7 @@ type Model struct {
 	prefixes            []*prefix
 	allServices         map[string]*service // by name, with the services of former configurations
 	allRules            map[string]*rule
-	sessions            map[flow.Tuple]*half
+	sessions            map[flow.Tuple]*sessionHalf
 	replaced            *session                // Session that the current SYN replaced with a new connection in its tuple, or nil.
 	ended               map[flow.Tuple]*session // Cut-off sessions by both tuples: their backend became down.
 	syns                int                     // Number of SYNs without a session.
@@ -52,7 +52,7 @@ type Model struct {
 	ports               map[outsideKey]time.Duration // end of the hold-down of each freed port
 	clients             map[clientKey]*client
 	fragments           map[fragmentKey]*fragment
-	rates               []rated // rates of firewall rules, one entry for each port range
+	rates               []ratedRule // rates of firewall rules, one entry for each port range
 	releasedProvisional []releasedPort
 }
 
@@ -60,7 +60,7 @@ type Model struct {
 func New(c *config.Config, host Host, seed uint64) (*Model, error) {
 	m := &Model{
 		host: host, chance: NewChance(seed), allServices: map[string]*service{}, allRules: map[string]*rule{},
-		sessions: map[flow.Tuple]*half{}, ended: map[flow.Tuple]*session{}, synsSent: map[flow.Tuple]int{}, synsCame: map[flow.Tuple]syn{}, cookiesSent: map[flow.Tuple][]*cookie{}, bindings: map[bindingKey]*binding{}, outside: map[outsideKey]*binding{},
+		sessions: map[flow.Tuple]*sessionHalf{}, ended: map[flow.Tuple]*session{}, synsSent: map[flow.Tuple]int{}, synsCame: map[flow.Tuple]syn{}, cookiesSent: map[flow.Tuple][]*cookie{}, bindings: map[bindingKey]*binding{}, outside: map[outsideKey]*binding{},
 		ports: map[outsideKey]time.Duration{}, clients: map[clientKey]*client{}, fragments: map[fragmentKey]*fragment{},
 	}
 	m.choices = m.chance
@@ -95,15 +95,15 @@ type plan struct {
 	to     flow.Tuple  // Tuple after translation; invalid: unchanged.
 	via    netip.Addr  // Routing destination, if it differs from to.Dest.
 	mac    packet.MAC  // Dsr: configured MAC address of the backend.
-	answer answer      // Reply to the sender of a dropped packet.
+	answer errorReply  // Reply to the sender of a dropped packet.
 	quote  *flow.Tuple // ICMP errors: tuple of the quoted packet after translation.
 	encap  *encapsulation
-	half   *half    // Session of the packet, nil for none.
-	count  []*tally // Counters to increase when the packet is forwarded.
-	clamp  bool     // Lower the MSS option of a SYN.
-	room   int      // Reserved bytes below the ingress link's limit for the MSS option of a SYN.
-	grow   int      // Maximum growth by edit, in bytes.
-	local  bool     // Reply to a health check of this host: left unchanged.
+	half   *sessionHalf // Session of the packet, nil for none.
+	count  []*tally     // Counters to increase when the packet is forwarded.
+	clamp  bool         // Lower the MSS option of a SYN.
+	room   int          // Reserved bytes below the ingress link's limit for the MSS option of a SYN.
+	grow   int          // Maximum growth by edit, in bytes.
+	local  bool         // Reply to a health check of this host: left unchanged.
 	// edit changes the packet after translation, for a link with that MTU. It may return a drop
 	// reason.
 	edit            func(b []byte, mtu int) ([]byte, Reason)
@@ -114,8 +114,8 @@ type plan struct {
 	neutral bool
 }
 
-func drop(r Reason) plan { return plan{action: Drop, reason: r} }
-func pass(r Reason) plan { return plan{action: Pass, reason: r} }
+func drop(r Reason) plan     { return plan{action: Drop, reason: r} }
+func passPlan(r Reason) plan { return plan{action: Pass, reason: r} }
 
 // tally counts packets of a service, backend or rule.
 type tally struct{ packets, bytes uint64 }
@@ -124,14 +124,14 @@ type tally struct{ packets, bytes uint64 }
 func (m *Model) Receive(in Arrival) Outcome {
 	group := len(in.Frame) > 0 && in.Frame[0]&1 == 1
 	i, known := m.host.Interface(in.Interface)
-	foreign := known && !group && len(in.Frame) >= 6 && !i.takes(packet.MAC(in.Frame[:6]))
+	foreign := known && !group && len(in.Frame) >= 6 && !i.isUnicastTo(packet.MAC(in.Frame[:6]))
 	if foreign && isIP(in.Frame) {
 		return Outcome{Action: Pass, Reason: ReasonOtherStation}
 	}
 	if !foreign {
 		in.Frame = Untagged(in.Frame)
 	}
-	if from, ok := earlySource(in.Frame); ok && m.denied(from) {
+	if from, ok := earlySource(in.Frame); ok && m.isDeniedSource(from) {
 		return Outcome{Action: Drop, Reason: ReasonDenied}
 	}
 	v, action, reason := read(in.Frame)
@@ -161,7 +161,7 @@ func (m *Model) toGroup(in Arrival, v *view) Outcome {
 	switch {
 	case v.kind == icmpLink:
 		return Outcome{Action: Pass, Reason: ReasonNotRouted}
-	case v.firewalled(m, in.Interface):
+	case v.firewallDrops(m, in.Interface):
 		return Outcome{Action: Drop, Reason: ReasonDenied}
 	case v.neverRouted():
 		return Outcome{Action: Pass, Reason: ReasonNotRouted}
@@ -171,11 +171,11 @@ func (m *Model) toGroup(in Arrival, v *view) Outcome {
 
 var broadcast, unspecified = netip.AddrFrom4([4]byte{255, 255, 255, 255}), netip.IPv4Unspecified()
 
-// unroutable reports whether a is invalid in the other address family.
-func unroutable(a netip.Addr) bool { return martian(a) || a.IsLinkLocalUnicast() }
+// isUnroutable reports whether a is invalid in the other address family.
+func isUnroutable(a netip.Addr) bool { return isMartian(a) || a.IsLinkLocalUnicast() }
 
-// martian reports whether Linux drops packets with source a.
-func martian(a netip.Addr) bool {
+// isMartian reports whether Linux drops packets with source a.
+func isMartian(a netip.Addr) bool {
 	return a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a == broadcast || a.Is4In6()
 }
 
@@ -183,26 +183,26 @@ func martian(a netip.Addr) bool {
 // new one, and a service has priority over a NAT rule.
 func (m *Model) decide(in Arrival, v *view) plan {
 	if v.kind == icmpLink { // the firewall does not apply: it would block neighbour discovery of the host
-		return pass(ReasonNotRouted)
+		return passPlan(ReasonNotRouted)
 	}
 	if v.later {
-		if m.denied(v.src.Addr()) {
+		if m.isDeniedSource(v.src.Addr()) {
 			return drop(ReasonDenied)
 		}
 		return m.laterFragment(in, v)
 	}
 	p := drop(ReasonDenied)
 	switch {
-	case v.firewalled(m, in.Interface):
-	case m.session(v) == nil && v.kind != icmpError && m.host.refuses(in.Interface, v.src.Addr()):
-		p = pass(ReasonNotRouted)
+	case v.firewallDrops(m, in.Interface):
+	case m.session(v) == nil && v.kind != icmpError && m.host.refusesSource(in.Interface, v.src.Addr()):
+		p = passPlan(ReasonNotRouted)
 	case m.session(v) == nil && v.neverRouted():
 		p = m.martianError(in, v)
 	default:
 		p = m.decidePacket(in, v)
 	}
 	if p.action == Pass && p.reason == ReasonNotOurs {
-		p = m.unserved(in, v)
+		p = m.unmatchedPlan(in, v)
 	}
 	if v.first {
 		m.rememberFragment(v, p)
@@ -215,11 +215,11 @@ func (m *Model) decide(in Arrival, v *view) plan {
 func (m *Model) martianError(in Arrival, v *view) plan {
 	to := v.dst.Addr()
 	if v.v6 || v.kind != icmpError || v.quoted == nil || to.IsMulticast() || to == broadcast || to == unspecified {
-		return pass(ReasonNotRouted)
+		return passPlan(ReasonNotRouted)
 	}
 	p, ok := m.errorOf(in, v)
 	if !ok || p.action == Forward && (p.quote == nil || p.quote.Source.Addr().Is4()) || p.action == Pass {
-		return pass(ReasonNotRouted)
+		return passPlan(ReasonNotRouted)
 	}
 	if !validError(v) {
 		return drop(ReasonBadChecksum)
@@ -231,7 +231,7 @@ func (m *Model) martianError(in Arrival, v *view) plan {
 // link-local addresses.
 func (v *view) neverRouted() bool {
 	from, to := v.src.Addr(), v.dst.Addr()
-	return to.IsMulticast() || to == broadcast || to == unspecified || martian(from) || v.v6 && (to.IsLinkLocalUnicast() || from.IsLinkLocalUnicast())
+	return to.IsMulticast() || to == broadcast || to == unspecified || isMartian(from) || v.v6 && (to.IsLinkLocalUnicast() || from.IsLinkLocalUnicast())
 }
 
 func (m *Model) decidePacket(in Arrival, v *view) plan {
@@ -253,24 +253,24 @@ func (m *Model) decidePacket(in Arrival, v *view) plan {
 	if p, ok := m.serviceReply(v); ok {
 		return p
 	}
-	if p, ok := m.inbound(in, v); ok {
+	if p, ok := m.handleInbound(in, v); ok {
 		return p
 	}
 	if p, ok := m.stateless(in, v); ok {
 		return p
 	}
-	if p, ok := m.outbound(in, v); ok {
+	if p, ok := m.handleOutbound(in, v); ok {
 		return p
 	}
 	if p, ok := m.openDirect(v); ok {
 		return p
 	}
-	return pass(ReasonNotOurs)
+	return passPlan(ReasonNotOurs)
 }
 
-// firewalled applies the rules of the ingress hook in order, and reports whether one drops the
+// firewallDrops applies the rules of the ingress hook in order, and reports whether one drops the
 // packet.
-func (v *view) firewalled(m *Model, iface string) bool {
+func (v *view) firewallDrops(m *Model, iface string) bool {
 	place := 0
 	for i := range m.config.Firewall.Rules {
 		r := &m.config.Firewall.Rules[i]
@@ -282,7 +282,7 @@ func (v *view) firewalled(m *Model, iface string) bool {
 		}
 		switch r.Action {
 		case config.ActionDrop:
-			if !r.Rate.IsZero() && m.rates[at].conforms(m.now) {
+			if !r.Rate.IsZero() && m.rates[at].withinRate(m.now) {
 				continue
 			}
 			return true
@@ -293,15 +293,15 @@ func (v *view) firewalled(m *Model, iface string) bool {
 	return false
 }
 
-// rated is a firewall rule with the time of the next conforming packet.
-type rated struct {
+// ratedRule is a firewall rule with the time of the next conforming packet.
+type ratedRule struct {
 	rule config.FirewallRule
 	next time.Duration
 }
 
-// conforms reports whether a packet is within the rate of the rule. It admits bursts of the
+// withinRate reports whether a packet is within the rate of the rule. It admits bursts of the
 // configured size.
-func (r *rated) conforms(now time.Duration) bool {
+func (r *ratedRule) withinRate(now time.Duration) bool {
 	each := r.rule.Rate.Per / time.Duration(r.rule.Rate.Count)
 	next := max(r.next, now)
 	if next-now > each*time.Duration(max(r.rule.Burst, 1)-1) {

@@ -215,7 +215,7 @@ func TestTCPStates(t *testing.T) {
 		s := &session{}
 		s.tuple[0].Protocol = flow.TCP
 		for _, p := range tc.packets {
-			s.track(p.d, p.f)
+			s.updateState(p.d, p.f)
 		}
 		if got := s.State(); got != tc.want {
 			t.Errorf("%s: want %s, got %s", tc.name, tc.want, got)
@@ -229,10 +229,10 @@ func TestResetIgnored(t *testing.T) {
 	s := &session{}
 	s.tuple[0].Protocol = flow.TCP
 	for _, p := range []packet.TCPFlags{packet.SYN, packet.ACK} {
-		s.track(flow.Original, p)
-		s.track(flow.Reply, p)
+		s.updateState(flow.Original, p)
+		s.updateState(flow.Reply, p)
 	}
-	s.track(flow.Original, packet.RST)
+	s.updateState(flow.Original, packet.RST)
 	s.seen = [2]time.Duration{10 * time.Second, 10*time.Second + 500*time.Millisecond}
 	if s.State() != "CLOSE" {
 		t.Errorf("half a second after the reset: %s", s.State())
@@ -264,7 +264,7 @@ func TestMessagesBetweenFamilies(t *testing.T) {
 		{12, 0, 5 << 24, message{}, 0, false}, {12, 1, 0, message{}, 0, false}, {4, 0, 0, message{}, 0, false},
 		{5, 0, 0, message{}, 0, false}, {13, 0, 0, message{}, 0, false},
 	} {
-		m, word, ok := message6(&view{icmpType: tc.kind, icmpCode: tc.code, quoted: quoted}, rendering{mtu: mtu}, tc.rest)
+		m, word, ok := toICMPv6(&view{icmpType: tc.kind, icmpCode: tc.code, quoted: quoted}, translationParams{mtu: mtu}, tc.rest)
 		if ok != tc.ok || ok && (m != tc.want || word != tc.word) {
 			t.Errorf("icmp %d/%d: want %v %d, got %v %d %v", tc.kind, tc.code, tc.want, tc.word, m, word, ok)
 		}
@@ -283,7 +283,7 @@ func TestMessagesBetweenFamilies(t *testing.T) {
 		{3, 0, 0, message{11, 0}, 0, true}, {4, 0, 6, message{12, 0}, 9 << 24, true}, {4, 0, 41, message{}, 0, false},
 		{4, 1, 6, message{3, 2}, 0, true}, {4, 2, 0, message{}, 0, false}, {135, 0, 0, message{}, 0, false},
 	} {
-		m, word, ok := message4(&view{v6: true, icmpType: tc.kind, icmpCode: tc.code}, rendering{mtu: mtu}, tc.rest)
+		m, word, ok := toICMPv4(&view{v6: true, icmpType: tc.kind, icmpCode: tc.code}, translationParams{mtu: mtu}, tc.rest)
 		if ok != tc.ok || ok && (m != tc.want || word != tc.word) {
 			t.Errorf("icmp6 %d/%d: want %v %d, got %v %d %v", tc.kind, tc.code, tc.want, tc.word, m, word, ok)
 		}

@@ -9,16 +9,16 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// unserved returns the plan for a packet that no service, rule or session matches. The gateway owns
+// unmatchedPlan returns the plan for a packet that no service, rule or session matches. The gateway owns
 // the listen addresses of its services. Forwarded packets to these addresses would loop back from
 // the next router. Without a route the gateway rejects them too. The host's stack handles the
 // host's own addresses, and an address in a connected network may belong to another host.
-func (m *Model) unserved(in Arrival, v *view) plan {
+func (m *Model) unmatchedPlan(in Arrival, v *view) plan {
 	to := v.dst.Addr()
 	answer, bound, owned := m.owner(to)
 	next, routed := m.host.route(to)
 	if !owned || m.host.Owns(to) || m.host.onLink(to) || bound && !(routed && next.Name == in.Interface) {
-		return pass(ReasonNotOurs)
+		return passPlan(ReasonNotOurs)
 	}
 	p := drop(ReasonUnserved)
 	if v.kind != icmpReply {
@@ -29,9 +29,9 @@ func (m *Model) unserved(in Arrival, v *view) plan {
 
 // owner returns the strongest answer of the listeners on an address. It also reports whether all
 // listeners are bound to interfaces.
-func (m *Model) owner(a netip.Addr) (strongest answer, bound, owned bool) {
+func (m *Model) owner(a netip.Addr) (strongest errorReply, bound, owned bool) {
 	bound = true
-	listener := func(l config.Listen, own answer, tied bool) {
+	listener := func(l config.Listen, own errorReply, tied bool) {
 		if l.Address != a {
 			return
 		}

@@ -56,7 +56,7 @@ type portBlock struct {
 	provisional bool
 }
 
-func (b portBlock) has(a netip.AddrPort) bool {
+func (b portBlock) containsPort(a netip.AddrPort) bool {
 	return b.address == a.Addr() && b.ports.Contains(a.Port())
 }
 
@@ -143,7 +143,7 @@ func (m *Model) search(r portRequest, address netip.Addr, spans []flow.Ports) (o
 	for _, suits := range rounds {
 		for port := range m.choices.Ports(address, spans) {
 			key.endpoint = netip.AddrPortFrom(address, port)
-			if !suits(port) || !m.free(key) {
+			if !suits(port) || !m.isFree(key) {
 				continue
 			}
 			if m.heldProvisionally(key, suits, spans) {
@@ -164,9 +164,9 @@ func (m *Model) sameClassPossible(r portRequest, spans []flow.Ports) bool {
 	return false
 }
 
-// free reports whether an endpoint is free: no binding, session, listener or hold-down uses it (RFC
+// isFree reports whether an endpoint is free: no binding, session, listener or hold-down uses it (RFC
 // 6888 REQ-8). A followed datapath may allocate the port of a listener (docs/reference/limits.md).
-func (m *Model) free(key outsideKey) bool {
+func (m *Model) isFree(key outsideKey) bool {
 	if b := m.outside[key]; b != nil && !m.mustYield(b) {
 		return false
 	}
@@ -177,7 +177,7 @@ func (m *Model) free(key outsideKey) bool {
 		return true
 	}
 	for _, s := range m.services {
-		if _, ok := s.listens(key.protocol, key.endpoint, ""); ok {
+		if _, ok := s.findListener(key.protocol, key.endpoint, ""); ok {
 			return false
 		}
 	}
@@ -204,7 +204,7 @@ func (m *Model) freeBlock(r portRequest, address netip.Addr) (portBlock, bool) {
 	shown, ok := m.observedSource()
 	taken := map[netip.AddrPort]bool{}
 	for _, c := range m.clients {
-		c.blocks = slices.DeleteFunc(m.blocksOf(c), func(b portBlock) bool { return b.provisional && ok && b.has(shown) })
+		c.blocks = slices.DeleteFunc(m.blocksOf(c), func(b portBlock) bool { return b.provisional && ok && b.containsPort(shown) })
 		for _, b := range c.blocks {
 			taken[netip.AddrPortFrom(b.address, b.ports.First)] = true
 		}
@@ -213,7 +213,7 @@ func (m *Model) freeBlock(r portRequest, address netip.Addr) (portBlock, bool) {
 		first := ports.First + uint16((start+i)%n*r.block)
 		b := portBlock{address: address, ports: flow.Ports{First: first, Last: first + uint16(r.block) - 1}}
 		if !taken[netip.AddrPortFrom(address, first)] {
-			b.provisional = m.choices.Provisional() && !(ok && b.has(shown))
+			b.provisional = m.choices.Provisional() && !(ok && b.containsPort(shown))
 			return b, true
 		}
 	}

@@ -9,10 +9,10 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// portless reports whether a NAT rule translates only the address of the packet. Such a protocol
+// translatesAddressOnly reports whether a NAT rule translates only the address of the packet. Such a protocol
 // has no ports (ESP, GRE, tunnels) or keeps them (SCTP). DCCP and UDP-Lite are excluded, because
 // their checksums cover the addresses. ICMP sessions use the identifier.
-func (v *view) portless() bool {
+func (v *view) translatesAddressOnly() bool {
 	switch v.protocol {
 	case flow.TCP, flow.UDP, flow.UDPLite, flow.ICMP, flow.ICMPv6, 33:
 		return false
@@ -27,19 +27,19 @@ func (m *Model) openPortless(r *rule, v *view) plan {
 	s := &session{rule: r, client: c}
 	s.tuple[0] = v.tuple()
 	if reason := m.portlessSource(r, v, s, v.dst); reason != "" {
-		return r.refuse(reason)
+		return r.refusePacket(reason)
 	}
 	if r.ConnectionsPerClient > 0 && c.flows >= r.ConnectionsPerClient {
-		return r.refuse(ReasonClientFlows)
+		return r.refusePacket(ReasonClientFlows)
 	}
 	m.addSession(s)
-	return m.first(v, s)
+	return m.firstPacket(v, s)
 }
 
 // portlessSource assigns an address of the pool without another session to the peer. If none
 // exists, it returns the reason.
 func (m *Model) portlessSource(r *rule, v *view, s *session, peer netip.AddrPort) Reason {
-	if !r.credit.conforms(m.now, v.src.Addr(), r.NewConnectionsPerClient) {
+	if !r.credit.withinRate(m.now, v.src.Addr(), r.NewConnectionsPerClient) {
 		return ReasonLimitClientRate
 	}
 	next, _ := m.host.route(peer.Addr())
@@ -117,7 +117,7 @@ func (m *Model) confirmPortless(s *session, a netip.AddrPort) {
 // confirmPortlessInbound replaces such an address for a packet from the peer without a matching
 // session.
 func (m *Model) confirmPortlessInbound(v *view) {
-	if !m.choices.Ends(ReasonFlow) || !v.portless() || m.session(v) != nil {
+	if !m.choices.Ends(ReasonFlow) || !v.translatesAddressOnly() || m.session(v) != nil {
 		return
 	}
 	for _, h := range m.sessions {

@@ -81,14 +81,14 @@ func (m *Model) stateless(in Arrival, v *view) (plan, bool) {
 	}
 	src, dst := v.src.Addr(), v.dst.Addr()
 	from, to := m.translate(src, true), m.translate(dst, false)
-	if from != nil && !from.rule.applies(m, in, v, dst, true) {
+	if from != nil && !from.rule.interfacesMatch(m, in, v, dst, true) {
 		from = nil
 	}
-	if to != nil && !to.rule.applies(m, in, v, src, false) {
+	if to != nil && !to.rule.interfacesMatch(m, in, v, src, false) {
 		to = nil
 	}
 	if from != nil && to == nil && contains(from.rule.Except, dst) {
-		return pass(ReasonExcepted), true
+		return passPlan(ReasonExcepted), true
 	}
 	if from == nil && to == nil {
 		return plan{}, false
@@ -114,9 +114,9 @@ func (m *Model) stateless(in Arrival, v *view) (plan, bool) {
 	return p, true
 }
 
-// applies checks the interfaces of a prefix rule, where out is the outside. An outbound packet
+// interfacesMatch checks the interfaces of a prefix rule, where out is the outside. An outbound packet
 // leaves there, except for a hairpin. An inbound packet arrives there.
-func (r *rule) applies(m *Model, in Arrival, v *view, other netip.Addr, leaving bool) bool {
+func (r *rule) interfacesMatch(m *Model, in Arrival, v *view, other netip.Addr, leaving bool) bool {
 	switch {
 	case leaving && !r.In.Has(in.Interface):
 		return false

@@ -44,7 +44,7 @@ func (m *Model) choiceProvisional(s *service, n *session, v *view) bool {
 	if !m.choices.Provisional() || s.Scheduler.Hashes() || len(s.backends) == 1 || v.midConnection() {
 		return false
 	}
-	return s.chosen(m, v) == nil
+	return s.chosenBackend(m, v) == nil
 }
 
 // backendProvisional reports whether the backend of the session is provisional.
@@ -90,15 +90,15 @@ func (m *Model) confirmInbound(v *view) {
 	out, shown := m.choices.ObservedTuple()
 	filtered := m.choices.Ends(ReasonFiltered)
 	reset := v.protocol == flow.TCP && v.flags&packet.RST != 0 && m.choices.Ends(ReasonNoFlow)
-	if !shown && !filtered && !reset || !m.pooled(v.dst.Addr()) && !m.masquerades(v.dst.Addr()) || !m.free(key) {
+	if !shown && !filtered && !reset || !m.inAnyPool(v.dst.Addr()) && !m.isMasqueradeAddress(v.dst.Addr()) || !m.isFree(key) {
 		return
 	}
 	for _, b := range m.bindings {
 		sameAddress := b.outside.endpoint.Addr() == v.dst.Addr()
-		if !b.provisional || b.outside.protocol != key.protocol || !sameAddress && !(b.client.provisional && b.rule.holds(v.dst.Addr())) || !b.rule.mayAllocate(v.protocol, v.dst.Port()) {
+		if !b.provisional || b.outside.protocol != key.protocol || !sameAddress && !(b.client.provisional && b.rule.poolContains(v.dst.Addr())) || !b.rule.mayAllocate(v.protocol, v.dst.Port()) {
 			continue
 		}
-		if filtered && !b.admits(v.src) || reset || shown && b.protocol == out.Protocol && b.inside == out.Dest {
+		if filtered && !b.passesFilter(v.src) || reset || shown && b.protocol == out.Protocol && b.inside == out.Dest {
 			if !sameAddress {
 				b.client.address = v.dst.Addr()
 			}
@@ -112,7 +112,7 @@ func (m *Model) confirmInbound(v *view) {
 // at the present one.
 func (m *Model) denyInbound(key outsideKey) {
 	b := m.outside[key]
-	if b != nil && b.provisional && (m.choices.Ends(ReasonNoBinding) || m.choices.Ends(ReasonNotOurs)) && m.relocate(b) {
+	if b != nil && b.provisional && (m.choices.Ends(ReasonNoBinding) || m.choices.Ends(ReasonNotOurs)) && m.moveBinding(b) {
 		delete(m.outside, key)
 	}
 }
@@ -124,7 +124,7 @@ func (m *Model) confirmBlock(c *client) {
 	if !ok {
 		return
 	}
-	at := slices.IndexFunc(c.blocks, func(b portBlock) bool { return b.has(a) })
+	at := slices.IndexFunc(c.blocks, func(b portBlock) bool { return b.containsPort(a) })
 	if at >= 0 {
 		c.blocks[at].provisional = false
 		return
@@ -153,14 +153,14 @@ func (m *Model) heldProvisionally(key outsideKey, suits func(uint16) bool, spans
 		}
 	}
 	a, ok := m.observedSource()
-	other := ok && a.Addr() == key.endpoint.Addr() && within(spans, a.Port()) && !suits(a.Port())
+	other := ok && a.Addr() == key.endpoint.Addr() && inSpans(spans, a.Port()) && !suits(a.Port())
 	if released == 0 || !other && !m.choices.Ends(ReasonNoPort) {
 		return false
 	}
 	for _, span := range spans {
 		for n := range span.Len() {
 			port := span.First + uint16(n)
-			if k := (outsideKey{key.protocol, netip.AddrPortFrom(key.endpoint.Addr(), port)}); suits(port) && m.free(k) {
+			if k := (outsideKey{key.protocol, netip.AddrPortFrom(key.endpoint.Addr(), port)}); suits(port) && m.isFree(k) {
 				released--
 			}
 		}
@@ -168,7 +168,7 @@ func (m *Model) heldProvisionally(key outsideKey, suits func(uint16) bool, spans
 	return released >= 0
 }
 
-func within(spans []flow.Ports, port uint16) bool {
+func inSpans(spans []flow.Ports, port uint16) bool {
 	return slices.ContainsFunc(spans, func(s flow.Ports) bool { return s.Contains(port) })
 }
 
@@ -229,13 +229,13 @@ func (m *Model) assignEndpoint(key outsideKey, b *binding) {
 	was := m.outside[key]
 	m.outside[key] = b
 	if was != nil && was != b {
-		m.relocate(was)
+		m.moveBinding(was)
 	}
 }
 
-// relocate assigns another endpoint to a binding, because its provisional endpoint has another
+// moveBinding assigns another endpoint to a binding, because its provisional endpoint has another
 // owner.
-func (m *Model) relocate(b *binding) bool {
+func (m *Model) moveBinding(b *binding) bool {
 	choices := m.choices
 	m.choices = m.chance // the observed endpoint is not the binding's
 	defer func() { m.choices = choices }()
@@ -281,7 +281,7 @@ func (m *Model) rename(s *session, was, now netip.AddrPort) {
 
 // confirmSession replaces the provisional choices of a session with the observed ones of a packet
 // from its opener.
-func (m *Model) confirmSession(v *view, h *half) *half {
+func (m *Model) confirmSession(v *view, h *sessionHalf) *sessionHalf {
 	if b := h.binding; b != nil && b.provisional && b.inside == v.src {
 		m.confirm(b, v)
 	}
@@ -317,12 +317,12 @@ func (m *Model) confirmAnswer(v *view) {
 	}
 	for _, h := range m.sessions {
 		t := h.tuple[0]
-		if h.direction != flow.Original || !h.exchangeable() || out != t.Reverse() || v.dst != t.Source {
+		if h.direction != flow.Original || !h.isExchangeable() || out != t.Reverse() || v.dst != t.Source {
 			continue
 		}
 		for _, b := range h.service.backends {
 			if h.service.endpoint(b, t.Dest.Port()) == v.src {
-				m.exchange(h, opener(t), b)
+				m.exchange(h, openingPacket(t), b)
 				return
 			}
 		}
@@ -331,8 +331,8 @@ func (m *Model) confirmAnswer(v *view) {
 
 // denyAnswer replaces the provisional backend of a session with another one, if the datapath does
 // not recognize a packet from that backend to the client.
-func (m *Model) denyAnswer(v *view, h *half) {
-	if h.direction != flow.Reply || !h.exchangeable() || !m.choices.Ends(ReasonNotOurs) {
+func (m *Model) denyAnswer(v *view, h *sessionHalf) {
+	if h.direction != flow.Reply || !h.isExchangeable() || !m.choices.Ends(ReasonNotOurs) {
 		return
 	}
 	t, s := h.tuple[0], h.service
@@ -340,24 +340,24 @@ func (m *Model) denyAnswer(v *view, h *half) {
 		if s.endpoint(b, t.Dest.Port()) == v.src {
 			continue
 		}
-		m.exchange(h, opener(t), b).markProvisional(true)
+		m.exchange(h, openingPacket(t), b).markProvisional(true)
 		return
 	}
 }
 
-// exchangeable reports whether the backend is the only provisional choice of a session.
-func (s *session) exchangeable() bool {
+// isExchangeable reports whether the backend is the only provisional choice of a session.
+func (s *session) isExchangeable() bool {
 	return s.provisional && !s.service.Scheduler.Hashes() && s.port == nil
 }
 
-// opener returns a packet with the tuple.
-func opener(t flow.Tuple) *view {
+// openingPacket returns a packet with the tuple.
+func openingPacket(t flow.Tuple) *view {
 	return &view{v6: t.Source.Addr().Is6(), protocol: t.Protocol, src: t.Source, dst: t.Dest}
 }
 
 // exchange replaces the provisional choices of a session. Backend b replaces the present one; nil
 // selects the backend by the observed packet.
-func (m *Model) exchange(h *half, v *view, b *backend) *half {
+func (m *Model) exchange(h *sessionHalf, v *view, b *backend) *sessionHalf {
 	was, miscounted := h.session, h.service.miscounted
 	m.removeSession(was)
 	h.service.miscounted = miscounted // the backend is confirmed
@@ -366,7 +366,7 @@ func (m *Model) exchange(h *half, v *view, b *backend) *half {
 	}
 	if b == nil {
 		was.service.provisional++ // the connection counts at opening time are unknown
-		b = was.service.chosen(m, v)
+		b = was.service.chosenBackend(m, v)
 		fits := was.service.possibleBackends(m, v)
 		if at := slices.IndexFunc(was.service.table, fits); b == nil && !fits(was.backend) && at >= 0 {
 			b = was.service.table[at]
@@ -461,7 +461,7 @@ func (m *Model) Undecidable(c *config.Config) bool {
 			return true
 		}
 		key := bindingKey{rule: b.rule, protocol: b.protocol, inside: b.inside}
-		if !b.joinable() && b.rule.poolChanges(next) && m.bindings[key] != b {
+		if !b.acceptsSessions() && b.rule.poolChanges(next) && m.bindings[key] != b {
 			return true
 		}
 	}

@@ -29,11 +29,11 @@ func (m *Model) Apply(c *config.Config) {
 	}
 	for _, b := range m.outside {
 		if b.mapped && !m.mayMap(b) {
-			m.unmap(b)
+			m.removeMapping(b)
 		}
 	}
 	for _, h := range m.sessions {
-		if h.direction == flow.Original && m.differs(h.session, listeners) {
+		if h.direction == flow.Original && m.mustEnd(h.session, listeners) {
 			m.removeSession(h.session)
 		}
 	}
@@ -92,7 +92,7 @@ func (m *Model) configure(c *config.Config) *datapath.Listeners {
 	}
 	for _, s := range services {
 		if !slices.Contains(m.services, s) {
-			s.deactivate()
+			s.drainBackends()
 		}
 	}
 	for _, r := range rules {
@@ -146,8 +146,8 @@ func (s *service) activate() {
 	}
 }
 
-// deactivate drains the backends of a service and clears its slots.
-func (s *service) deactivate() {
+// drainBackends drains the backends of a service and clears its slots.
+func (s *service) drainBackends() {
 	was := s.backends
 	s.inForce, s.backends, s.table = false, nil, nil
 	s.drainRemoved(was)
@@ -162,18 +162,18 @@ func (m *Model) rate(rules []config.FirewallRule) {
 		for range max(1, len(r.Ports)) {
 			switch {
 			case place == len(m.rates):
-				m.rates = append(m.rates, rated{rule: r})
+				m.rates = append(m.rates, ratedRule{rule: r})
 			case !reflect.DeepEqual(m.rates[place].rule, r):
-				m.rates[place] = rated{rule: r}
+				m.rates[place] = ratedRule{rule: r}
 			}
 			place++
 		}
 	}
 }
 
-// differs reports whether the current configuration would treat a session differently and its
+// mustEnd reports whether the current configuration would treat a session differently and its
 // policy permits the end of the session.
-func (m *Model) differs(s *session, listeners *datapath.Listeners) bool {
+func (m *Model) mustEnd(s *session, listeners *datapath.Listeners) bool {
 	if s.service != nil {
 		if !s.service.inForce {
 			return true
@@ -220,20 +220,20 @@ func (s *service) changesService(n *session, listeners *datapath.Listeners) bool
 // another pool, or a listener takes the session's packets.
 func (r *rule) changesTranslation(s *session, listeners *datapath.Listeners) bool {
 	to := s.tuple[0].Dest
-	inside := r.inside(s.tuple[0].Source.Addr()) || r.inside(s.tuple[1].Source.Addr())
+	inside := r.matchesSource(s.tuple[0].Source.Addr()) || r.matchesSource(s.tuple[1].Source.Addr())
 	taken := slices.ContainsFunc(listeners.Find(s.tuple[0].Protocol, to), func(l datapath.Listener) bool { return !l.Bound })
 	outside := s.tuple[1].Dest.Addr()
 	if s.binding != nil {
 		outside = s.binding.outside.endpoint.Addr()
 	}
-	pooled := r.Type.UsesInterfaceAddress() || r.holds(outside)
+	pooled := r.Type.UsesInterfaceAddress() || r.poolContains(outside)
 	return !inside || taken || contains(r.Except, to.Addr()) || !pooled
 }
 
 // mayMap reports whether the current configuration permits an existing mapping.
 func (m *Model) mayMap(b *binding) bool {
 	r := b.rule
-	return r.inForce && r.PCP && contains(r.Source, b.inside.Addr()) && (r.Type.UsesInterfaceAddress() || r.holds(b.outside.endpoint.Addr()))
+	return r.inForce && r.PCP && contains(r.Source, b.inside.Addr()) && (r.Type.UsesInterfaceAddress() || r.poolContains(b.outside.endpoint.Addr()))
 }
 
 // Mapped reports whether a host has a mapping.

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// rendering describes the translation of a packet.
-type rendering struct {
+// translationParams describes the translation of a packet.
+type translationParams struct {
 	to              flow.Tuple
 	quote           *flow.Tuple // Tuple of the packet in an ICMP error after translation.
 	neutral         bool        // Keep the transport checksum.
@@ -27,7 +27,7 @@ type rendering struct {
 }
 
 // render returns the translation of v. It decrements the hop limit, except in quoted packets.
-func render(v *view, r rendering) ([]byte, Reason) {
+func render(v *view, r translationParams) ([]byte, Reason) {
 	if r.to.Source.Addr().Is6() == v.v6 {
 		return renderSame(v, r)
 	}
@@ -36,7 +36,7 @@ func render(v *view, r rendering) ([]byte, Reason) {
 
 // renderSame translates within one family. It changes the packet in place, so that options,
 // extension headers and wrong checksums are preserved.
-func renderSame(v *view, r rendering) ([]byte, Reason) {
+func renderSame(v *view, r translationParams) ([]byte, Reason) {
 	b := slices.Clone(v.ip)
 	if v.v6 {
 		copy(b[8:], r.to.Source.Addr().AsSlice())
@@ -61,7 +61,7 @@ func renderSame(v *view, r rendering) ([]byte, Reason) {
 
 // renderTransport translates ports, identifiers, checksums and the quoted packet in segment p,
 // within one family.
-func renderTransport(v *view, r rendering, p []byte, protocol flow.Protocol) Reason {
+func renderTransport(v *view, r translationParams, p []byte, protocol flow.Protocol) Reason {
 	if v.later {
 		return ""
 	}
@@ -106,7 +106,7 @@ func checksumAt(p flow.Protocol) (at int, pseudo, ok bool) {
 
 // adjust updates the transport checksum for replaced words and addresses (RFC 1624), if the packet
 // includes the checksum.
-func adjust(v *view, p []byte, protocol flow.Protocol, r rendering, before, after []byte) Reason {
+func adjust(v *view, p []byte, protocol flow.Protocol, r translationParams, before, after []byte) Reason {
 	at, pseudo, ok := checksumAt(protocol)
 	if !ok || len(p) < at+2 || r.neutral {
 		return ""
@@ -134,8 +134,8 @@ func addresses(src, dst netip.Addr) []byte { return append(src.AsSlice(), dst.As
 
 // renderError translates the packet in an ICMP error in place (RFC 5508 REQ-4, REQ-5) and updates
 // the error's checksum.
-func renderError(v *view, r rendering, p []byte) Reason {
-	inner, reason := renderSame(v.quoted, rendering{to: *r.quote, quoted: true, neutral: r.neutral})
+func renderError(v *view, r translationParams, p []byte) Reason {
+	inner, reason := renderSame(v.quoted, translationParams{to: *r.quote, quoted: true, neutral: r.neutral})
 	if reason != "" {
 		return reason
 	}
@@ -149,7 +149,7 @@ func renderError(v *view, r rendering, p []byte) Reason {
 }
 
 // renderOther translates between the address families (RFC 7915).
-func renderOther(v *view, r rendering) ([]byte, Reason) {
+func renderOther(v *view, r translationParams) ([]byte, Reason) {
 	payload, protocol, reason := translatePayload(v, r)
 	if reason != "" {
 		return nil, reason
@@ -161,7 +161,7 @@ func renderOther(v *view, r rendering) ([]byte, Reason) {
 }
 
 // tos returns the traffic class after a change of family (RFC 7915 §4.1, §5.1).
-func (r rendering) tos(v *view) uint8 {
+func (r translationParams) tos(v *view) uint8 {
 	if r.class.Fixed && !r.quoted {
 		return r.class.Octet
 	}
@@ -169,7 +169,7 @@ func (r rendering) tos(v *view) uint8 {
 }
 
 // header6 replaces an IPv4 header with an IPv6 header (RFC 7915 §4.1).
-func header6(v *view, r rendering, payload []byte, protocol flow.Protocol) []byte {
+func header6(v *view, r translationParams, payload []byte, protocol flow.Protocol) []byte {
 	b := make([]byte, 40, 48+len(payload))
 	tos := r.tos(v)
 	b[0], b[1] = 6<<4|tos>>4, tos<<4
@@ -205,7 +205,7 @@ func header6(v *view, r rendering, payload []byte, protocol flow.Protocol) []byt
 const smallPacket = 1260
 
 // header4 replaces an IPv6 header with an IPv4 header (RFC 7915 §5.1).
-func header4(v *view, r rendering, payload []byte, protocol flow.Protocol) []byte {
+func header4(v *view, r translationParams, payload []byte, protocol flow.Protocol) []byte {
 	b := make([]byte, 20, 20+len(payload))
 	b[0], b[1] = 4<<4|5, r.tos(v)
 	length := 20 + len(payload)
@@ -238,7 +238,7 @@ func header4(v *view, r rendering, payload []byte, protocol flow.Protocol) []byt
 }
 
 // translatePayload returns the transport segment for the other family.
-func translatePayload(v *view, r rendering) ([]byte, flow.Protocol, Reason) {
+func translatePayload(v *view, r translationParams) ([]byte, flow.Protocol, Reason) {
 	p := slices.Clone(v.payload())
 	if (v.first || v.later) && !r.quoted && portClass(r.to.Protocol) == flow.ICMP {
 		return nil, 0, ReasonUntranslatable // the message length is unknown (RFC 7915 §1.2)
@@ -264,7 +264,7 @@ func translatePayload(v *view, r rendering) ([]byte, flow.Protocol, Reason) {
 // zeroChecksum computes the UDP checksum that IPv6 requires (RFC 7915 §4.5). The checksum covers
 // the datagram but not a trailing surplus area (RFC 9868 §5). A fragment lacks the data to compute
 // it.
-func zeroChecksum(v *view, r rendering, p []byte) ([]byte, flow.Protocol, Reason) {
+func zeroChecksum(v *view, r translationParams, p []byte) ([]byte, flow.Protocol, Reason) {
 	length := int(binary.BigEndian.Uint16(p[4:]))
 	binary.BigEndian.PutUint16(p, r.to.Source.Port())
 	binary.BigEndian.PutUint16(p[2:], r.to.Dest.Port())

@@ -14,7 +14,7 @@ type rule struct {
 	*config.NATRule
 	tally
 	pool4, pool6 []netip.Addr
-	credit       credits
+	credit       rateCredits
 	inForce      bool
 }
 
@@ -43,7 +43,7 @@ func (m *Model) addRule(n *config.NATRule) {
 func (m *Model) ruleOf(n *config.NATRule, name string) {
 	r := m.allRules[name]
 	if r == nil {
-		r = &rule{credit: credits{}}
+		r = &rule{credit: rateCredits{}}
 		m.allRules[name] = r
 	}
 	if !r.inForce {
@@ -83,23 +83,23 @@ func (r *rule) pool(by hop, v6 bool) []netip.Addr {
 	return r.pool4
 }
 
-// outbound handles a packet of an inside host without a session. The first matching rule opens one.
-func (m *Model) outbound(in Arrival, v *view) (plan, bool) {
+// handleOutbound handles a packet of an inside host without a session. The first matching rule opens one.
+func (m *Model) handleOutbound(in Arrival, v *view) (plan, bool) {
 	for _, r := range m.rules {
 		to, ok := m.matchSource(r, in, v)
 		if !ok {
 			continue
 		}
 		if contains(r.Except, v.dst.Addr()) || contains(r.Except, to.Addr()) {
-			return pass(ReasonExcepted), true
+			return passPlan(ReasonExcepted), true
 		}
 		return m.open(r, in, v, to), true
 	}
 	return plan{}, false
 }
 
-// translates reports whether a rule would translate the source of the packet, regardless of limits.
-func (m *Model) translates(in Arrival, v *view) bool {
+// wouldTranslate reports whether a rule would translate the source of the packet, regardless of limits.
+func (m *Model) wouldTranslate(in Arrival, v *view) bool {
 	for _, r := range m.rules {
 		if to, ok := m.matchSource(r, in, v); ok {
 			return !contains(r.Except, v.dst.Addr()) && !contains(r.Except, to.Addr())
@@ -111,7 +111,7 @@ func (m *Model) translates(in Arrival, v *view) bool {
 // matchSource reports whether a source NAT rule matches the packet. It returns the destination: for
 // nat64 the embedded IPv4 address, otherwise unchanged.
 func (m *Model) matchSource(r *rule, in Arrival, v *view) (to netip.AddrPort, ok bool) {
-	if !r.In.Has(in.Interface) || !r.inside(v.src.Addr()) {
+	if !r.In.Has(in.Interface) || !r.matchesSource(v.src.Addr()) {
 		return to, false
 	}
 	switch {
@@ -140,9 +140,9 @@ func (m *Model) matchSource(r *rule, in Arrival, v *view) (to netip.AddrPort, ok
 	return to, false
 }
 
-// inside reports whether the rule translates the source address. Without a source list it
+// matchesSource reports whether the rule translates the source address. Without a source list it
 // translates every address.
-func (r *rule) inside(a netip.Addr) bool {
+func (r *rule) matchesSource(a netip.Addr) bool {
 	switch {
 	case r.Type.HasBindings():
 		return len(r.Source) == 0 || contains(r.Source, a)
@@ -159,8 +159,8 @@ func contains(list []netip.Prefix, a netip.Addr) bool {
 	return false
 }
 
-// refuse drops the first packet of a session and sends an ICMP error.
-func (r *rule) refuse(reason Reason) plan {
+// refusePacket drops the first packet of a session and sends an ICMP error.
+func (r *rule) refusePacket(reason Reason) plan {
 	p := drop(reason)
 	p.answer = hostUnreachable
 	if r.Unreachable == "prohibited" {
@@ -175,13 +175,13 @@ func (r *rule) counts() bool {
 	return r.PortsPerClient > 0 || !r.Deterministic && (r.PortBlock > 0 || len(r.pool4) > 1 || len(r.pool6) > 1)
 }
 
-// holds reports whether the rule's pool contains an address.
-func (r *rule) holds(a netip.Addr) bool {
+// poolContains reports whether the rule's pool contains an address.
+func (r *rule) poolContains(a netip.Addr) bool {
 	return slices.Contains(r.pool4, a) || slices.Contains(r.pool6, a)
 }
 
-// pooled reports whether any pool contains the address.
-func (m *Model) pooled(a netip.Addr) bool {
+// inAnyPool reports whether any pool contains the address.
+func (m *Model) inAnyPool(a netip.Addr) bool {
 	for _, r := range m.rules {
 		if slices.Contains(r.pool4, a) || slices.Contains(r.pool6, a) {
 			return true
@@ -208,7 +208,7 @@ func (m *Model) pooled(a netip.Addr) bool {
 // The rule of the destination endpoint has priority, then the first matching rule.
 func (m *Model) hairpinRule(own *rule, in Arrival, v *view) *rule {
 	for _, r := range append([]*rule{own}, m.rules...) {
-		if r != nil && r.inForce && r.Hairpin != config.SwitchOff && len(r.Source)+len(r.In) > 0 && r.inside(v.src.Addr()) &&
+		if r != nil && r.inForce && r.Hairpin != config.SwitchOff && len(r.Source)+len(r.In) > 0 && r.matchesSource(v.src.Addr()) &&
 			r.In.Has(in.Interface) && !r.Type.CrossesStateful() {
 			return r
 		}

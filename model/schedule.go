@@ -16,20 +16,20 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// refuses checks the limits for new connections. Connections beyond a client's limit do not count
+// checkLimits checks the limits for new connections. Connections beyond a client's limit do not count
 // against the service. The limits apply to the SYN only. For a cookie's proof the rates are charged
 // but not enforced.
-func (s *service) refuses(m *Model, v *view, handshake bool) Reason {
+func (s *service) checkLimits(m *Model, v *view, handshake bool) Reason {
 	switch reason := s.connectionLimit(m, v); {
 	case handshake:
 	case v.cookie != nil:
-		s.credit.conforms(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient)
-		s.credit.conforms(m.now, allClients, s.Limits.NewConnections)
+		s.credit.withinRate(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient)
+		s.credit.withinRate(m.now, allClients, s.Limits.NewConnections)
 	case reason != "":
 		return reason
-	case !s.credit.conforms(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient):
+	case !s.credit.withinRate(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient):
 		return ReasonLimitClientRate
-	case !s.credit.conforms(m.now, allClients, s.Limits.NewConnections):
+	case !s.credit.withinRate(m.now, allClients, s.Limits.NewConnections):
 		return ReasonLimitRate
 	}
 	return ""
@@ -50,13 +50,13 @@ func (s *service) connectionLimit(m *Model, v *view) Reason {
 // hasRoom reports whether the service accepts one more connection after the proof of a cookie. The
 // client treats the connection as open from the SYN-ACK on.
 func (s *service) hasRoom(m *Model, v *view) bool {
-	return s.connectionLimit(m, v) == "" && !s.credit.exhausted(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient) &&
-		!s.credit.exhausted(m.now, allClients, s.Limits.NewConnections) &&
-		slices.ContainsFunc(s.table, func(b *backend) bool { return s.provisional > 0 || !s.full(b) })
+	return s.connectionLimit(m, v) == "" && !s.credit.rateExceeded(m.now, clientAddress(v.src.Addr()), s.Limits.NewConnectionsPerClient) &&
+		!s.credit.rateExceeded(m.now, allClients, s.Limits.NewConnections) &&
+		slices.ContainsFunc(s.table, func(b *backend) bool { return s.provisional > 0 || !s.isFull(b) })
 }
 
-// refuse counts a refused connection once for all SYN retransmissions.
-func (m *Model) refuse(s *service, v *view, reason Reason) plan {
+// countRefused counts a refused connection once for all SYN retransmissions.
+func (m *Model) countRefused(s *service, v *view, reason Reason) plan {
 	if v.protocol != flow.TCP || v.flags&tcpOpening != tcpSYN || v.cookie != nil {
 		s.refused++
 		return drop(reason)
@@ -71,8 +71,8 @@ func (m *Model) refuse(s *service, v *view, reason Reason) plan {
 	return drop(reason)
 }
 
-// excludes checks the client against the allow and deny sets.
-func (s *service) excludes(m *Model, v *view) Reason {
+// checkSets checks the client against the allow and deny sets.
+func (s *service) checkSets(m *Model, v *view) Reason {
 	in := func(names []string) bool {
 		return slices.ContainsFunc(names, func(n string) bool { return m.inSet(n, v.src.Addr()) })
 	}
@@ -87,33 +87,33 @@ func (s *service) excludes(m *Model, v *view) Reason {
 
 // resets reports whether a client's reset exceeds the rate limit.
 func (s *service) resets(m *Model, v *view) bool {
-	return v.protocol == flow.TCP && v.flags&packet.RST != 0 && !conforms(&s.reset, m.now, s.Limits.ResetRate)
+	return v.protocol == flow.TCP && v.flags&packet.RST != 0 && !takeCredit(&s.reset, m.now, s.Limits.ResetRate)
 }
 
-// credits maps each client to the time of its next conforming connection.
-type credits map[netip.Addr]time.Duration
+// rateCredits maps each client to the time of its next conforming connection.
+type rateCredits map[netip.Addr]time.Duration
 
 // allClients is the key for all clients of a service together.
 var allClients = netip.Addr{}
 
-func (c credits) conforms(now time.Duration, who netip.Addr, r config.Rate) bool {
+func (c rateCredits) withinRate(now time.Duration, who netip.Addr, r config.Rate) bool {
 	credit := c[who]
-	ok := conforms(&credit, now, r)
+	ok := takeCredit(&credit, now, r)
 	if credit != 0 {
 		c[who] = credit
 	}
 	return ok
 }
 
-// exhausted reports whether one more connection would exceed the rate now.
-func (c credits) exhausted(now time.Duration, who netip.Addr, r config.Rate) bool {
+// rateExceeded reports whether one more connection would exceed the rate now.
+func (c rateCredits) rateExceeded(now time.Duration, who netip.Addr, r config.Rate) bool {
 	credit := c[who]
-	return !conforms(&credit, now, r)
+	return !takeCredit(&credit, now, r)
 }
 
-// conforms is a leaky bucket with a burst of one second. Variable credit is the time of the next
+// takeCredit is a leaky bucket with a burst of one second. Variable credit is the time of the next
 // conforming event.
-func conforms(credit *time.Duration, now time.Duration, r config.Rate) bool {
+func takeCredit(credit *time.Duration, now time.Duration, r config.Rate) bool {
 	if r.IsZero() {
 		return true
 	}
@@ -127,9 +127,9 @@ func conforms(credit *time.Duration, now time.Duration, r config.Rate) bool {
 	return true
 }
 
-// choose returns the backend for a packet: pinned, persistent or scheduled. With admitted set, the
+// chooseBackend returns the backend for a packet: pinned, persistent or scheduled. With admitted set, the
 // SYN passed the limits already, and no limit applies.
-func (s *service) choose(m *Model, v *view, remember, admitted bool) (*backend, Reason) {
+func (s *service) chooseBackend(m *Model, v *view, remember, admitted bool) (*backend, Reason) {
 	midConnection, room := v.midConnection(), s.checkRoom
 	if admitted {
 		room = func(*backend) Reason { return "" }
@@ -137,20 +137,20 @@ func (s *service) choose(m *Model, v *view, remember, admitted bool) (*backend, 
 	if came := m.synsCame[v.tuple()]; midConnection && s.Mode == config.ModeDNAT && came.service == s && came.backend.state != datapath.Down {
 		return came.backend, room(came.backend)
 	}
-	if b := s.pinned(v); b != nil {
+	if b := s.pinnedBackend(v); b != nil {
 		if midConnection {
 			return b, room(b)
 		}
 		return b, ""
 	}
 	key := s.stickyKey(v)
-	if k, ok := s.sticky[key]; ok && key != "" && m.now-k.seen <= s.Persistence.Timeout.D() && k.backend.state == datapath.Up && !s.full(k.backend) {
-		s.sticky[key] = sticky{k.backend, m.now}
+	if k, ok := s.sticky[key]; ok && key != "" && m.now-k.seen <= s.Persistence.Timeout.D() && k.backend.state == datapath.Up && !s.isFull(k.backend) {
+		s.sticky[key] = stickyEntry{k.backend, m.now}
 		return k.backend, ""
 	}
 	b, ok := s.byHash(v), true
 	if !midConnection {
-		b, ok = s.scheduled(m, v)
+		b, ok = s.scheduledBackend(m, v)
 	}
 	switch {
 	case !ok && admitted:
@@ -159,7 +159,7 @@ func (s *service) choose(m *Model, v *view, remember, admitted bool) (*backend, 
 		return nil, ReasonLimitBackend
 	}
 	if key != "" && remember {
-		s.sticky[key] = sticky{b, m.now}
+		s.sticky[key] = stickyEntry{b, m.now}
 	}
 	if midConnection && remember {
 		return b, room(b)
@@ -167,9 +167,9 @@ func (s *service) choose(m *Model, v *view, remember, admitted bool) (*backend, 
 	return b, ""
 }
 
-// pinned returns the backend of the longest configured prefix with the client, or nil. The
+// pinnedBackend returns the backend of the longest configured prefix with the client, or nil. The
 // scheduler decides for a client if its pinned backend takes no new connections.
-func (s *service) pinned(v *view) *backend {
+func (s *service) pinnedBackend(v *view) *backend {
 	name, bits := "", -1
 	for _, p := range s.Sessions {
 		if p.Client.Contains(v.src.Addr()) && p.Client.Bits() > bits {
@@ -213,7 +213,7 @@ func (v *view) midConnection() bool { return v.protocol == flow.TCP && v.flags&t
 
 // checkRoom returns the reason against one more connection to the backend, or "".
 func (s *service) checkRoom(b *backend) Reason {
-	if s.full(b) {
+	if s.isFull(b) {
 		return ReasonLimitBackend
 	}
 	return ""
@@ -221,22 +221,22 @@ func (s *service) checkRoom(b *backend) Reason {
 
 // byHash returns the backend by hash. All packets of a connection have the same one without state.
 func (s *service) byHash(v *view) *backend {
-	return s.table[balance.Slot(balance.JHash(s.hashed(v), balance.Seed), len(s.table))]
+	return s.table[balance.Slot(balance.JHash(s.hashInput(v), balance.Seed), len(s.table))]
 }
 
-// scheduled returns the backend by the scheduler. It skips backends at their connection limit.
-func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
+// scheduledBackend returns the backend by the scheduler. It skips backends at their connection limit.
+func (s *service) scheduledBackend(m *Model, v *view) (*backend, bool) {
 	start := 0
 	switch {
 	case s.Scheduler.Hashes():
-		start = balance.Slot(balance.JHash(s.hashed(v), balance.Seed), len(s.table))
+		start = balance.Slot(balance.JHash(s.hashInput(v), balance.Seed), len(s.table))
 	case s.Scheduler == config.SchedulerRandom:
 		start = m.chance.Slot(len(s.table))
 	default:
 		start = s.sequence % len(s.table)
 		s.sequence++
 	}
-	if b := s.chosen(m, v); b != nil {
+	if b := s.chosenBackend(m, v); b != nil {
 		return b, true
 	}
 	fits := s.possibleBackends(m, v)
@@ -251,10 +251,10 @@ func (s *service) scheduled(m *Model, v *view) (*backend, bool) {
 // possibleBackends returns a filter for the possible backends of a packet that does not show its backend.
 func (s *service) possibleBackends(m *Model, v *view) func(*backend) bool {
 	if s.Scheduler.Hashes() {
-		return s.takes
+		return s.isSelectable
 	}
 	some := func(is func(*backend) bool) bool {
-		return slices.ContainsFunc(s.table, func(b *backend) bool { return s.takes(b) && is(b) })
+		return slices.ContainsFunc(s.table, func(b *backend) bool { return s.isSelectable(b) && is(b) })
 	}
 	// An untranslatable packet has a backend in the other address family.
 	other := func(b *backend) bool { return b.Address.Is6() != v.v6 }
@@ -264,14 +264,14 @@ func (s *service) possibleBackends(m *Model, v *view) func(*backend) bool {
 	mtuMatches := func(b *backend) bool { return m.reportedMTU(v, b) == mtu }
 	hasMTU := mtu != 0 && some(mtuMatches)
 	// The MTU check requires a resolved next hop.
-	measured := (m.choices.Ends(ReasonTooBig) || m.choices.Ends(ReasonToFragment6)) && some(m.resolved)
+	measured := (m.choices.Ends(ReasonTooBig) || m.choices.Ends(ReasonToFragment6)) && some(m.isResolved)
 	return func(b *backend) bool {
-		return s.takes(b) && (!crossed || other(b)) && (!hasMTU || mtuMatches(b)) && (!measured || m.resolved(b))
+		return s.isSelectable(b) && (!crossed || other(b)) && (!hasMTU || mtuMatches(b)) && (!measured || m.isResolved(b))
 	}
 }
 
-// resolved reports whether the MAC address of a backend's next hop is known.
-func (m *Model) resolved(b *backend) bool {
+// isResolved reports whether the MAC address of a backend's next hop is known.
+func (m *Model) isResolved(b *backend) bool {
 	_, _, known := m.host.NextHop(b.Address)
 	return known
 }
@@ -288,13 +288,13 @@ func (m *Model) reportedMTU(v *view, b *backend) int {
 	return next.MTU + v.header - 40
 }
 
-// takes reports whether the scheduler may select the backend. The backend has room, and for lc and
+// isSelectable reports whether the scheduler may select the backend. The backend has room, and for lc and
 // wlc it has the fewest connections for its weight.
-func (s *service) takes(b *backend) bool {
+func (s *service) isSelectable(b *backend) bool {
 	if s.provisional > 0 { // the connection counts are provisional
 		return true
 	}
-	if s.full(b) {
+	if s.isFull(b) {
 		return false
 	}
 	if !s.Scheduler.CountsFlows() {
@@ -307,14 +307,14 @@ func (s *service) takes(b *backend) bool {
 		return max(b.Weight, 1)
 	}
 	for _, other := range s.table {
-		if !s.full(other) && (other.active+1)*weight(b) < (b.active+1)*weight(other) {
+		if !s.isFull(other) && (other.active+1)*weight(b) < (b.active+1)*weight(other) {
 			return false
 		}
 	}
 	return true
 }
 
-func (s *service) full(b *backend) bool {
+func (s *service) isFull(b *backend) bool {
 	limit := b.MaxConnections
 	if limit == 0 || s.Limits.ConnectionsPerBackend > 0 && s.Limits.ConnectionsPerBackend < limit {
 		limit = s.Limits.ConnectionsPerBackend
@@ -322,15 +322,15 @@ func (s *service) full(b *backend) bool {
 	return limit > 0 && b.active >= limit
 }
 
-// chosen returns the backend from Choices among the legal ones, or nil for the scheduler's choice.
-func (s *service) chosen(m *Model, v *view) *backend {
+// chosenBackend returns the backend from Choices among the legal ones, or nil for the scheduler's choice.
+func (s *service) chosenBackend(m *Model, v *view) *backend {
 	if s.Scheduler.Hashes() {
 		return nil
 	}
 	var legal []*backend
 	var candidates []Candidate
 	for _, b := range s.table {
-		if !s.takes(b) {
+		if !s.isSelectable(b) {
 			continue
 		}
 		c := Candidate{Address: b.Address, Direct: s.Mode == config.ModeDSR}
@@ -343,9 +343,9 @@ func (s *service) chosen(m *Model, v *view) *backend {
 	return nil
 }
 
-// hashed returns the hash input of the service. Each field is padded to four bytes, as in an
+// hashInput returns the hash input of the service. Each field is padded to four bytes, as in an
 // nftables concatenation.
-func (s *service) hashed(v *view) []byte {
+func (s *service) hashInput(v *view) []byte {
 	port := func(p uint16) []byte { return binary.BigEndian.AppendUint16(nil, p) }
 	pad := func(b []byte) []byte { return append(b, 0, 0) }
 	switch s.Scheduler {

@@ -30,10 +30,10 @@ type service struct {
 	refused         uint64
 	retransmissions uint64 // retransmitted SYNs of refused connections
 	synsRefused     map[flow.Tuple]uint32
-	sticky          map[string]sticky
+	sticky          map[string]stickyEntry
 	cookieAt        time.Duration // Time of the last cookie plus 1; 0 for none.
 	reset           time.Duration // Time of the next conforming reset.
-	credit          credits       // Key allClients is the whole service.
+	credit          rateCredits   // Key allClients is the whole service.
 }
 
 // backend is a backend of a service. It stays after its removal from the configuration, as long as
@@ -52,13 +52,13 @@ type backendKey struct {
 	to   netip.AddrPort
 }
 
-type sticky struct {
+type stickyEntry struct {
 	backend *backend
 	seen    time.Duration
 }
 
 func newService() *service {
-	return &service{known: map[backendKey]*backend{}, sticky: map[string]sticky{}, credit: credits{}, synsRefused: map[flow.Tuple]uint32{}}
+	return &service{known: map[backendKey]*backend{}, sticky: map[string]stickyEntry{}, credit: rateCredits{}, synsRefused: map[flow.Tuple]uint32{}}
 }
 
 // configure sets the configuration of a service.
@@ -111,8 +111,8 @@ func (s *service) answersDirectly() bool {
 	return s.Mode.OneWay()
 }
 
-// listens returns the listener for an endpoint. An empty interface matches every listener.
-func (s *service) listens(p flow.Protocol, to netip.AddrPort, iface string) (config.Listen, bool) {
+// findListener returns the listener for an endpoint. An empty interface matches every listener.
+func (s *service) findListener(p flow.Protocol, to netip.AddrPort, iface string) (config.Listen, bool) {
 	if s.Protocol != flow.Any && s.Protocol != p {
 		return config.Listen{}, false
 	}
@@ -136,7 +136,7 @@ func (m *Model) serviceOf(v *view, iface string) (*service, config.Listen) {
 		if (v.protocol == flow.ICMP || v.protocol == flow.ICMPv6) && v.kind != icmpQuery {
 			continue
 		}
-		l, ok := s.listens(v.protocol, v.dst, iface)
+		l, ok := s.findListener(v.protocol, v.dst, iface)
 		switch {
 		case !ok:
 		case len(l.Ports) > 0:
@@ -160,9 +160,9 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 	}
 	opens := v.protocol == flow.TCP && v.flags&tcpOpening == tcpSYN
 	handshake := s.Mode == config.ModeDNAT && v.flags&packet.SYN == 0 && m.synsCame[v.tuple()].service != nil // the service admitted its SYN
-	refuse := func(reason Reason) plan { return m.refuse(s, v, reason) }
+	refuse := func(reason Reason) plan { return m.countRefused(s, v, reason) }
 	stateless := s.isStateless()
-	if reason := s.excludes(m, v); reason != "" {
+	if reason := s.checkSets(m, v); reason != "" {
 		return refuse(reason)
 	}
 	if s.checksumsAddresses(v) {
@@ -181,15 +181,15 @@ func (m *Model) newService(in Arrival, v *view, s *service, l config.Listen) pla
 	}
 	if len(s.table) == 0 {
 		p := refuse(ReasonNoBackend)
-		p.answer = map[config.WhenDown]answer{config.WhenDownReset: reset, config.WhenDownReject: portUnreachable}[s.WhenDown]
+		p.answer = map[config.WhenDown]errorReply{config.WhenDownReset: reset, config.WhenDownReject: portUnreachable}[s.WhenDown]
 		return p
 	}
 	if !stateless || opens {
-		if reason := s.refuses(m, v, handshake); reason != "" {
+		if reason := s.checkLimits(m, v, handshake); reason != "" {
 			return refuse(reason)
 		}
 	}
-	b, reason := s.choose(m, v, !stateless, handshake || v.cookie != nil)
+	b, reason := s.chooseBackend(m, v, !stateless, handshake || v.cookie != nil)
 	if reason != "" {
 		return refuse(reason)
 	}
@@ -271,18 +271,18 @@ func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend, wa
 	case s.Mode == config.ModeFullNAT:
 		key, reason := m.fullnatSource(s, v, to, was)
 		if reason != "" {
-			return m.refuse(s, v, reason)
+			return m.countRefused(s, v, reason)
 		}
 		reply.Dest, n.port = key.endpoint, &key
 	case s.rule == nil && s.translatesSource(m, v, to.Addr()):
 		key, reason := m.fullnatSource(s, v, to, was)
 		if reason != "" {
-			return m.refuse(s, v, reason)
+			return m.countRefused(s, v, reason)
 		}
 		reply.Dest, n.port = key.endpoint, &key
 	case s.rule != nil && s.rule.Crosses():
 		reply = m.replyTuple64(s.rule, v, to)
-	case s.rule != nil && v.portless():
+	case s.rule != nil && v.translatesAddressOnly():
 		n.tuple[1] = reply
 		if reason := m.portlessHairpin(in, v, n, s.rule, to); reason != "" {
 			s.refused++
@@ -299,20 +299,20 @@ func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend, wa
 		} else if s.translatesSource(m, v, to.Addr()) {
 			key, reason := m.fullnatSource(s, v, to, was)
 			if reason != "" {
-				return m.refuse(s, v, reason)
+				return m.countRefused(s, v, reason)
 			}
 			reply.Dest, n.port = key.endpoint, &key
 		}
 	}
 	n.tuple[1] = reply
-	if !s.answersDirectly() && m.clashes(n) && !m.moveSource(n) {
+	if !s.answersDirectly() && m.hasReplyClash(n) && !m.moveSource(n) {
 		if n.port != nil {
 			delete(m.ports, *n.port) // no packet has used it
 		}
 		if n.binding != nil {
 			m.dropUnused(n.binding)
 		}
-		return m.refuse(s, v, ReasonClash)
+		return m.countRefused(s, v, ReasonClash)
 	}
 	n.provisional = m.choiceProvisional(s, n, v)
 	if n.backendProvisional() {
@@ -323,7 +323,7 @@ func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend, wa
 	s.connections++
 	chosen.connections++
 	m.addSession(n)
-	return m.first(v, n)
+	return m.firstPacket(v, n)
 }
 
 // countClient returns the quota entry of a client of the service. IPv6 clients share one entry for
@@ -371,7 +371,7 @@ func (m *Model) fullnatSource(s *service, v *view, to netip.AddrPort, was *sessi
 func (m *Model) formerPort(s *service, to netip.AddrPort, addresses []netip.Addr) (outsideKey, bool) {
 	was := m.replaced
 	if was == nil || was.service != s || was.port == nil || was.tuple[1].Source != to ||
-		!slices.Contains(addresses, was.port.endpoint.Addr()) || !m.free(*was.port) {
+		!slices.Contains(addresses, was.port.endpoint.Addr()) || !m.isFree(*was.port) {
 		return outsideKey{}, false
 	}
 	return *was.port, true
@@ -404,7 +404,7 @@ func (m *Model) serviceReply(v *view) (plan, bool) {
 
 // answersFor returns the virtual endpoint for the sender of v, and its backend.
 func (s *service) answersFor(m *Model, v *view) (netip.AddrPort, *backend, bool) {
-	if s.Mode != config.ModeStateless && !(s.recognised(m) && s.answersSYN(v.protocol, v.flags)) && !s.sharesReplies(m) {
+	if s.Mode != config.ModeStateless && !(s.endpointSuffices(m) && s.answersSYN(v.protocol, v.flags)) && !s.sharesReplies(m) {
 		return netip.AddrPort{}, nil, false
 	}
 	return s.virtual(v.protocol, v.src)
@@ -417,7 +417,7 @@ func (s *service) answersSYN(p flow.Protocol, flags packet.TCPFlags) bool {
 
 // sharesReplies reports whether a node of a cluster translates replies to packets that another node received.
 func (s *service) sharesReplies(m *Model) bool {
-	return s.rule == nil && datapath.SharesReplies(m.config, s.Service) && s.unambiguous(m)
+	return s.rule == nil && datapath.SharesReplies(m.config, s.Service) && s.uniqueReplies(m)
 }
 
 // answersOtherNode reports whether a reply belongs to a flow that another node can have: the hash of the request

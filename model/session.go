@@ -31,8 +31,8 @@ type session struct {
 	provisional, provisionalAddress bool
 	counted                         tally // traffic of its backend
 
-	proxyState *proxyState // PROXY header state, set by the SYN.
-	splice     *splice     // Set if a SYN cookie opened the session.
+	proxyState *proxyState     // PROXY header state, set by the SYN.
+	splice     *sequenceSplice // Set if a SYN cookie opened the session.
 	// halfOpen means that the session counts against the half-open quota, until it is assured.
 	halfOpen bool
 	// port is the outside endpoint of a fullnat session, or nil.
@@ -42,15 +42,15 @@ type session struct {
 // flagsSeen contains the TCP flags seen in one direction.
 type flagsSeen struct{ syn, fin, rst, ack bool }
 
-// half is one direction of a session.
-type half struct {
+// sessionHalf is one direction of a session.
+type sessionHalf struct {
 	*session
 	direction flow.Direction
 }
 
 // session returns the session half for a packet, or nil. Only ICMP queries and replies have
 // sessions.
-func (m *Model) session(v *view) *half {
+func (m *Model) session(v *view) *sessionHalf {
 	if v.kind > icmpReply {
 		return nil
 	}
@@ -58,10 +58,10 @@ func (m *Model) session(v *view) *half {
 }
 
 // out returns the tuple after translation.
-func (h *half) out() flow.Tuple { return h.tuple[1-h.direction].Reverse() }
+func (h *sessionHalf) out() flow.Tuple { return h.tuple[1-h.direction].Reverse() }
 
-// clashes reports whether another session has the same reply tuple.
-func (m *Model) clashes(s *session) bool { return m.sessions[s.tuple[1]] != nil || m.mayClash(s) }
+// hasReplyClash reports whether another session has the same reply tuple.
+func (m *Model) hasReplyClash(s *session) bool { return m.sessions[s.tuple[1]] != nil || m.mayClash(s) }
 
 func (m *Model) addSession(s *session) {
 	s.seen = [2]time.Duration{m.now, m.now}
@@ -99,9 +99,9 @@ func (s *session) checkClosed(d flow.Direction) {
 // and so has a session without replies through the gateway.
 func (m *Model) index(s *session) {
 	if !s.oneWay() {
-		m.sessions[s.tuple[1]] = &half{s, flow.Reply}
+		m.sessions[s.tuple[1]] = &sessionHalf{s, flow.Reply}
 	}
-	m.sessions[s.tuple[0]] = &half{s, flow.Original}
+	m.sessions[s.tuple[0]] = &sessionHalf{s, flow.Original}
 }
 
 func (m *Model) removeSession(s *session) {
@@ -240,10 +240,10 @@ func (s *session) State() string {
 // directions.
 func (s *session) oneWay() bool { return s.service != nil && s.service.answersDirectly() }
 
-// track updates the state of the session for a packet. A TCP session is assured when one side
+// updateState updates the state of the session for a packet. A TCP session is assured when one side
 // acknowledges a packet of the other side. This is the third packet of the handshake, or the first
 // answer in a connection that began before the session.
-func (s *session) track(d flow.Direction, flags packet.TCPFlags) {
+func (s *session) updateState(d flow.Direction, flags packet.TCPFlags) {
 	if s.tuple[0].Protocol != flow.TCP {
 		s.assured = s.assured || d == flow.Reply
 		return
@@ -270,8 +270,8 @@ func (s *session) track(d flow.Direction, flags packet.TCPFlags) {
 }
 
 // handleSession handles a packet of an existing session.
-func (m *Model) handleSession(v *view, h *half) plan {
-	if reopens(h.session, h.direction, v) {
+func (m *Model) handleSession(v *view, h *sessionHalf) plan {
+	if isReopening(h.session, h.direction, v) {
 		// A new SYN in the tuple of a closed connection (RFC 9293 §3.6.1) restarts the same
 		// session.
 		h.flagsSeen, h.assured = [2]flagsSeen{}, false
@@ -280,7 +280,7 @@ func (m *Model) handleSession(v *view, h *half) plan {
 		h = m.confirmSession(v, h)
 	}
 	if h.service != nil && h.direction == flow.Original && h.service.resets(m, v) {
-		return m.refuse(h.service, v, ReasonLimitResets)
+		return m.countRefused(h.service, v, ReasonLimitResets)
 	}
 	if s := h.splice; s != nil && !s.answered && h.direction == flow.Reply && v.flags&(packet.SYN|packet.RST) == 0 {
 		p := drop(ReasonNoFlow) // belongs to an older connection of the backend
@@ -288,7 +288,7 @@ func (m *Model) handleSession(v *view, h *half) plan {
 		return p
 	}
 	h.seen[h.direction] = m.now
-	h.track(h.direction, v.flags)
+	h.updateState(h.direction, v.flags)
 	h.checkClosed(h.direction)
 	h.packets[h.direction]++
 	h.bytes[h.direction] += uint64(len(v.ip))
@@ -298,7 +298,7 @@ func (m *Model) handleSession(v *view, h *half) plan {
 // endReused ends a service session when a SYN reuses its tuple for a new connection. The session is
 // closed, its backend is down, or its backend never answered and takes no new connections. The
 // scheduler then selects a backend for the new connection.
-func (m *Model) endReused(v *view, h *half) bool {
+func (m *Model) endReused(v *view, h *sessionHalf) bool {
 	opens := v.protocol == flow.TCP && v.flags&(packet.SYN|packet.ACK|packet.RST) == packet.SYN && h.direction == flow.Original
 	if !opens || h.service == nil {
 		return false
@@ -308,7 +308,7 @@ func (m *Model) endReused(v *view, h *half) bool {
 		answered = h.flagsSeen[0].ack
 	}
 	state := h.backend.state
-	if !reopens(h.session, h.direction, v) && state != datapath.Down && (answered || state == datapath.Up) {
+	if !isReopening(h.session, h.direction, v) && state != datapath.Down && (answered || state == datapath.Up) {
 		return false
 	}
 	m.removeSession(h.session)
@@ -324,14 +324,14 @@ func (m *Model) reusesTuple(v *view, s *service, b *backend) bool {
 		was.tuple[1] == flow.Tuple{Protocol: v.protocol, Source: s.endpoint(b, v.dst.Port()), Dest: v.src}
 }
 
-func reopens(s *session, d flow.Direction, v *view) bool {
+func isReopening(s *session, d flow.Direction, v *view) bool {
 	state := s.State()
 	return v.protocol == flow.TCP && v.flags&(packet.SYN|packet.ACK|packet.RST) == packet.SYN && d == flow.Original &&
 		(state == "TIME_WAIT" || state == "CLOSE")
 }
 
 // planFor returns the plan for a packet in this direction of the session.
-func (h *half) planFor(v *view, reason Reason) plan {
+func (h *sessionHalf) planFor(v *view, reason Reason) plan {
 	p := plan{action: Forward, reason: reason, to: h.out(), half: h}
 	if h.rule != nil {
 		p.count = append(p.count, &h.rule.tally)
@@ -348,9 +348,9 @@ func (h *half) planFor(v *view, reason Reason) plan {
 	return p
 }
 
-// rerouted reports whether a route change moved an inside host's session to an interface outside
+// leftRule reports whether a route change moved an inside host's session to an interface outside
 // the rule. The outside source is not valid there.
-func (h *half) rerouted(m *Model, v *view) bool {
+func (h *sessionHalf) leftRule(m *Model, v *view) bool {
 	if h == nil || h.rule == nil || h.service != nil || h.direction != flow.Original || v.kind == icmpError {
 		return false
 	}

@@ -21,9 +21,9 @@ func (m *Model) siit(in Arrival, v *view) (plan, bool) {
 	r, src, dst := x.rule, x.src, x.dst
 	switch {
 	case x.local:
-		return pass(ReasonNotRouted), true
+		return passPlan(ReasonNotRouted), true
 	case x.excepted:
-		return pass(ReasonExcepted), true
+		return passPlan(ReasonExcepted), true
 	case x.unroutable:
 		return drop(ReasonUntranslatable), true // RFC 7915 §5.1, RFC 1812 §5.3.7
 	}
@@ -46,8 +46,8 @@ func (m *Model) siit(in Arrival, v *view) (plan, bool) {
 	return p, true
 }
 
-// crossing is the result of a siit rule for the addresses of a packet.
-type crossing struct {
+// siitResult is the result of a siit rule for the addresses of a packet.
+type siitResult struct {
 	rule       *rule
 	src, dst   netip.Addr
 	local      bool // destination is this host
@@ -56,25 +56,25 @@ type crossing struct {
 }
 
 // siitRule returns the rule for a packet with its result.
-func (m *Model) siitRule(in Arrival, v *view) (crossing, bool) {
+func (m *Model) siitRule(in Arrival, v *view) (siitResult, bool) {
 	for _, named := range []func(*rule) bool{
-		func(r *rule) bool { return v.v6 || m.explicit(r, v.dst.Addr()) != nil },
-		func(r *rule) bool { return !v.v6 && r.Prefix.IsValid() && m.explicit(r, v.src.Addr()) != nil },
+		func(r *rule) bool { return v.v6 || m.explicitMapping(r, v.dst.Addr()) != nil },
+		func(r *rule) bool { return !v.v6 && r.Prefix.IsValid() && m.explicitMapping(r, v.src.Addr()) != nil },
 		func(r *rule) bool { return !v.v6 && r.Default4() },
 	} {
 		for _, r := range m.rules {
 			if !r.Type.CrossesStateless() || !named(r) {
 				continue
 			}
-			if x, ok := m.cross(r, in, v); ok {
+			if x, ok := m.applySIIT(r, in, v); ok {
 				return x, true
 			}
 		}
 		if !v.v6 && m.anyNamed(named) { // the first class with a matching rule decides
-			return crossing{}, false
+			return siitResult{}, false
 		}
 	}
-	return crossing{}, false
+	return siitResult{}, false
 }
 
 func (m *Model) anyNamed(named func(*rule) bool) bool {
@@ -86,9 +86,9 @@ func (m *Model) anyNamed(named func(*rule) bool) bool {
 	return false
 }
 
-// cross applies a rule to a packet. The rule must map both addresses and match the interfaces, and
+// applySIIT applies a rule to a packet. The rule must map both addresses and match the interfaces, and
 // no more specific route to the destination may exist (RFC 7915 §4.6, §5.6).
-func (m *Model) cross(r *rule, in Arrival, v *view) (x crossing, ok bool) {
+func (m *Model) applySIIT(r *rule, in Arrival, v *view) (x siitResult, ok bool) {
 	x.rule = r
 	if x.src, ok = m.siitAddress(r, v.src.Addr()); !ok {
 		return x, false
@@ -96,7 +96,7 @@ func (m *Model) cross(r *rule, in Arrival, v *view) (x crossing, ok bool) {
 	if x.dst, ok = m.siitAddress(r, v.dst.Addr()); !ok {
 		return x, false
 	}
-	if !v.v6 && m.explicit(r, v.dst.Addr()) == nil && unroutable(v.dst.Addr()) {
+	if !v.v6 && m.explicitMapping(r, v.dst.Addr()) == nil && isUnroutable(v.dst.Addr()) {
 		return x, false
 	}
 	if m.host.Owns(v.dst.Addr()) {
@@ -108,7 +108,7 @@ func (m *Model) cross(r *rule, in Arrival, v *view) (x crossing, ok bool) {
 	}
 	dst := x.dst
 	x.excepted = contains(r.Except, v.dst.Addr()) || contains(r.Except, x.dst) || contains(r.Except, v.src.Addr()) || contains(r.Except, x.src)
-	x.unroutable = v.v6 && (unroutable(x.src) || unroutable(x.dst))
+	x.unroutable = v.v6 && (isUnroutable(x.src) || isUnroutable(x.dst))
 	hairpin := false
 	if !x.excepted && !x.unroutable {
 		hairpin = m.siitHairpin(r, v, &x)
@@ -118,7 +118,7 @@ func (m *Model) cross(r *rule, in Arrival, v *view) (x crossing, ok bool) {
 
 // mappedBits returns the prefix length of the mapping for a destination.
 func (m *Model) mappedBits(r *rule, a netip.Addr) int {
-	if p := m.explicit(r, a); p != nil {
+	if p := m.explicitMapping(r, a); p != nil {
 		return p.from.Bits()
 	}
 	if a.Is6() {
@@ -143,11 +143,11 @@ func (m *Model) ofInterfaces(r *rule, in Arrival, dst netip.Addr, hairpin bool) 
 // siitHairpin maps a packet from an IPv6 host to the embedded address of a host with an explicit
 // mapping. The packet stays in IPv6, and its source is embedded in the prefix too (RFC 7757
 // §4.2.2).
-func (m *Model) siitHairpin(r *rule, v *view, x *crossing) bool {
-	if !v.v6 || m.explicit(r, v.dst.Addr()) != nil {
+func (m *Model) siitHairpin(r *rule, v *view, x *siitResult) bool {
+	if !v.v6 || m.explicitMapping(r, v.dst.Addr()) != nil {
 		return false
 	}
-	back := m.explicit(r, x.dst)
+	back := m.explicitMapping(r, x.dst)
 	if back == nil {
 		return false
 	}
@@ -163,7 +163,7 @@ func (m *Model) siitSource(in Arrival, v *view, a netip.Addr) (netip.Addr, bool)
 		return a, false
 	}
 	own, ok := m.siitAddress(x.rule, a)
-	if pool := x.rule.Pool; a.Is6() && len(pool) > 0 && (!ok || unroutable(own)) {
+	if pool := x.rule.Pool; a.Is6() && len(pool) > 0 && (!ok || isUnroutable(own)) {
 		b, place := a.As16(), uint32(0)
 		for i := 0; i < 16; i += 4 {
 			place += binary.BigEndian.Uint32(b[i:])
@@ -174,7 +174,7 @@ func (m *Model) siitSource(in Arrival, v *view, a netip.Addr) (netip.Addr, bool)
 	return own, ok
 }
 
-func (m *Model) explicit(r *rule, a netip.Addr) *prefix {
+func (m *Model) explicitMapping(r *rule, a netip.Addr) *prefix {
 	var best *prefix
 	for _, p := range m.prefixes {
 		if p.eam && p.rule == r && p.from.Contains(a) && (best == nil || p.from.Bits() > best.from.Bits()) {
@@ -186,7 +186,7 @@ func (m *Model) explicit(r *rule, a netip.Addr) *prefix {
 
 // siitAddress maps one address.
 func (m *Model) siitAddress(r *rule, a netip.Addr) (netip.Addr, bool) {
-	if p := m.explicit(r, a); p != nil {
+	if p := m.explicitMapping(r, a); p != nil {
 		return swap(p.from, p.to, a), true
 	}
 	switch {

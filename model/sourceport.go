@@ -24,7 +24,7 @@ func (m *Model) moveSource(n *session) bool {
 	for range sourceTries - 1 {
 		client := n.tuple[1].Dest
 		n.tuple[1].Dest = netip.AddrPortFrom(client.Addr(), 1024+uint16((int(client.Port())+16381)%(65536-1024)))
-		if !m.clashes(n) {
+		if !m.hasReplyClash(n) {
 			return true
 		}
 	}
@@ -42,11 +42,11 @@ func (m *Model) openDirect(v *view) (plan, bool) {
 	n := &session{service: h.service, backend: h.backend, rule: h.rule}
 	n.tuple = [2]flow.Tuple{v.tuple(), reply}
 	if !m.moveSource(n) {
-		return m.refuse(n.service, v, ReasonClash), true
+		return m.countRefused(n.service, v, ReasonClash), true
 	}
 	n.client = m.countClient(n.service, nil, v.src.Addr())
 	n.service.connections++
 	n.backend.connections++
 	m.addSession(n)
-	return m.first(v, n), true
+	return m.firstPacket(v, n), true
 }

@@ -10,18 +10,18 @@ import (
 // statelessSYN reports whether a SYN to the service creates no state. The hash selects the same
 // backend again, and the backend's endpoint identifies its answer.
 func (s *service) statelessSYN(m *Model) bool {
-	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.Scheduler.Hashes() && s.rule == nil && !s.SYNCookies && s.Persistence == nil && s.unambiguous(m)
+	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.Scheduler.Hashes() && s.rule == nil && !s.SYNCookies && s.Persistence == nil && s.uniqueReplies(m)
 }
 
-// recognised reports whether the endpoint of a backend alone identifies its answer to a SYN. Other
+// endpointSuffices reports whether the endpoint of a backend alone identifies its answer to a SYN. Other
 // schedulers use this property when half-open connections reach their limit.
-func (s *service) recognised(m *Model) bool {
-	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.unambiguous(m)
+func (s *service) endpointSuffices(m *Model) bool {
+	return s.Protocol == flow.TCP && s.Mode == config.ModeDNAT && s.uniqueReplies(m)
 }
 
-// unambiguous reports whether the replies of each backend have one virtual endpoint, among the services with
+// uniqueReplies reports whether the replies of each backend have one virtual endpoint, among the services with
 // replies to the client's address.
-func (s *service) unambiguous(m *Model) bool {
+func (s *service) uniqueReplies(m *Model) bool {
 	for _, b := range s.Backends {
 		found := 0
 		for _, o := range m.services {

@@ -69,5 +69,5 @@ func (m *Model) gueSource(b []byte) uint16 {
 		return 49152
 	}
 	s := &service{Service: &config.Service{Scheduler: config.SchedulerMaglev}}
-	return 49152 | uint16(balance.JHash(s.hashed(v), balance.Seed)&0x3fff)
+	return 49152 | uint16(balance.JHash(s.hashInput(v), balance.Seed)&0x3fff)
 }

@@ -33,9 +33,9 @@ type view struct {
 	sourceRoute  bool // Unexpired IPv4 source route, or IPv6 routing header with segments left.
 	routeAt      int  // Offset for the pointer of a parameter problem.
 	quoted       *view
-	field        int      // ICMP errors with an extension: length of the quoted packet (RFC 4884), else 0.
-	cookie       *splice  // State from a valid SYN cookie.
-	macs         [12]byte // Destination and source MAC addresses of the frame.
+	field        int             // ICMP errors with an extension: length of the quoted packet (RFC 4884), else 0.
+	cookie       *sequenceSplice // State from a valid SYN cookie.
+	macs         [12]byte        // Destination and source MAC addresses of the frame.
 }
 
 type icmpKind uint8
@@ -101,14 +101,14 @@ func read(frame []byte) (*view, Action, Reason) {
 	}
 	switch binary.BigEndian.Uint16(frame[12:]) {
 	case packet.TypeIPv4:
-		if v, reason := read4(frame[14:], false); reason != "" {
+		if v, reason := parseIPv4(frame[14:], false); reason != "" {
 			return nil, Drop, reason
 		} else {
 			v.macs = [12]byte(frame)
 			return v, "", ""
 		}
 	case packet.TypeIPv6:
-		if v, reason := read6(frame[14:], false); reason != "" {
+		if v, reason := parseIPv6(frame[14:], false); reason != "" {
 			return nil, Drop, reason
 		} else {
 			v.macs = [12]byte(frame)
@@ -118,8 +118,8 @@ func read(frame []byte) (*view, Action, Reason) {
 	return nil, Pass, ReasonNotIP
 }
 
-// read4 parses an IPv4 packet. A quoted packet may be truncated after eight bytes of payload.
-func read4(b []byte, quoted bool) (*view, Reason) {
+// parseIPv4 parses an IPv4 packet. A quoted packet may be truncated after eight bytes of payload.
+func parseIPv4(b []byte, quoted bool) (*view, Reason) {
 	if len(b) < 20 {
 		return nil, ReasonTruncated
 	}
@@ -177,7 +177,7 @@ const (
 	nextDestOpts = 60
 )
 
-func read6(b []byte, quoted bool) (*view, Reason) {
+func parseIPv6(b []byte, quoted bool) (*view, Reason) {
 	if len(b) < 40 {
 		return nil, ReasonTruncated
 	}
@@ -277,7 +277,7 @@ func (v *view) transport(src, dst netip.Addr, quoted bool) Reason {
 			if v.field > 0 {
 				end = 8 + v.field
 			}
-			v.quotation(p[8:end], quoted)
+			v.parseQuoted(p[8:end], quoted)
 		}
 	}
 	return ""
@@ -299,16 +299,16 @@ func kindOf(v6 bool, kind uint8) icmpKind {
 	return icmpOther
 }
 
-// quotation parses the packet in an ICMP error; v.quoted stays nil if the packet is invalid. It
+// parseQuoted parses the packet in an ICMP error; v.quoted stays nil if the packet is invalid. It
 // ignores errors about errors and about later fragments, because hosts must not send them (RFC 1122
 // §3.2.2, RFC 4443 §2.4 (e)).
-func (v *view) quotation(b []byte, quoted bool) {
+func (v *view) parseQuoted(b []byte, quoted bool) {
 	if quoted {
 		return
 	}
-	read := read4
+	read := parseIPv4
 	if v.v6 {
-		read = read6
+		read = parseIPv6
 	}
 	if q, reason := read(b, true); reason == "" && q.kind != icmpError && !q.later {
 		v.quoted = q

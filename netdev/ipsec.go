@@ -83,11 +83,11 @@ func ipsecPolicy(message []byte) (p IPsecPolicy, ok bool) {
 		return p, false
 	}
 	s := &info.Sel
-	p.Source, ok = selected(s.Family, s.Saddr, s.PrefixlenS)
+	p.Source, ok = selectorPrefix(s.Family, s.Saddr, s.PrefixlenS)
 	if !ok {
 		return p, false
 	}
-	p.Dest, ok = selected(s.Family, s.Daddr, s.PrefixlenD)
+	p.Dest, ok = selectorPrefix(s.Family, s.Daddr, s.PrefixlenD)
 	p.Protocol = flow.Protocol(s.Proto)
 	if s.SportMask == 0xffff {
 		p.SourcePort = nl.Swap16(s.Sport)
@@ -98,7 +98,7 @@ func ipsecPolicy(message []byte) (p IPsecPolicy, ok bool) {
 	return p, ok
 }
 
-func selected(family uint16, a nl.XfrmAddress, bits uint8) (netip.Prefix, bool) {
+func selectorPrefix(family uint16, a nl.XfrmAddress, bits uint8) (netip.Prefix, bool) {
 	addr := netip.AddrFrom16(a)
 	if family == unix.AF_INET {
 		addr = netip.AddrFrom4([4]byte(a[:4]))

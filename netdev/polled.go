@@ -55,13 +55,13 @@ func (p *Polled) open(protocol int, groups ...int) error {
 // Changed reports whether there was a change since the last call, or since OpenPolled. It does not wait.
 func (p *Polled) Changed() (changed bool) {
 	for _, fd := range p.sockets {
-		changed = drained(fd) || changed
+		changed = drainSocket(fd) || changed
 	}
 	return changed
 }
 
-// drained empties a socket and reports whether it contained a message.
-func drained(socket int) bool {
+// drainSocket empties a socket and reports whether it contained a message.
+func drainSocket(socket int) bool {
 	changed, beginning := false, make([]byte, unix.SizeofNlMsghdr) // of a message; the rest is discarded
 	for {
 		_, _, err := unix.Recvfrom(socket, beginning, unix.MSG_DONTWAIT)

@@ -162,12 +162,12 @@ type Hop struct {
 // Resolve makes the kernel resolve the MAC of a neighbour and keep it fresh until Forget (NTF_EXT_MANAGED, Linux
 // 5.16). It does not wait for the answer. It must not be used on a permanent entry, because it would make that entry
 // age.
-func Resolve(n Hop) error { return manage(n, netlink.NTF_EXT_MANAGED) }
+func Resolve(n Hop) error { return startResolution(n, netlink.NTF_EXT_MANAGED) }
 
 // Forget ends the effect of Resolve; the entry then ages normally.
-func Forget(n Hop) error { return manage(n, 0) }
+func Forget(n Hop) error { return startResolution(n, 0) }
 
-func manage(n Hop, extended int) error {
+func startResolution(n Hop, extended int) error {
 	entry := &netlink.Neigh{LinkIndex: n.Ifindex, IP: n.Addr.AsSlice(), Flags: netlink.NTF_USE, FlagsExt: extended, State: netlink.NUD_NONE}
 	if extended != 0 {
 		entry.Flags = 0

@@ -85,8 +85,8 @@ type unicastRoute struct {
 
 func (r *unicastRoute) leavesBy(ifindex uint32) bool { return slices.Contains(r.by, ifindex) }
 
-// special reports whether Routes returns anything about the route.
-func (r *unicastRoute) special() bool {
+// isRelevant reports whether Routes returns anything about the route.
+func (r *unicastRoute) isRelevant() bool {
 	return r.mtu > 0 || r.to.Addr().Is4() && (len(r.by) > 1 || r.to.Bits() == 0)
 }
 

@@ -168,7 +168,7 @@ func (w *Watcher) event(kind uint16, data []byte) (Event, bool) {
 		return Event{Kind: Address}, true
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		r, table, _ := tableRoute(data)
-		return Event{Kind: Route, Special: w.route.read(data) && w.route.special(), Table: table, Protocol: r.Protocol}, true
+		return Event{Kind: Route, Special: w.route.read(data) && w.route.isRelevant(), Table: table, Protocol: r.Protocol}, true
 	case unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP:
 		return Event{Kind: Route}, true
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:

@@ -132,7 +132,7 @@ func (s *store) deleteAddress(a *address) {
 // setFarmAddress reports whether the use of the address has new work.
 func (s *store) setFarmAddress(fa *farmAddress, to action) bool {
 	if to == remove {
-		s.leave(fa)
+		s.removeFromFarm(fa)
 		return true
 	}
 	if fa.action == to {
@@ -158,8 +158,8 @@ func (f *farm) setAddresses(to action) {
 	}
 }
 
-// leave removes an address from a farm, and deletes it if it is unused.
-func (s *store) leave(fa *farmAddress) {
+// removeFromFarm removes an address from a farm, and deletes it if it is unused.
+func (s *store) removeFromFarm(fa *farmAddress) {
 	f, a := fa.farm, fa.address
 	f.addresses = slices.DeleteFunc(f.addresses, func(other *farmAddress) bool { return other == fa })
 	a.Used = max(0, a.Used-1)

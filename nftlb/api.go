@@ -78,7 +78,7 @@ const retry = 5 * time.Second
 func (a *API) Start(ctx context.Context) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.follow(ctx, "start")
+	a.applyObjects(ctx, "start")
 }
 
 // Run retries until the context ends. It looks up missing data of farms, such as the hardware address of a backend,
@@ -94,14 +94,14 @@ func (a *API) Run(ctx context.Context) {
 		}
 		a.mu.Lock()
 		if a.store.refresh() || a.late {
-			a.follow(ctx, "what farms waited for")
+			a.applyObjects(ctx, "what farms waited for")
 		}
 		a.mu.Unlock()
 	}
 }
 
-// follow puts the objects in force, also if they cannot be written: earlier objects are on disk.
-func (a *API) follow(ctx context.Context, what string) {
+// applyObjects puts the objects in force, also if they cannot be written: earlier objects are on disk.
+func (a *API) applyObjects(ctx context.Context, what string) {
 	if a.lost != "" { // an empty list of objects would end all services of the API
 		return
 	}
@@ -112,7 +112,7 @@ func (a *API) follow(ctx context.Context, what string) {
 			a.opt.Log.Warn(a.unkept)
 		}
 	}
-	if err := a.enforce(ctx, "nftlb API", what); err != nil && ctx.Err() == nil {
+	if err := a.enforceObjects(ctx, "nftlb API", what); err != nil && ctx.Err() == nil {
 		a.opt.Log.Error("the configuration does not follow the objects of the nftlb API; trying again", "every", retry, "error", err)
 	}
 }
@@ -139,7 +139,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer.write(w)
 		return
 	}
-	a.answer(r, body).write(w)
+	a.answerRequest(r, body).write(w)
 }
 
 func (r reply) write(w http.ResponseWriter) {
@@ -148,7 +148,7 @@ func (r reply) write(w http.ResponseWriter) {
 	_, _ = w.Write(r.body)
 }
 
-func (a *API) answer(r *http.Request, body []byte) reply {
+func (a *API) answerRequest(r *http.Request, body []byte) reply {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	path, s := r.URL.EscapedPath(), a.store
@@ -159,7 +159,7 @@ func (a *API) answer(r *http.Request, body []byte) reply {
 		a.late = a.late || answer.found
 		return answer
 	case http.MethodPost, http.MethodPut:
-		answer = s.post(path, body)
+		answer = s.postDocument(path, body)
 	case http.MethodPatch:
 		answer = s.patch(path, body)
 	case http.MethodDelete:

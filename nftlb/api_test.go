@@ -275,7 +275,7 @@ func TestRefused(t *testing.T) {
 		t.Errorf("%d %s", code, got)
 	}
 	a.opt.Change = g.change
-	a.follow(context.Background(), "again")
+	a.applyObjects(context.Background(), "again")
 	if len(g.cfg.Services) != 1 || g.cfg.Services[0].Name != "nftlb-second" || len(a.Warnings()) != 0 {
 		t.Errorf("in force are %+v, warnings %v", g.cfg.Services, a.Warnings())
 	}

@@ -20,14 +20,14 @@ func (a *API) apply(ctx context.Context, who, what string) error {
 		return err
 	}
 	a.unkept = ""
-	return a.enforce(ctx, who, what)
+	return a.enforceObjects(ctx, who, what)
 }
 
-// enforce puts the objects in force.
-func (a *API) enforce(ctx context.Context, who, what string) error {
-	used, err := a.put(ctx, who, what, a.store.portions())
+// enforceObjects puts the objects in force.
+func (a *API) enforceObjects(ctx context.Context, who, what string) error {
+	used, err := a.put(ctx, who, what, a.store.wantedPortions())
 	if err != nil {
-		used, err = a.each(ctx, who, what, err)
+		used, err = a.applyEach(ctx, who, what, err)
 	}
 	a.logNew(used)
 	a.late = err != nil
@@ -51,13 +51,13 @@ func (a *API) put(ctx context.Context, who, what string, all []*portion) (used [
 	return used, err
 }
 
-// each applies the portions one by one, after all together were refused: an invalid farm must not affect others. It
+// applyEach applies the portions one by one, after all together were refused: an invalid farm must not affect others. It
 // fails if no portion can be applied.
-func (a *API) each(ctx context.Context, who, what string, cause error) (used []*portion, err error) {
+func (a *API) applyEach(ctx context.Context, who, what string, cause error) (used []*portion, err error) {
 	var good []*portion
-	for _, p := range a.store.portions() {
+	for _, p := range a.store.wantedPortions() {
 		if _, err := a.put(ctx, who, what, append(slices.Clone(good), p)); err != nil {
-			p.warn("it is not in force: %v", err)
+			p.addWarning("it is not in force: %v", err)
 			used = append(used, &portion{warnings: p.warnings})
 			continue
 		}
@@ -86,7 +86,7 @@ func (a *API) logNew(used []*portion) {
 func assemble(inForce *config.Config, all []*portion) (*config.Config, []*portion) {
 	for _, p := range all {
 		alone := &config.Config{}
-		p.into(alone)
+		p.addTo(alone)
 		alone.SetDefaults()
 		if err := alone.Validate(); err != nil {
 			p.leaveOut(err)
@@ -95,28 +95,28 @@ func assemble(inForce *config.Config, all []*portion) (*config.Config, []*portio
 		p.services, p.rules = alone.Services, alone.Firewall.Rules
 	}
 	for {
-		next := others(inForce)
+		next := withoutObjects(inForce)
 		for _, p := range all {
-			p.into(next)
+			p.addTo(next)
 		}
 		err := next.Validate()
 		if err == nil {
 			return next, all
 		}
-		if !blame(all, err) {
+		if !dropInvalid(all, err) {
 			return next, all // it will be refused with the reason
 		}
 	}
 }
 
-// blame removes the portions with errors, and reports whether there were any.
-func blame(all []*portion, err error) bool {
+// dropInvalid removes the portions with errors, and reports whether there were any.
+func dropInvalid(all []*portion, err error) bool {
 	found := false
 	var list config.Errors
 	_ = errors.As(err, &list)
 	for _, p := range all {
 		for _, e := range list {
-			if !p.empty() && p.has(e.Object) {
+			if !p.isEmpty() && p.concerns(e.Object) {
 				p.leaveOut(e)
 				found = true
 			}
@@ -125,19 +125,19 @@ func blame(all []*portion, err error) bool {
 	return found
 }
 
-// has reports whether an error about an object concerns the portion.
-func (p *portion) has(object string) bool {
+// concerns reports whether an error about an object concerns the portion.
+func (p *portion) concerns(object string) bool {
 	object, _, _ = strings.Cut(object, ":")
 	return slices.ContainsFunc(p.services, func(s config.Service) bool { return object == "service "+s.Name }) ||
 		slices.ContainsFunc(p.rules, func(r config.FirewallRule) bool { return object == "firewall rule "+r.Name })
 }
 
 func (p *portion) leaveOut(err error) {
-	p.warn("it is not in force: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	p.addWarning("it is not in force: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	p.services, p.rules, p.sets = nil, nil, nil
 }
 
-func (p *portion) into(c *config.Config) {
+func (p *portion) addTo(c *config.Config) {
 	c.Services = append(c.Services, p.services...)
 	c.Firewall.Rules = append(c.Firewall.Rules, p.rules...)
 	if len(p.sets) > 0 && c.Firewall.Sets == nil {
@@ -146,8 +146,8 @@ func (p *portion) into(c *config.Config) {
 	maps.Copy(c.Firewall.Sets, p.sets)
 }
 
-// others returns the configuration without the objects of the API.
-func others(c *config.Config) *config.Config {
+// withoutObjects returns the configuration without the objects of the API.
+func withoutObjects(c *config.Config) *config.Config {
 	next := *c
 	next.Services = slices.DeleteFunc(slices.Clone(c.Services), func(s config.Service) bool { return strings.HasPrefix(s.Name, owned) })
 	next.Firewall.Rules = slices.DeleteFunc(slices.Clone(c.Firewall.Rules), func(r config.FirewallRule) bool { return strings.HasPrefix(r.Name, owned) })

@@ -78,7 +78,7 @@ func (b *backend) changed(key, value string) bool {
 	case "ether-addr":
 		return b.Ether != value
 	case "mark":
-		return b.Mark != int(leading(value, 16))
+		return b.Mark != int(leadingNumber(value, 16))
 	case "state":
 		return b.State != value
 	case "action":
@@ -113,7 +113,7 @@ func (s *store) setBackend(key, value string) result {
 		b.Attributes[key] = value
 		s.generatePriority(f)
 	case "mark":
-		if mark := int(leading(value, 16)); mark >= leastMark && mark <= mostMark {
+		if mark := int(leadingNumber(value, 16)); mark >= leastMark && mark <= mostMark {
 			b.Mark, b.Chosen = mark, true
 		}
 	case "state":
@@ -186,7 +186,7 @@ func (s *store) findBackendOut(b *backend) bool {
 	if b.Attributes["ip-addr"] == "" {
 		return true
 	}
-	out, found := s.towards(b.Attributes["ip-addr"])
+	out, found := s.routeInterface(b.Attributes["ip-addr"])
 	if !found {
 		return false
 	}
@@ -240,7 +240,7 @@ func (s *store) refresh() bool {
 func (s *store) setBackendState(b *backend, value string) {
 	was := b.State
 	if value == up {
-		if !b.complete() {
+		if !b.isComplete() {
 			value = configError
 		}
 		if !b.belowPriority() {
@@ -317,7 +317,7 @@ func (s *store) deleteBackend(b *backend) {
 	s.setBackendAction(b, stop)
 	if b.belowPriority() {
 		s.generatePriority(f)
-		s.settle()
+		s.runPending()
 	}
 	f.dropSessions(b)
 	f.Backends = slices.DeleteFunc(f.Backends, func(other *backend) bool { return other == b })
@@ -327,14 +327,14 @@ func (s *store) deleteBackend(b *backend) {
 	if s.generatePriority(f) {
 		s.setFarmAction(f, reload)
 		f.setAddresses(reload)
-		s.settle()
+		s.runPending()
 	}
 }
 
 // validateBackends sets the complete backends up.
 func (s *store) validateBackends(f *farm) {
 	for _, b := range f.Backends {
-		if b.State == configError && b.complete() {
+		if b.State == configError && b.isComplete() {
 			s.setBackendState(b, up)
 		}
 	}

@@ -17,11 +17,11 @@ import (
 type node struct {
 	kind    byte // '{', '[', 's' for text, 0 for numbers and other values, which nftlb skips
 	text    string
-	members []named
+	members []namedField
 	items   []node
 }
 
-type named struct {
+type namedField struct {
 	key  string
 	node node
 }
@@ -101,7 +101,7 @@ func (n *node) put(key string, value node) {
 			return
 		}
 	}
-	n.members = append(n.members, named{key, value})
+	n.members = append(n.members, namedField{key, value})
 }
 
 // indent is the indentation per level of an answer.
@@ -121,10 +121,10 @@ func writeObject(b *bytes.Buffer, o object, margin string) {
 			b.WriteString(",")
 		}
 		b.WriteString("\n" + margin + indent)
-		b.Write(quoted(m.key))
+		b.Write(quoteJSON(m.key))
 		b.WriteString(": ")
 		if s, is := m.value.(string); is {
-			b.Write(quoted(s))
+			b.Write(quoteJSON(s))
 			continue
 		}
 		list := m.value.([]object)
@@ -144,8 +144,8 @@ func writeObject(b *bytes.Buffer, o object, margin string) {
 	b.WriteString("\n" + margin + "}")
 }
 
-// quoted returns a JSON string without HTML escaping.
-func quoted(s string) []byte {
+// quoteJSON returns a JSON string without HTML escaping.
+func quoteJSON(s string) []byte {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)

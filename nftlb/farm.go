@@ -111,7 +111,7 @@ func (s *store) setFarm(key, value string) result {
 	case "helper":
 		return f.setHelper(value)
 	case "mark":
-		if !f.ingress() && uint32(leading(value, 16))&masquerade == 0 {
+		if !f.ingress() && uint32(leadingNumber(value, 16))&masquerade == 0 {
 			f.Attributes[key] = value
 		}
 	case "state":
@@ -283,7 +283,7 @@ func (s *store) deleteFarm(f *farm) {
 		p.policy.Used = max(0, p.policy.Used-1)
 	}
 	for _, fa := range slices.Clone(f.addresses) {
-		s.leave(fa)
+		s.removeFromFarm(fa)
 	}
 	f.Backends, f.policies = nil, nil
 	s.farms = slices.DeleteFunc(s.farms, func(other *farm) bool { return other == f })
@@ -296,7 +296,7 @@ func (s *store) deleteFarm(f *farm) {
 func (s *store) validFarm(f *farm) bool {
 	for _, fa := range f.addresses {
 		if !slices.Contains(helperProtocols[f.Attributes["helper"]], fa.address.Attributes["protocol"]) && fa.address.Attributes["protocol"] != "sctp" {
-			s.note(". Farm '%s' doesn't validate helper protocol", f.Name)
+			s.addNote(". Farm '%s' doesn't validate helper protocol", f.Name)
 			return false
 		}
 	}
@@ -365,7 +365,7 @@ func (s *store) findFarmLinks(f *farm) {
 			return
 		}
 		for _, b := range f.Backends {
-			if !b.complete() {
+			if !b.isComplete() {
 				s.findBackendLinks(b)
 			}
 		}
@@ -383,15 +383,15 @@ func (s *store) findOut(f *farm) bool {
 	if len(f.Backends) == 0 || f.Backends[0].Attributes["ip-addr"] == "" {
 		return true
 	}
-	out, found := s.towards(f.Backends[0].Attributes["ip-addr"])
+	out, found := s.routeInterface(f.Backends[0].Attributes["ip-addr"])
 	if found {
 		f.Out = out
 	}
 	return found
 }
 
-// towards returns the interface of the route to an address.
-func (s *store) towards(text string) (link, bool) {
+// routeInterface returns the interface of the route to an address.
+func (s *store) routeInterface(text string) (link, bool) {
 	to, err := netip.ParseAddr(text)
 	if err != nil {
 		return link{}, false
@@ -415,7 +415,7 @@ func (s *store) changeFarmPolicy(key, value string) result {
 	}
 	p := s.policyNamed(value)
 	if p == nil {
-		s.note(". Unknown policy '%s'", value)
+		s.addNote(". Unknown policy '%s'", value)
 		return unknown
 	}
 	if f.policy(value) == nil {

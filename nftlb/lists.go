@@ -16,8 +16,8 @@ func (p *portion) deny(name string, lists []*policy, verdict string) []string {
 	if len(lists) == 0 {
 		return nil
 	}
-	if !has(verdict, "drop") {
-		p.warn("verdict %s: blacklists drop nothing, and are not in force", verdict)
+	if !hasWord(verdict, "drop") {
+		p.addWarning("verdict %s: blacklists drop nothing, and are not in force", verdict)
 		return nil
 	}
 	var names []string
@@ -25,7 +25,7 @@ func (p *portion) deny(name string, lists []*policy, verdict string) []string {
 	mixed := false
 	for _, l := range lists {
 		switch {
-		case l.Attributes["type"] == "whitelist" && has(verdict, "accept"):
+		case l.Attributes["type"] == "whitelist" && hasWord(verdict, "accept"):
 			allowed, mixed = allowed.add(l.Elements...), true
 		case l.Attributes["type"] == "blacklist":
 			denied = denied.add(ranges{}.add(l.Elements...).remove(allowed...)...)
@@ -63,19 +63,19 @@ func prefixes(r config.AddressRange) []netip.Prefix {
 		next := netip.PrefixFrom(first, first.BitLen())
 		for next.Bits() > 0 {
 			wider := netip.PrefixFrom(first, next.Bits()-1)
-			if wider.Masked().Addr() != first || r.Last.Less(last(wider)) {
+			if wider.Masked().Addr() != first || r.Last.Less(lastAddress(wider)) {
 				break
 			}
 			next = wider
 		}
 		list = append(list, next)
-		first = last(next).Next()
+		first = lastAddress(next).Next()
 	}
 	return list
 }
 
-// last returns the highest address of a prefix.
-func last(p netip.Prefix) netip.Addr {
+// lastAddress returns the highest address of a prefix.
+func lastAddress(p netip.Prefix) netip.Addr {
 	b := p.Addr().AsSlice()
 	for i := p.Bits(); i < len(b)*8; i++ {
 		b[i/8] |= 0x80 >> (i % 8)

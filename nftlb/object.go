@@ -149,8 +149,8 @@ func newBackend(f *farm, name string, mark int) *backend {
 	return &backend{Name: name, Attributes: maps.Clone(backendDefaults), State: configError, Mark: mark, farm: f, action: start}
 }
 
-// complete reports whether all properties of the backend that the farm's mode requires are known.
-func (b *backend) complete() bool {
+// isComplete reports whether all properties of the backend that the farm's mode requires are known.
+func (b *backend) isComplete() bool {
 	return (!b.farm.ingress() || b.Ether != "") && b.Attributes["ip-addr"] != ""
 }
 
@@ -158,7 +158,7 @@ func (b *backend) priority() int { return integer(b.Attributes["priority"]) }
 
 func (b *backend) belowPriority() bool { return b.priority() <= b.farm.Priority }
 
-func (b *backend) isAvailable() bool { return b.complete() && b.State == up && b.belowPriority() }
+func (b *backend) isAvailable() bool { return b.isComplete() && b.State == up && b.belowPriority() }
 
 // masquerade is the mark of connections with a translated source address.
 const masquerade = 0x80000000
@@ -166,7 +166,7 @@ const masquerade = 0x80000000
 // fullMark returns the backend's mark combined with the farm's.
 func (b *backend) fullMark() uint32 {
 	f := b.farm
-	mark := uint32(b.Mark) | uint32(leading(f.Attributes["mark"], 16))
+	mark := uint32(b.Mark) | uint32(leadingNumber(f.Attributes["mark"], 16))
 	mode := f.Attributes["mode"]
 	if b.Attributes["source-addr"] == "" && f.Attributes["source-addr"] == "" && (mode == "snat" || mode == "local") {
 		mark |= masquerade

@@ -129,7 +129,7 @@ func (s *store) settlePolicy(p *policy) {
 		r, fits := rangeOf(e.data, p.Attributes["family"])
 		switch {
 		case !fits:
-			s.note(". Element '%s' of policy '%s' is no address, network or range of %s", e.data, p.Name, p.Attributes["family"])
+			s.addNote(". Element '%s' of policy '%s' is no address, network or range of %s", e.data, p.Name, p.Attributes["family"])
 		case e.action == start || p.action == start:
 			more = append(more, r)
 		case e.action == stop || e.action == remove:

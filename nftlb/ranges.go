@@ -21,8 +21,8 @@ func rangeOf(text, family string) (config.AddressRange, bool) {
 	return r, r.Is4() == (family == "ipv4")
 }
 
-// touches reports whether b begins within a or directly after it. a must begin first.
-func touches(a, b config.AddressRange) bool {
+// isAdjacent reports whether b begins within a or directly after it. a must begin first.
+func isAdjacent(a, b config.AddressRange) bool {
 	next := a.Last.Next()
 	return a.First.BitLen() == b.First.BitLen() && (!next.IsValid() || b.First.Compare(next) <= 0)
 }
@@ -33,7 +33,7 @@ func (s ranges) add(more ...config.AddressRange) ranges {
 	slices.SortFunc(all, func(a, b config.AddressRange) int { return a.First.Compare(b.First) })
 	var merged ranges
 	for _, r := range all {
-		if n := len(merged); n > 0 && touches(merged[n-1], r) {
+		if n := len(merged); n > 0 && isAdjacent(merged[n-1], r) {
 			if r.Last.Compare(merged[n-1].Last) > 0 {
 				merged[n-1].Last = r.Last
 			}

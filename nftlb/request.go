@@ -17,15 +17,15 @@ type reply struct {
 	found bool
 }
 
-// say returns a reply of one sentence with the collected notes.
-func (s *store) say(r result, message string) reply {
+// sentenceReply returns a reply of one sentence with the collected notes.
+func (s *store) sentenceReply(r result, message string) reply {
 	return reply{status: r.status(), body: sentence(message + s.takeNotes())}
 }
 
 // sentence formats a reply without objects.
 func sentence(message string) []byte {
 	b := []byte(`{"response": `)
-	return append(append(b, quoted(message)...), '}')
+	return append(append(b, quoteJSON(message)...), '}')
 }
 
 // parts returns up to n parts of a path. The last part contains the rest. Parts after an empty part are ignored.
@@ -40,12 +40,12 @@ func parts(path string, n int) []string {
 // get returns objects.
 func (s *store) get(path string) reply {
 	found := s.refresh()
-	answer := s.look(path)
+	answer := s.getObjects(path)
 	answer.found = found
 	return answer
 }
 
-func (s *store) look(path string) reply {
+func (s *store) getObjects(path string) reply {
 	p := parts(path, 4)
 	kind, name, list := p[0], p[1], p[2]
 	r := structure
@@ -60,15 +60,15 @@ func (s *store) look(path string) reply {
 		}
 	case kind == "farms" && list == "":
 		if name == "" || s.farmNamed(name) != nil {
-			return reply{status: 200, body: text("farms", printed(s.farms, name, func(f *farm) string { return f.Name }, (*farm).print))}
+			return reply{status: 200, body: text("farms", selectObjects(s.farms, name, func(f *farm) string { return f.Name }, (*farm).print))}
 		}
 		r = wrong
 	case kind == "policies":
-		return reply{status: 200, body: text("policies", printed(s.policies, name, func(p *policy) string { return p.Name }, s.printPolicy))}
+		return reply{status: 200, body: text("policies", selectObjects(s.policies, name, func(p *policy) string { return p.Name }, s.printPolicy))}
 	case kind == "addresses":
-		return reply{status: 200, body: text("addresses", printed(s.addresses, name, func(a *address) string { return a.Name }, (*address).print))}
+		return reply{status: 200, body: text("addresses", selectObjects(s.addresses, name, func(a *address) string { return a.Name }, (*address).print))}
 	}
-	return s.say(r, "invalid request")
+	return s.sentenceReply(r, "invalid request")
 }
 
 // printPolicy returns a list as shown to clients. As in nftlb, reading its elements makes the next change recreate
@@ -80,8 +80,8 @@ func (s *store) printPolicy(p *policy) object {
 	return p.print()
 }
 
-// printed returns the objects with a name, or all.
-func printed[T any](all []T, name string, nameOf func(T) string, print func(T) object) []object {
+// selectObjects returns the objects with a name, or all.
+func selectObjects[T any](all []T, name string, nameOf func(T) string, print func(T) object) []object {
 	list := []object{}
 	for _, o := range all {
 		if name == "" || nameOf(o) == name {
@@ -91,27 +91,27 @@ func printed[T any](all []T, name string, nameOf func(T) string, print func(T) o
 	return list
 }
 
-// post processes a document with new or changed objects.
-func (s *store) post(path string, body []byte) reply {
+// postDocument processes a document with new or changed objects.
+func (s *store) postDocument(path string, body []byte) reply {
 	if !slices.Contains([]string{"farms", "policies", "addresses"}, strings.TrimPrefix(path, "/")) {
-		return s.say(unknown, "invalid request")
+		return s.sentenceReply(unknown, "invalid request")
 	}
 	if r := s.load(body, start); r != ok {
-		return s.refuse(r)
+		return s.rejectionReply(r)
 	}
-	s.settle()
-	return s.say(ok, "success")
+	s.runPending()
+	return s.sentenceReply(ok, "success")
 }
 
-// refuse returns the reason why a document was rejected.
-func (s *store) refuse(r result) reply {
+// rejectionReply returns the reason why a document was rejected.
+func (s *store) rejectionReply(r result) reply {
 	switch r {
 	case structure:
-		return s.say(r, "the structure is invalid")
+		return s.sentenceReply(r, "the structure is invalid")
 	case unknown:
-		return s.say(r, "the object to modify is unknown")
+		return s.sentenceReply(r, "the object to modify is unknown")
 	}
-	return s.say(r, "error parsing buffer")
+	return s.sentenceReply(r, "error parsing buffer")
 }
 
 // patch replaces the lists of a farm, or the elements of a list.
@@ -123,35 +123,35 @@ func (s *store) patch(path string, body []byte) reply {
 		f := s.farmNamed(name)
 		if f == nil {
 			if name != "" {
-				s.note(". Unknown farm '%s'", name)
+				s.addNote(". Unknown farm '%s'", name)
 			}
-			return s.say(unknown, "the object to modify is unknown")
+			return s.sentenceReply(unknown, "the object to modify is unknown")
 		}
 		s.setFarmAction(f, reload)
 		s.setFarmPolicies(f, stop)
-		s.settle()
+		s.runPending()
 		s.setFarmPolicies(f, remove)
 		s.setFarmPolicies(f, none)
 		if r := s.load(body, start); r != ok {
-			return s.refuse(r)
+			return s.rejectionReply(r)
 		}
 	case kind == "policies":
 		p := s.policyNamed(name)
 		if p == nil {
 			if name != "" {
-				s.note(". Unknown policy '%s'", name)
+				s.addNote(". Unknown policy '%s'", name)
 			}
-			return s.say(unknown, "the object to modify is unknown")
+			return s.sentenceReply(unknown, "the object to modify is unknown")
 		}
 		if r := s.load(body, start); r != ok {
-			return s.refuse(r)
+			return s.rejectionReply(r)
 		}
 		s.setPolicyAction(p, flush)
 	default:
-		return s.say(unknown, "invalid request")
+		return s.sentenceReply(unknown, "invalid request")
 	}
-	s.settle()
-	return s.say(ok, "success")
+	s.runPending()
+	return s.sentenceReply(ok, "success")
 }
 
 // delete deletes the objects in the path, or the elements in the document.
@@ -159,46 +159,46 @@ func (s *store) delete(path string, body []byte) reply {
 	p := parts(path, 5)
 	kind, name, list, item, more := p[0], p[1], p[2], p[3], p[4]
 	if !slices.Contains([]string{"farms", "policies", "addresses"}, kind) {
-		return s.say(unknown, "invalid request")
+		return s.sentenceReply(unknown, "invalid request")
 	}
 	if len(body) > 0 {
 		if r := s.load(body, stop); r != ok {
-			return s.refuse(r)
+			return s.rejectionReply(r)
 		}
-		s.settle()
-		return s.say(ok, "success")
+		s.runPending()
+		return s.sentenceReply(ok, "success")
 	}
 	switch {
 	case kind == "farms" && list == "backends" && more == "sessions":
-		return s.outcome(s.deleteBackendSessions(name, item), "error deleting sessions from backend")
+		return s.resultReply(s.deleteBackendSessions(name, item), "error deleting sessions from backend")
 	case kind == "farms" && list == "backends":
-		return s.outcome(s.deleteBackends(name, item), "error deleting backend")
+		return s.resultReply(s.deleteBackends(name, item), "error deleting backend")
 	case kind == "farms" && list == "sessions":
-		return s.outcome(s.deleteSessions(name, item), "error deleting session")
+		return s.resultReply(s.deleteSessions(name, item), "error deleting session")
 	case kind == "farms" && list == "addresses":
-		return s.outcome(s.deleteFarmAddresses(name, item), "error deleting farm address")
+		return s.resultReply(s.deleteFarmAddresses(name, item), "error deleting farm address")
 	case kind == "farms" && list == "policies":
-		return s.outcome(s.deleteFarmPolicies(name, item), "error deleting farm policy")
+		return s.resultReply(s.deleteFarmPolicies(name, item), "error deleting farm policy")
 	case kind == "policies" && list == "elements":
 		if more != "" { // a network
 			item += "/" + more
 		}
 		return s.deleteElements(name, item)
 	case kind == "farms" && list == "":
-		return s.outcome(deleteNamed(s, "farm", name, s.farms, s.farmNamed, func(f *farm, a action) { s.setFarmAction(f, a) }, s.settle), "error deleting farm")
+		return s.resultReply(deleteNamed(s, "farm", name, s.farms, s.farmNamed, func(f *farm, a action) { s.setFarmAction(f, a) }, s.runPending), "error deleting farm")
 	case kind == "policies" && list == "":
-		return s.outcome(deleteNamed(s, "policy", name, s.policies, s.policyNamed, s.setPolicyAction, s.settleBackwards), "error stopping policy")
+		return s.resultReply(deleteNamed(s, "policy", name, s.policies, s.policyNamed, s.setPolicyAction, s.settleBackwards), "error stopping policy")
 	case kind == "addresses" && list == "":
-		return s.outcome(deleteNamed(s, "address", name, s.addresses, s.addressNamed, func(a *address, to action) { s.setAddressAction(a, to) }, s.settleBackwards), "error stopping address")
+		return s.resultReply(deleteNamed(s, "address", name, s.addresses, s.addressNamed, func(a *address, to action) { s.setAddressAction(a, to) }, s.settleBackwards), "error stopping address")
 	}
-	return s.say(structure, "invalid request")
+	return s.sentenceReply(structure, "invalid request")
 }
 
-func (s *store) outcome(r result, trouble string) reply {
+func (s *store) resultReply(r result, trouble string) reply {
 	if r != ok {
-		return s.say(r, trouble)
+		return s.sentenceReply(r, trouble)
 	}
-	return s.say(ok, "success")
+	return s.sentenceReply(ok, "success")
 }
 
 // deleteNamed deletes the objects of a kind with a name, or all without a name. Between the actions stop and remove,
@@ -209,7 +209,7 @@ func deleteNamed[T comparable](s *store, kind, name string, all []T, named func(
 		var none T
 		o := named(name)
 		if o == none {
-			s.note(". Unknown %s '%s'", kind, name)
+			s.addNote(". Unknown %s '%s'", kind, name)
 			return unknown
 		}
 		list = []T{o}
@@ -232,7 +232,7 @@ func (s *store) deleteBackends(farm, name string) result {
 	if r != ok {
 		return r
 	}
-	list, r := chosen(s, f, "backend", name, f.Backends, f.backend)
+	list, r := selectParts(s, f, "backend", name, f.Backends, f.backend)
 	for _, b := range list {
 		s.deleteBackend(b)
 	}
@@ -248,15 +248,15 @@ func (s *store) deleteBackendSessions(farm, name string) result {
 		return r
 	}
 	if f.Attributes["persistence"] == "none" {
-		s.note(". Farm '%s' without session persistence", farm)
+		s.addNote(". Farm '%s' without session persistence", farm)
 		return invalid
 	}
-	list, r := chosen(s, f, "backend", name, nil, f.backend)
+	list, r := selectParts(s, f, "backend", name, nil, f.backend)
 	if r != ok {
 		return r
 	}
 	s.setFarmAction(f, reload)
-	s.settle()
+	s.runPending()
 	f.dropSessions(list[0])
 	return ok
 }
@@ -271,7 +271,7 @@ func (s *store) deleteSessions(farm, client string) result {
 		return ok
 	}
 	s.setFarmAction(f, reload)
-	s.settle()
+	s.runPending()
 	f.Sessions = slices.DeleteFunc(f.Sessions, func(s *session) bool { return client == "" || s.Client == client })
 	return ok
 }
@@ -286,7 +286,7 @@ func (s *store) reloadFarm(name string) {
 	}
 	f := s.farmNamed(name)
 	if f == nil {
-		s.note(". Unknown farm '%s'", name)
+		s.addNote(". Unknown farm '%s'", name)
 		return
 	}
 	s.setFarmAction(f, reload)
@@ -297,24 +297,24 @@ func (s *store) farmFor(name string) (*farm, result) {
 	f := s.farmNamed(name)
 	switch {
 	case name == "":
-		s.note(". Please select a valid farm")
+		s.addNote(". Please select a valid farm")
 		return nil, structure
 	case f == nil:
-		s.note(". Unknown farm '%s'", name)
+		s.addNote(". Unknown farm '%s'", name)
 		return nil, unknown
 	}
 	return f, ok
 }
 
-// chosen returns the part of a farm with a name, or all parts without a name.
-func chosen[T comparable](s *store, f *farm, kind, name string, all []T, named func(string) T) ([]T, result) {
+// selectParts returns the part of a farm with a name, or all parts without a name.
+func selectParts[T comparable](s *store, f *farm, kind, name string, all []T, named func(string) T) ([]T, result) {
 	if name == "" {
 		return slices.Clone(all), ok
 	}
 	var none T
 	part := named(name)
 	if part == none {
-		s.note(". Unknown %s '%s' in farm '%s'", kind, name, f.Name)
+		s.addNote(". Unknown %s '%s' in farm '%s'", kind, name, f.Name)
 		return nil, unknown
 	}
 	return []T{part}, ok
@@ -328,21 +328,21 @@ func (s *store) deleteFarmAddresses(farm, name string) result {
 	}
 	if name == "" {
 		f.setAddresses(stop)
-		s.settle()
+		s.runPending()
 		for _, fa := range slices.Clone(f.addresses) {
 			if fa.action > remove {
-				s.leave(fa)
+				s.removeFromFarm(fa)
 			}
 		}
 		return ok
 	}
-	list, r := chosen(s, f, "farm address", name, nil, f.address)
+	list, r := selectParts(s, f, "farm address", name, nil, f.address)
 	if r != ok {
 		return r
 	}
 	s.setFarmAddress(list[0], stop)
-	s.settle()
-	s.leave(list[0])
+	s.runPending()
+	s.removeFromFarm(list[0])
 	return ok
 }
 
@@ -352,7 +352,7 @@ func (s *store) deleteFarmPolicies(farm, name string) result {
 	if r != ok {
 		return r
 	}
-	list, r := chosen(s, f, "farm policy", name, f.policies, f.policy)
+	list, r := selectParts(s, f, "farm policy", name, f.policies, f.policy)
 	if r != ok {
 		return r
 	}
@@ -365,7 +365,7 @@ func (s *store) deleteFarmPolicies(farm, name string) result {
 		}
 	}
 	set(stop)
-	s.settle()
+	s.runPending()
 	s.setFarmAction(f, reload)
 	set(remove)
 	return ok
@@ -374,21 +374,21 @@ func (s *store) deleteFarmPolicies(farm, name string) result {
 func (s *store) deleteElements(policy, data string) reply {
 	p := s.policyNamed(policy)
 	if p == nil {
-		s.note(". Unknown policy '%s'", policy)
-		return s.say(unknown, "could not get the policy elements")
+		s.addNote(". Unknown policy '%s'", policy)
+		return s.sentenceReply(unknown, "could not get the policy elements")
 	}
 	if data == "" {
 		s.setPolicyAction(p, flush)
 		p.Elements = nil
-		s.settle()
-		return s.say(ok, "success")
+		s.runPending()
+		return s.sentenceReply(ok, "success")
 	}
 	if !slices.ContainsFunc(p.Elements, func(r config.AddressRange) bool { return r.String() == data }) {
-		s.note(". Unknown element '%s' in policy '%s'", data, policy)
-		return s.say(unknown, "error deleting policy element")
+		s.addNote(". Unknown element '%s' in policy '%s'", data, policy)
+		return s.sentenceReply(unknown, "error deleting policy element")
 	}
 	p.pending = append(p.pending, element{data, stop})
 	s.setPolicyAction(p, reload)
-	s.settle()
-	return s.say(ok, "success")
+	s.runPending()
+	return s.sentenceReply(ok, "success")
 }

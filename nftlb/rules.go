@@ -26,14 +26,14 @@ type portion struct {
 	warnings []string
 }
 
-func (p *portion) warn(format string, args ...any) {
+func (p *portion) addWarning(format string, args ...any) {
 	p.warnings = append(p.warnings, fmt.Sprintf("nftlb API: %s: ", p.label)+fmt.Sprintf(format, args...))
 }
 
-func (p *portion) empty() bool { return len(p.services) == 0 && len(p.rules) == 0 }
+func (p *portion) isEmpty() bool { return len(p.services) == 0 && len(p.rules) == 0 }
 
-// portions returns the wanted portions.
-func (s *store) portions() []*portion {
+// wantedPortions returns the wanted portions.
+func (s *store) wantedPortions() []*portion {
 	var all []*portion
 	for _, f := range s.farms {
 		if p := f.portion(); p != nil {
@@ -64,9 +64,9 @@ func (f *farm) portion() *portion {
 	for _, fp := range f.policies {
 		lists = append(lists, fp.policy)
 	}
-	p.unserved(f)
+	p.warnUnsupported(f)
 	if f.Attributes["mode"] == "local" {
-		p.local(f)
+		p.warnLocal(f)
 		var addresses []*address
 		for _, fa := range f.addresses {
 			addresses = append(addresses, fa.address)
@@ -123,7 +123,7 @@ func (p *portion) listeners(a *address) []listener {
 		if text == "" {
 			text = "none"
 		}
-		p.warn("address %s: %s is no address to listen on", a.Name, text)
+		p.addWarning("address %s: %s is no address to listen on", a.Name, text)
 		return nil
 	}
 	var ports []flow.Ports
@@ -133,7 +133,7 @@ func (p *portion) listeners(a *address) []listener {
 		}
 		r, err := flow.ParsePorts(one)
 		if err != nil {
-			p.warn("address %s: ports %s: %v", a.Name, one, err)
+			p.addWarning("address %s: ports %s: %v", a.Name, one, err)
 			continue
 		}
 		ports = append(ports, r)
@@ -162,7 +162,7 @@ func (p *portion) service(f *farm, g *config.Service) {
 	p.persistence(f, g)
 	if !f.ingress() {
 		p.limits(f, g)
-		g.Mark = uint32(leading(v["mark"], 16))
+		g.Mark = uint32(leadingNumber(v["mark"], 16))
 		if h := v["helper"]; h != "none" {
 			g.Helper = config.Helper(h)
 		}
@@ -196,14 +196,14 @@ func (p *portion) source(f *farm, g *config.Service) {
 		for pool = range own {
 		}
 	case len(own) > 1:
-		p.warn("source-addr of single backends is not in force: a service has one for all")
+		p.addWarning("source-addr of single backends is not in force: a service has one for all")
 	}
 	if pool == "" || f.ingress() {
 		return
 	}
 	var r config.AddressRange
 	if err := r.UnmarshalText([]byte(pool)); err != nil {
-		p.warn("source-addr: %v", err)
+		p.addWarning("source-addr: %v", err)
 		return
 	}
 	g.Mode, g.SourcePool = config.ModeFullNAT, []config.AddressRange{r}
@@ -218,7 +218,7 @@ func (p *portion) backends(f *farm, g *config.Service) {
 		heaviest = max(heaviest, integer(b.Attributes["weight"]))
 	}
 	if heaviest > maxWeight {
-		p.warn("weights are scaled down to %d at most", maxWeight)
+		p.addWarning("weights are scaled down to %d at most", maxWeight)
 	}
 	for _, b := range f.Backends {
 		ip, err := netip.ParseAddr(b.Attributes["ip-addr"])
@@ -226,7 +226,7 @@ func (p *portion) backends(f *farm, g *config.Service) {
 			continue
 		}
 		if err != nil {
-			p.warn("backend %s: ip-addr: %v", b.Name, err)
+			p.addWarning("backend %s: ip-addr: %v", b.Name, err)
 			continue
 		}
 		next := config.Backend{Name: b.Name, Address: ip, Drain: b.State == off, MaxConnections: integer(b.Attributes["est-connlimit"])}
@@ -236,13 +236,13 @@ func (p *portion) backends(f *farm, g *config.Service) {
 		if ported && g.Protocol != flow.Any && g.Mode != config.ModeDSR {
 			port, err := strconv.ParseUint(b.Attributes["port"], 10, 16)
 			if err != nil {
-				p.warn("backend %s: port %s is no number from 1 to 65535", b.Name, b.Attributes["port"])
+				p.addWarning("backend %s: port %s is no number from 1 to 65535", b.Name, b.Attributes["port"])
 				continue
 			}
 			next.Port = uint16(port)
 		}
 		if b.Chosen && !f.ingress() {
-			next.Mark = uint32(b.Mark) | uint32(leading(f.Attributes["mark"], 16))
+			next.Mark = uint32(b.Mark) | uint32(leadingNumber(f.Attributes["mark"], 16))
 		}
 		if f.ingress() {
 			next.MaxConnections = 0
@@ -251,8 +251,8 @@ func (p *portion) backends(f *farm, g *config.Service) {
 	}
 }
 
-// has reports whether a list of words, in its printed form, contains one of the words.
-func has(list string, words ...string) bool {
+// hasWord reports whether a list of words, in its printed form, contains one of the words.
+func hasWord(list string, words ...string) bool {
 	return slices.ContainsFunc(strings.Fields(list), func(w string) bool { return slices.Contains(words, w) })
 }
 
@@ -261,20 +261,20 @@ func (p *portion) scheduler(f *farm, g *config.Service) {
 	switch scheduler := f.Attributes["scheduler"]; {
 	case scheduler == "symhash":
 		g.Scheduler = config.SchedulerSymmetricHash
-	case scheduler == "hash" && has(param, "srcport", "dstport"):
+	case scheduler == "hash" && hasWord(param, "srcport", "dstport"):
 		g.Scheduler = config.SchedulerMaglev
 	case scheduler == "hash":
 		g.Scheduler = config.SchedulerSourceHash
 	case g.Mode == config.ModeStateless:
 		g.Scheduler = config.SchedulerSourceHash
-		p.warn("scheduler %s: a mode without state spreads by the hash of the client's address instead", scheduler)
+		p.addWarning("scheduler %s: a mode without state spreads by the hash of the client's address instead", scheduler)
 	case scheduler == "weight":
 		g.Scheduler = config.SchedulerRandom
 	default:
 		g.Scheduler = config.SchedulerWRR
 	}
-	if has(param, "srcmac", "dstmac") {
-		p.warn("sched-param: hardware addresses do not count")
+	if hasWord(param, "srcmac", "dstmac") {
+		p.addWarning("sched-param: hardware addresses do not count")
 	}
 }
 
@@ -289,7 +289,7 @@ func (p *portion) persistence(f *farm, g *config.Service) {
 		return
 	}
 	if g.Mode == config.ModeStateless {
-		p.warn("persistence is not in force: a mode without state remembers no clients, and the hash of their address keeps them on their backends")
+		p.addWarning("persistence is not in force: a mode without state remembers no clients, and the hash of their address keeps them on their backends")
 	} else {
 		g.Persistence = &config.Persistence{Timeout: config.Duration(time.Duration(integer(f.Attributes["persist-ttl"])) * time.Second)}
 		for _, w := range words {
@@ -302,7 +302,7 @@ func (p *portion) persistence(f *farm, g *config.Service) {
 		}
 		client, err := netip.ParseAddr(s.Client)
 		if err != nil || len(words) > 1 || words[0] != "srcip" {
-			p.warn("session of %s is not in force: a session has the address of a client", s.Client)
+			p.addWarning("session of %s is not in force: a session has the address of a client", s.Client)
 			continue
 		}
 		g.Sessions = append(g.Sessions, config.Session{Client: netip.PrefixFrom(client, client.BitLen()), Backend: s.backend.Name})
@@ -334,12 +334,12 @@ func (p *portion) limits(f *farm, g *config.Service) {
 		r, whole := rateOf(v[key])
 		if !whole {
 			if integer(v[key]) > 0 {
-				p.warn("%s %s is not in force: it is less than one a day", key, v[key])
+				p.addWarning("%s %s is not in force: it is less than one a day", key, v[key])
 			}
 			return config.Rate{}
 		}
 		if integer(v[key+"-burst"]) > 0 {
-			p.warn("%s-burst is not in force", key)
+			p.addWarning("%s-burst is not in force", key)
 		}
 		return r
 	}
@@ -348,37 +348,37 @@ func (p *portion) limits(f *farm, g *config.Service) {
 	if g.Protocol == flow.TCP || g.Protocol == flow.Any {
 		l.StrictTCP = v["tcp-strict"] == "on"
 		if l.ResetRate = rate("rst-rtlimit"); !l.ResetRate.IsZero() {
-			p.warn("rst-rtlimit holds for all clients together, not for each")
+			p.addWarning("rst-rtlimit holds for all clients together, not for each")
 		}
 	}
 }
 
-// unserved warns about settings that services do not have.
-func (p *portion) unserved(f *farm) {
+// warnUnsupported warns about settings that services do not have.
+func (p *portion) warnUnsupported(f *farm) {
 	if q := f.Attributes["queue"]; q != "-1" {
-		p.warn("queue %s is not in force: packets are not handed to programs", q)
+		p.addWarning("queue %s is not in force: packets are not handed to programs", q)
 	}
 	if f.Attributes["intra-connect"] == "on" {
-		p.warn("intra-connect is not in force: connections of this host are not balanced")
+		p.addWarning("intra-connect is not in force: connections of this host are not balanced")
 	}
 	for _, fa := range f.addresses {
 		if len(fa.address.policies) > 0 {
-			p.warn("policies of address %s are not in force: the farm's are", fa.address.Name)
+			p.addWarning("policies of address %s are not in force: the farm's are", fa.address.Name)
 		}
 	}
 }
 
-// local warns about settings without effect for a farm with connections to this host.
-func (p *portion) local(f *farm) {
+// warnLocal warns about settings without effect for a farm with connections to this host.
+func (p *portion) warnLocal(f *farm) {
 	for _, key := range []string{"new-rtlimit", "rst-rtlimit", "est-connlimit"} {
 		if integer(f.Attributes[key]) > 0 {
-			p.warn("%s is not in force in mode local", key)
+			p.addWarning("%s is not in force in mode local", key)
 		}
 	}
 	if f.Attributes["tcp-strict"] == "on" {
-		p.warn("tcp-strict is not in force in mode local")
+		p.addWarning("tcp-strict is not in force in mode local")
 	}
 	if f.Attributes["source-addr"] != "" {
-		p.warn("source-addr is not in force in mode local")
+		p.addWarning("source-addr is not in force in mode local")
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/disk"
 )
 
-// saved is the stored form of the objects.
-type saved struct {
+// savedObjects is the stored form of the objects.
+type savedObjects struct {
 	Layout    int            `json:"layout"`
 	Addresses []savedAddress `json:"addresses"`
 	Policies  []*policy      `json:"policies"`
@@ -58,8 +58,8 @@ func (a *API) write() error {
 	return nil
 }
 
-func (s *store) save() saved {
-	d := saved{Layout: layout, Policies: s.policies}
+func (s *store) save() savedObjects {
+	d := savedObjects{Layout: layout, Policies: s.policies}
 	for _, a := range s.addresses {
 		one := savedAddress{Address: a}
 		for _, p := range a.policies {
@@ -98,7 +98,7 @@ func (a *API) read() {
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
-	var d saved
+	var d savedObjects
 	sealed := false
 	if err == nil {
 		raw, sealed, err = disk.Unseal(raw)
@@ -113,7 +113,7 @@ func (a *API) read() {
 	if err == nil && d.Layout != layout {
 		err = fmt.Errorf("layout %d, this version reads %d", d.Layout, layout)
 	}
-	if err == nil && !d.whole() {
+	if err == nil && !d.isIntact() {
 		err = disk.ErrDamaged
 	}
 	if err == nil {
@@ -128,8 +128,8 @@ func (a *API) read() {
 	a.opt.Log.Warn(a.lost)
 }
 
-// whole reports whether no object is missing in a list or has no name.
-func (d saved) whole() bool {
+// isIntact reports whether no object is missing in a list or has no name.
+func (d savedObjects) isIntact() bool {
 	return !slices.Contains(d.Policies, nil) &&
 		!slices.ContainsFunc(d.Addresses, func(a savedAddress) bool { return a.Address == nil }) &&
 		!slices.ContainsFunc(d.Farms, func(f savedFarm) bool {
@@ -138,7 +138,7 @@ func (d saved) whole() bool {
 }
 
 // restore restores the stored objects, with all rules pending.
-func (s *store) restore(d saved) {
+func (s *store) restore(d savedObjects) {
 	s.policies = d.Policies
 	for _, one := range d.Addresses {
 		a := one.Address

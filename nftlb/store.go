@@ -33,7 +33,7 @@ type store struct {
 
 func newStore(n Network) *store { return &store{network: n, element: -1} }
 
-func (s *store) note(format string, args ...any) { fmt.Fprintf(&s.notes, format, args...) }
+func (s *store) addNote(format string, args ...any) { fmt.Fprintf(&s.notes, format, args...) }
 
 // takeNotes returns the notes and clears them.
 func (s *store) takeNotes() string {
@@ -133,7 +133,7 @@ func (s *store) walkObject(n node, at level, apply action) result {
 		s.level = at
 		number := slices.Index(keys, m.key)
 		if number < 0 {
-			s.note(". Unknown key '%s'", m.key)
+			s.addNote(". Unknown key '%s'", m.key)
 			return wrong
 		}
 		s.key = m.key
@@ -153,7 +153,7 @@ func (s *store) walkObject(n node, at level, apply action) result {
 // text sets the value of the current key.
 func (s *store) text(text string, apply action) result {
 	value, note, r := parse(s.key, text)
-	s.note("%s", note)
+	s.addNote("%s", note)
 	if r != ok || s.key == "used" || s.key == "counter-packets" || s.key == "counter-bytes" {
 		return r
 	}
@@ -190,8 +190,8 @@ func (s *store) set(at level, key, value string, apply action) result {
 	return structure
 }
 
-// settle performs all pending actions: lists first, then addresses, then farms.
-func (s *store) settle() {
+// runPending performs all pending actions: lists first, then addresses, then farms.
+func (s *store) runPending() {
 	s.forget()
 	for _, p := range s.policies {
 		s.settlePolicy(p)

@@ -119,7 +119,7 @@ func parse(key, text string) (value, note string, r result) {
 	case "new-rtlimit", "rst-rtlimit", "log-rtlimit":
 		return rate(key, text)
 	case "mark":
-		return "0x" + strconv.FormatUint(uint64(uint32(leading(text, 16))), 16), "", ok
+		return "0x" + strconv.FormatUint(uint64(uint32(leadingNumber(text, 16))), 16), "", ok
 	case "tcp-strict", "flow-offload", "intra-connect":
 		if text == "on" {
 			return "on", "", ok
@@ -135,11 +135,11 @@ func parse(key, text string) (value, note string, r result) {
 		"used", "counter-packets", "counter-bytes":
 		return text, "", ok
 	}
-	return "", strange(key), unknown
+	return "", nonTextNote(key), unknown
 }
 
-// strange returns the note about a key with a value that is not text.
-func strange(key string) string {
+// nonTextNote returns the note about a key with a value that is not text.
+func nonTextNote(key string) string {
 	return fmt.Sprintf(". Unknown parsed key with index '%d'", slices.Index(keys, key))
 }
 
@@ -161,7 +161,7 @@ func (f flags) parse(key, text string) (value, note string, r result) {
 }
 
 func number(key, text string, least int) (value, note string, r result) {
-	n := int32(leading(text, 10))
+	n := int32(leadingNumber(text, 10))
 	if int(n) < least {
 		return "", fmt.Sprintf(". Invalid value of key '%s' must be >=%d", key, least), invalid
 	}
@@ -177,7 +177,7 @@ func rate(key, text string) (value, note string, r result) {
 	if digits == "" || strings.HasPrefix(strings.TrimSpace(digits), "-") {
 		return "", fmt.Sprintf(". Invalid value of key '%s' must be >=0", key), invalid
 	}
-	n := int32(leading(text, 10))
+	n := int32(leadingNumber(text, 10))
 	unit := ""
 	if rest := text[len(digits):]; strings.HasPrefix(rest, "/") {
 		unit = strings.TrimLeft(rest, "/")
@@ -220,8 +220,8 @@ func prefix(text string, base int) string {
 	return text[:i]
 }
 
-// leading returns the leading number of a text, 0 for none.
-func leading(text string, base int) int64 {
+// leadingNumber returns the leading number of a text, 0 for none.
+func leadingNumber(text string, base int) int64 {
 	digits := strings.TrimPrefix(strings.TrimSpace(prefix(text, base)), "+")
 	if base == 16 {
 		digits = strings.NewReplacer("0x", "", "0X", "").Replace(digits)
@@ -231,4 +231,4 @@ func leading(text string, base int) int64 {
 }
 
 // integer returns a value parsed as a number.
-func integer(value string) int { return int(leading(value, 10)) }
+func integer(value string) int { return int(leadingNumber(value, 10)) }

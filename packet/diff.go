@@ -19,7 +19,7 @@ func Diff(want, got []byte) string {
 	var out []string
 	for i := 0; i < max(len(w), len(g)); i++ {
 		if i >= len(w) || i >= len(g) || w[i].Name() != g[i].Name() {
-			out = append(out, fmt.Sprintf("layers from %d on: want %s, got %s", i+1, rest(w, i), rest(g, i)))
+			out = append(out, fmt.Sprintf("layers from %d on: want %s, got %s", i+1, layersFrom(w, i), layersFrom(g, i)))
 			break
 		}
 		for _, d := range diffLayer(w[i], g[i]) {
@@ -32,7 +32,7 @@ func Diff(want, got []byte) string {
 	return strings.Join(out, "\n")
 }
 
-func rest(p Packet, i int) string {
+func layersFrom(p Packet, i int) string {
 	if i >= len(p) {
 		return "nothing"
 	}

@@ -34,7 +34,7 @@ func (e *Ethernet) encode(payload []byte, at encoding) []byte {
 	b := make([]byte, 14, 14+len(payload))
 	copy(b, e.Dst[:])
 	copy(b[6:], e.Src[:])
-	binary.BigEndian.PutUint16(b[12:], uint16(e.Type.or(etherType(at.next))))
+	binary.BigEndian.PutUint16(b[12:], uint16(e.Type.valueOr(etherType(at.next))))
 	return append(b, payload...)
 }
 
@@ -65,7 +65,7 @@ type VLAN struct {
 func (*VLAN) Name() string { return "vlan" }
 
 func (v *VLAN) fields() []field {
-	return []field{shown("id", &v.ID), number("prio", &v.Priority, 0), flag("dei", &v.Drop), force("type", &v.Type, 16)}
+	return []field{shownField("id", &v.ID), number("prio", &v.Priority, 0), flag("dei", &v.Drop), force("type", &v.Type, 16)}
 }
 
 func (v *VLAN) encode(payload []byte, at encoding) []byte {
@@ -75,7 +75,7 @@ func (v *VLAN) encode(payload []byte, at encoding) []byte {
 		tag |= 1 << 12
 	}
 	binary.BigEndian.PutUint16(b, tag)
-	binary.BigEndian.PutUint16(b[2:], uint16(v.Type.or(etherType(at.next))))
+	binary.BigEndian.PutUint16(b[2:], uint16(v.Type.valueOr(etherType(at.next))))
 	return append(b, payload...)
 }
 

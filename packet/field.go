@@ -34,8 +34,8 @@ func number[T unsigned](key string, p *T, def T) field {
 	}, set: numberSetter(p)}
 }
 
-// shown is a decimal field that is always shown.
-func shown[T unsigned](key string, p *T) field {
+// shownField is a decimal field that is always shown.
+func shownField[T unsigned](key string, p *T) field {
 	return field{key: key, show: func() string { return fmt.Sprintf("%s=%d", key, *p) }, set: numberSetter(p)}
 }
 

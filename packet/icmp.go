@@ -83,24 +83,24 @@ func (i *ICMP) fields() []field {
 		{key: "type", show: i.showType, set: i.setType},
 		number("code", &i.Code, 0),
 	}
-	half := func(key string, shift uint) field { return i.part(key, shift, 0xffff) }
+	half := func(key string, shift uint) field { return i.wordField(key, shift, 0xffff) }
 	switch {
 	case i.IsQuery():
 		all = append(all, half("id", 16), half("seq", 0))
 	case !i.V6 && i.Type == 3:
-		all = append(all, half("mtu", 0), i.part("rest", 16, 0xffff))
+		all = append(all, half("mtu", 0), i.wordField("rest", 16, 0xffff))
 	case i.V6 && i.Type == 2:
-		all = append(all, i.part("mtu", 0, 0xffffffff))
+		all = append(all, i.wordField("mtu", 0, 0xffffffff))
 	case !i.V6 && i.Type == 12:
-		all = append(all, i.part("ptr", 24, 0xff), i.part("rest", 0, 0xffffff))
+		all = append(all, i.wordField("ptr", 24, 0xff), i.wordField("rest", 0, 0xffffff))
 	case i.V6 && i.Type == 4:
-		all = append(all, i.part("ptr", 0, 0xffffffff))
+		all = append(all, i.wordField("ptr", 0, 0xffffffff))
 	case !i.V6 && i.Type == 5:
 		all = append(all, field{key: "gw", show: func() string {
 			return "gw=" + netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, i.Rest))).String()
 		}, set: i.setGateway})
 	default:
-		all = append(all, i.part("rest", 0, 0xffffffff))
+		all = append(all, i.wordField("rest", 0, 0xffffffff))
 	}
 	return append(all, force("len", &i.Length, 10), force("sum", &i.Checksum, 16))
 }
@@ -137,7 +137,7 @@ func (i *ICMP) setGateway(s string, _ bool) error {
 	return nil
 }
 
-func (i *ICMP) part(key string, shift uint, mask uint32) field {
+func (i *ICMP) wordField(key string, shift uint, mask uint32) field {
 	return field{key: key, show: func() string {
 		if i.Rest>>shift&mask == 0 {
 			return ""
@@ -179,14 +179,14 @@ func (i *ICMP) encode(payload []byte, at encoding) []byte {
 		payload = at.extension.encode(payload, at)
 	}
 	if unit > 0 && (length != 0 || i.Length.Set) {
-		b[position] = byte(i.Length.or(length))
+		b[position] = byte(i.Length.valueOr(length))
 	}
 	b = append(b, payload...)
 	sum := Checksum(b)
 	if i.V6 {
 		sum = TransportChecksum(at.src, at.dst, protoICMPv6, b)
 	}
-	binary.BigEndian.PutUint16(b[2:], uint16(i.Checksum.or(uint32(sum))))
+	binary.BigEndian.PutUint16(b[2:], uint16(i.Checksum.valueOr(uint32(sum))))
 	return b
 }
 
@@ -209,6 +209,6 @@ func (e *Extension) fields() []field {
 // encode appends the structure to the preceding padded packet.
 func (e *Extension) encode(packet []byte, _ encoding) []byte {
 	b := append([]byte{2 << 4, 0, 0, 0}, e.Objects...)
-	binary.BigEndian.PutUint16(b[2:], uint16(e.Checksum.or(uint32(Checksum(b)))))
+	binary.BigEndian.PutUint16(b[2:], uint16(e.Checksum.valueOr(uint32(Checksum(b)))))
 	return append(packet, b...)
 }

@@ -55,9 +55,9 @@ func (ip *IPv4) fields() []field {
 func (ip *IPv4) encode(payload []byte, at encoding) []byte {
 	words := 5 + (len(ip.Options)+3)/4
 	b := make([]byte, words*4, words*4+len(payload))
-	b[0] = 4<<4 | byte(ip.IHL.or(uint32(words)))&15
+	b[0] = 4<<4 | byte(ip.IHL.valueOr(uint32(words)))&15
 	b[1] = ip.TOS
-	binary.BigEndian.PutUint16(b[2:], uint16(ip.Length.or(uint32(words*4+len(payload)))))
+	binary.BigEndian.PutUint16(b[2:], uint16(ip.Length.valueOr(uint32(words*4+len(payload)))))
 	binary.BigEndian.PutUint16(b[4:], ip.ID)
 	fragment := ip.Offset / 8 & 0x1fff
 	for i, on := range []bool{ip.MF, ip.DF, ip.Reserved} {
@@ -67,11 +67,11 @@ func (ip *IPv4) encode(payload []byte, at encoding) []byte {
 	}
 	binary.BigEndian.PutUint16(b[6:], fragment)
 	b[8] = ip.TTL
-	b[9] = byte(ip.Protocol.or(protocolOf(at.next, family4)))
+	b[9] = byte(ip.Protocol.valueOr(protocolOf(at.next, family4)))
 	copy(b[12:], address4(ip.Src))
 	copy(b[16:], address4(ip.Dst))
 	copy(b[20:], ip.Options)
-	binary.BigEndian.PutUint16(b[10:], uint16(ip.Checksum.or(uint32(Checksum(b)))))
+	binary.BigEndian.PutUint16(b[10:], uint16(ip.Checksum.valueOr(uint32(Checksum(b)))))
 	return append(b, payload...)
 }
 
@@ -130,8 +130,8 @@ func (ip *IPv6) fields() []field {
 func (ip *IPv6) encode(payload []byte, at encoding) []byte {
 	b := make([]byte, 40, 40+len(payload))
 	binary.BigEndian.PutUint32(b, 6<<28|uint32(ip.TrafficClass)<<20|ip.FlowLabel&0xfffff)
-	binary.BigEndian.PutUint16(b[4:], uint16(ip.Length.or(uint32(len(payload)))))
-	b[6] = byte(ip.NextHeader.or(protocolOf(at.next, family6)))
+	binary.BigEndian.PutUint16(b[4:], uint16(ip.Length.valueOr(uint32(len(payload)))))
+	b[6] = byte(ip.NextHeader.valueOr(protocolOf(at.next, family6)))
 	b[7] = ip.HopLimit
 	copy(b[8:], address6(ip.Src))
 	copy(b[24:], address6(ip.Dst))
@@ -162,8 +162,8 @@ func (o *Options6) fields() []field {
 func (o *Options6) encode(payload []byte, at encoding) []byte {
 	n := (2 + len(o.Options) + 7) / 8
 	b := make([]byte, 8*n, 8*n+len(payload))
-	b[0] = byte(o.NextHeader.or(protocolOf(at.next, family6)))
-	b[1] = byte(o.Length.or(uint32(n - 1)))
+	b[0] = byte(o.NextHeader.valueOr(protocolOf(at.next, family6)))
+	b[1] = byte(o.Length.valueOr(uint32(n - 1)))
 	if len(o.Options) == 0 {
 		b[2], b[3] = 1, 4 // PadN, RFC 8200 §4.2
 	}
@@ -191,8 +191,8 @@ func (r *Routing) fields() []field {
 func (r *Routing) encode(payload []byte, at encoding) []byte {
 	n := (4 + len(r.Data) + 7) / 8
 	b := make([]byte, 8*n, 8*n+len(payload))
-	b[0] = byte(r.NextHeader.or(protocolOf(at.next, family6)))
-	b[1] = byte(r.Length.or(uint32(n - 1)))
+	b[0] = byte(r.NextHeader.valueOr(protocolOf(at.next, family6)))
+	b[1] = byte(r.Length.valueOr(uint32(n - 1)))
 	b[2], b[3] = r.Type, r.SegmentsLeft
 	copy(b[4:], r.Data)
 	return append(b, payload...)
@@ -217,7 +217,7 @@ func (f *Fragment) fields() []field {
 
 func (f *Fragment) encode(payload []byte, at encoding) []byte {
 	b := make([]byte, 8, 8+len(payload))
-	b[0] = byte(f.NextHeader.or(protocolOf(at.next, family6)))
+	b[0] = byte(f.NextHeader.valueOr(protocolOf(at.next, family6)))
 	b[1] = byte(f.Reserved >> 8)
 	v := f.Offset&^7 | f.Reserved&3<<1
 	if f.More {

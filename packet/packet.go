@@ -59,7 +59,7 @@ type Forced struct {
 // Force returns a field with the value v, correct or not.
 func Force(v uint32) Forced { return Forced{Value: v, Set: true} }
 
-func (f Forced) or(v uint32) uint32 {
+func (f Forced) valueOr(v uint32) uint32 {
 	if f.Set {
 		return f.Value
 	}
@@ -105,7 +105,7 @@ func (p Packet) Build() []byte {
 	}
 	var b []byte
 	for i := len(layers) - 1; i >= 0; i-- {
-		at := layers[:i].around()
+		at := layers[:i].enclosingLayer()
 		if i+1 < len(layers) {
 			at.next = layers[i+1]
 		}
@@ -117,8 +117,8 @@ func (p Packet) Build() []byte {
 	return append(b, trailer...)
 }
 
-// around returns the place of a layer after p.
-func (p Packet) around() encoding {
+// enclosingLayer returns the place of a layer after p.
+func (p Packet) enclosingLayer() encoding {
 	for i := len(p) - 1; i >= 0; i-- {
 		switch ip := p[i].(type) {
 		case *IPv4:

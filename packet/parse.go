@@ -13,7 +13,7 @@ const maxLayers = 24
 
 // Parse decodes a frame. It never fails: unparsable bytes become data. Building the result returns the frame.
 func Parse(frame []byte) Packet {
-	r := reader{}
+	r := layerReader{}
 	if len(frame) < 14 {
 		return Packet{&Data{Bytes: bytes.Clone(frame)}}
 	}
@@ -26,7 +26,7 @@ func Parse(frame []byte) Packet {
 
 // ParseIP decodes an IP packet without a link header.
 func ParseIP(b []byte) Packet {
-	r := reader{}
+	r := layerReader{}
 	if len(b) > 0 && b[0]>>4 == 6 {
 		r.ipv6(b)
 	} else {
@@ -36,8 +36,8 @@ func ParseIP(b []byte) Packet {
 	return r.packet
 }
 
-// reader collects layers with the bytes from each layer's start.
-type reader struct {
+// layerReader collects layers with the bytes from each layer's start.
+type layerReader struct {
 	packet    Packet
 	from      [][]byte // from[i] begins with layer i and includes the layers inside it
 	inner     bool     // Inside an ICMP error.
@@ -45,12 +45,12 @@ type reader struct {
 	trailer   []byte
 }
 
-func (r *reader) add(l Layer, from []byte) {
+func (r *layerReader) add(l Layer, from []byte) {
 	r.packet = append(r.packet, l)
 	r.from = append(r.from, from)
 }
 
-func (r *reader) data(b []byte) {
+func (r *layerReader) data(b []byte) {
 	if len(b) > 0 {
 		r.add(&Data{Bytes: bytes.Clone(b)}, b)
 	}
@@ -58,9 +58,9 @@ func (r *reader) data(b []byte) {
 
 // finish appends the trailer and the extension. It clears computed fields with the value that Build computes, from
 // the innermost layer out.
-func (r *reader) finish(total int) {
+func (r *layerReader) finish(total int) {
 	for i := len(r.packet) - 1; i >= 0; i-- {
-		l, at := r.packet[i], r.packet[:i].around()
+		l, at := r.packet[i], r.packet[:i].enclosingLayer()
 		var payload []byte
 		if i+1 < len(r.packet) {
 			at.next = r.packet[i+1]
@@ -90,7 +90,7 @@ func (r *reader) finish(total int) {
 	}
 }
 
-func (r *reader) errorBefore(i int) bool {
+func (r *layerReader) errorBefore(i int) bool {
 	for _, l := range r.packet[:i] {
 		if m, ok := l.(*ICMP); ok && m.IsError() {
 			return true
@@ -99,7 +99,7 @@ func (r *reader) errorBefore(i int) bool {
 	return false
 }
 
-func (r *reader) link(kind uint16, b []byte) {
+func (r *layerReader) link(kind uint16, b []byte) {
 	switch {
 	case len(r.packet) >= maxLayers:
 		r.data(b)
@@ -121,8 +121,8 @@ func (r *reader) link(kind uint16, b []byte) {
 	}
 }
 
-// outermost reports whether no IP layer was read yet: only then can bytes after the packet be a trailer.
-func (r *reader) outermost() bool {
+// isOutermost reports whether no IP layer was read yet: only then can bytes after the packet be a trailer.
+func (r *layerReader) isOutermost() bool {
 	for _, l := range r.packet {
 		switch l.(type) {
 		case *IPv4, *IPv6:
@@ -133,8 +133,8 @@ func (r *reader) outermost() bool {
 }
 
 // cutTrailer removes the bytes after the length bytes of the outermost packet from b and from every enclosing layer.
-func (r *reader) cutTrailer(b []byte, length int) []byte {
-	if !r.outermost() || length >= len(b) {
+func (r *layerReader) cutTrailer(b []byte, length int) []byte {
+	if !r.isOutermost() || length >= len(b) {
 		return b
 	}
 	n := len(b) - length
@@ -145,7 +145,7 @@ func (r *reader) cutTrailer(b []byte, length int) []byte {
 	return b[:length]
 }
 
-func (r *reader) ipv4(b []byte) {
+func (r *layerReader) ipv4(b []byte) {
 	if len(b) < 20 || b[0]>>4 != 4 || b[0]&15 < 5 || int(b[0]&15)*4 > len(b) {
 		r.data(b)
 		return
@@ -167,7 +167,7 @@ func (r *reader) ipv4(b []byte) {
 	r.next(b[9], b[size:], ip.Offset != 0, false)
 }
 
-func (r *reader) ipv6(b []byte) {
+func (r *layerReader) ipv6(b []byte) {
 	if len(b) < 40 || b[0]>>4 != 6 {
 		r.data(b)
 		return
@@ -184,7 +184,7 @@ func (r *reader) ipv6(b []byte) {
 
 // next decodes the payload of an IP header or an extension header. The payload of a later fragment is data, never a
 // header.
-func (r *reader) next(protocol uint8, b []byte, later, v6 bool) {
+func (r *layerReader) next(protocol uint8, b []byte, later, v6 bool) {
 	if later || len(r.packet) >= maxLayers {
 		r.data(b)
 		return
@@ -211,7 +211,7 @@ func (r *reader) next(protocol uint8, b []byte, later, v6 bool) {
 	}
 }
 
-func (r *reader) extensionHeader(protocol uint8, b []byte) {
+func (r *layerReader) extensionHeader(protocol uint8, b []byte) {
 	next, size := Force(uint32(b[0])), 8+8*int(b[1])
 	switch {
 	case protocol == protoFragment:
@@ -237,7 +237,7 @@ func (r *reader) extensionHeader(protocol uint8, b []byte) {
 	}
 }
 
-func (r *reader) tcp(b []byte) {
+func (r *layerReader) tcp(b []byte) {
 	size := len(b)
 	if size > 12 {
 		size = int(b[12]>>4) * 4
@@ -278,7 +278,7 @@ func readTCP(b []byte) *TCP {
 	}
 }
 
-func (r *reader) udp(b []byte) {
+func (r *layerReader) udp(b []byte) {
 	u := &UDP{SrcPort: binary.BigEndian.Uint16(b), DstPort: binary.BigEndian.Uint16(b[2:]),
 		Length: Force(uint32(binary.BigEndian.Uint16(b[4:]))), Checksum: Force(uint32(binary.BigEndian.Uint16(b[6:])))}
 	r.add(u, b)
@@ -290,7 +290,7 @@ func (r *reader) udp(b []byte) {
 	r.data(b[8:])
 }
 
-func (r *reader) icmp(v6 bool, b []byte) {
+func (r *layerReader) icmp(v6 bool, b []byte) {
 	m := &ICMP{V6: v6, Type: b[0], Code: b[1], Checksum: Force(uint32(binary.BigEndian.Uint16(b[2:]))), Rest: binary.BigEndian.Uint32(b[4:])}
 	r.add(m, b)
 	body := b[8:]
@@ -301,11 +301,11 @@ func (r *reader) icmp(v6 bool, b []byte) {
 	if position, unit := m.lengthByte(); unit > 0 && b[position] != 0 {
 		m.Rest &^= 0xff << (8 * (7 - position))
 		m.Length = Force(uint32(b[position]))
-		if r.inner || !r.extended(body, int(b[position])*unit, unit) {
+		if r.inner || !r.decodeExtension(body, int(b[position])*unit, unit) {
 			r.data(body)
 			return
 		}
-		body = r.from[len(r.from)-1][8:][:r.unpadded(body)]
+		body = r.from[len(r.from)-1][8:][:r.unpaddedLength(body)]
 		// The layers around the inner packet end with it; encode adds the rest.
 	}
 	nested := r.inner
@@ -321,13 +321,13 @@ func (r *reader) icmp(v6 bool, b []byte) {
 	}
 }
 
-// extended decodes the extension structure after size bytes of an ICMP error's body. It reports whether Build would
+// decodeExtension decodes the extension structure after size bytes of an ICMP error's body. It reports whether Build would
 // produce the same bytes.
-func (r *reader) extended(body []byte, size, unit int) bool {
+func (r *layerReader) decodeExtension(body []byte, size, unit int) bool {
 	if size+4 > len(body) || body[size] != 2<<4 || body[size+1] != 0 {
 		return false
 	}
-	end := r.unpadded(body)
+	end := r.unpaddedLength(body)
 	padded := max(128, (end+unit-1)/unit*unit)
 	if end > size || padded != size || bytes.ContainsFunc(body[end:size], func(c rune) bool { return c != 0 }) {
 		return false
@@ -340,8 +340,8 @@ func (r *reader) extended(body []byte, size, unit int) bool {
 	return true
 }
 
-// unpadded returns the length of the packet at the beginning of body according to its header.
-func (r *reader) unpadded(body []byte) int {
+// unpaddedLength returns the length of the packet at the beginning of body according to its header.
+func (r *layerReader) unpaddedLength(body []byte) int {
 	n := 0
 	switch {
 	case len(body) >= 20 && body[0]>>4 == 4:

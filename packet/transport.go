@@ -59,7 +59,7 @@ func (*TCP) Name() string { return "tcp" }
 
 func (t *TCP) fields() []field {
 	return []field{
-		shown("sport", &t.SrcPort), shown("dport", &t.DstPort),
+		shownField("sport", &t.SrcPort), shownField("dport", &t.DstPort),
 		{key: "flags", show: func() string {
 			if t.Flags == 0 {
 				return ""
@@ -97,7 +97,7 @@ func (t *TCP) encode(payload []byte, at encoding) []byte {
 	binary.BigEndian.PutUint16(b[2:], t.DstPort)
 	binary.BigEndian.PutUint32(b[4:], t.Seq)
 	binary.BigEndian.PutUint32(b[8:], t.Ack)
-	b[12] = byte(t.DataOffset.or(uint32(words)))<<4 | t.Reserved&15
+	b[12] = byte(t.DataOffset.valueOr(uint32(words)))<<4 | t.Reserved&15
 	b[13] = byte(t.Flags)
 	binary.BigEndian.PutUint16(b[14:], t.Window)
 	binary.BigEndian.PutUint16(b[18:], t.Urgent)
@@ -106,7 +106,7 @@ func (t *TCP) encode(payload []byte, at encoding) []byte {
 		return b[:min(int(t.Cut), len(b))]
 	}
 	b = append(b, payload...)
-	binary.BigEndian.PutUint16(b[16:], uint16(t.Checksum.or(uint32(TransportChecksum(at.src, at.dst, protoTCP, b)))))
+	binary.BigEndian.PutUint16(b[16:], uint16(t.Checksum.valueOr(uint32(TransportChecksum(at.src, at.dst, protoTCP, b)))))
 	return b
 }
 
@@ -230,20 +230,20 @@ type UDP struct {
 func (*UDP) Name() string { return "udp" }
 
 func (u *UDP) fields() []field {
-	return []field{shown("sport", &u.SrcPort), shown("dport", &u.DstPort), force("len", &u.Length, 10), force("sum", &u.Checksum, 16)}
+	return []field{shownField("sport", &u.SrcPort), shownField("dport", &u.DstPort), force("len", &u.Length, 10), force("sum", &u.Checksum, 16)}
 }
 
 func (u *UDP) encode(payload []byte, at encoding) []byte {
 	b := make([]byte, 8, 8+len(payload))
 	binary.BigEndian.PutUint16(b, u.SrcPort)
 	binary.BigEndian.PutUint16(b[2:], u.DstPort)
-	binary.BigEndian.PutUint16(b[4:], uint16(u.Length.or(uint32(8+len(payload)))))
+	binary.BigEndian.PutUint16(b[4:], uint16(u.Length.valueOr(uint32(8+len(payload)))))
 	b = append(b, payload...)
 	sum := TransportChecksum(at.src, at.dst, protoUDP, b)
 	if sum == 0 {
 		sum = 0xffff // RFC 768: zero means no checksum
 	}
-	binary.BigEndian.PutUint16(b[6:], uint16(u.Checksum.or(uint32(sum))))
+	binary.BigEndian.PutUint16(b[6:], uint16(u.Checksum.valueOr(uint32(sum))))
 	return b
 }
 
@@ -258,7 +258,7 @@ type SCTP struct {
 func (*SCTP) Name() string { return "sctp" }
 
 func (s *SCTP) fields() []field {
-	return []field{shown("sport", &s.SrcPort), shown("dport", &s.DstPort), number("tag", &s.Tag, 0), force("sum", &s.Checksum, 16)}
+	return []field{shownField("sport", &s.SrcPort), shownField("dport", &s.DstPort), number("tag", &s.Tag, 0), force("sum", &s.Checksum, 16)}
 }
 
 func (s *SCTP) encode(payload []byte, _ encoding) []byte {
@@ -267,7 +267,7 @@ func (s *SCTP) encode(payload []byte, _ encoding) []byte {
 	binary.BigEndian.PutUint16(b[2:], s.DstPort)
 	binary.BigEndian.PutUint32(b[4:], s.Tag)
 	b = append(b, payload...)
-	binary.BigEndian.PutUint32(b[8:], s.Checksum.or(sctpChecksum(b)))
+	binary.BigEndian.PutUint32(b[8:], s.Checksum.valueOr(sctpChecksum(b)))
 	return b
 }
 
@@ -292,7 +292,7 @@ func (g *GUE) fields() []field {
 func (g *GUE) encode(payload []byte, at encoding) []byte {
 	b := make([]byte, 4, 4+len(payload))
 	b[0] = g.First
-	b[1] = byte(g.Protocol.or(protocolOf(at.next, family4)))
+	b[1] = byte(g.Protocol.valueOr(protocolOf(at.next, family4)))
 	binary.BigEndian.PutUint16(b[2:], g.Flags)
 	return append(b, payload...)
 }

@@ -31,8 +31,8 @@ type announcer struct {
 	at    time.Duration // time of the next announcement on the clock of kernel.SinceBoot
 }
 
-// notice starts announcements if the rules' addresses or the epoch have changed.
-func (a *announcer) notice(rules []datapath.MappingRule, epoch, now time.Duration) {
+// detectChange starts announcements if the rules' addresses or the epoch have changed.
+func (a *announcer) detectChange(rules []datapath.MappingRule, epoch, now time.Duration) {
 	current := map[string][]netip.Addr{}
 	same := a.said != nil && len(rules) == len(a.said) && epoch == a.epoch
 	for _, r := range rules {
@@ -48,8 +48,8 @@ func (a *announcer) notice(rules []datapath.MappingRule, epoch, now time.Duratio
 	}
 }
 
-// due fires at the time of the next announcement; nil means never.
-func (a *announcer) due(now time.Duration) <-chan time.Time {
+// nextTimer fires at the time of the next announcement; nil means never.
+func (a *announcer) nextTimer(now time.Duration) <-chan time.Time {
 	if a.left == 0 {
 		return nil
 	}
@@ -65,7 +65,7 @@ func (a *announcer) next(now time.Duration) {
 // announceAll sends an announcement of both protocols on each interface with a socket.
 func (s *Server) announceAll(sockets map[link]*net.UDPConn) {
 	for l, c := range sockets {
-		for _, m := range s.announcements(l.name) {
+		for _, m := range s.announceMessages(l.name) {
 			s.send(c, m.bytes, nil, m.to) // a client that misses it sees the epoch in the next answer
 		}
 	}
@@ -76,8 +76,8 @@ type announcement struct {
 	to    netip.AddrPort
 }
 
-// announcements returns the messages for the hosts of an interface.
-func (s *Server) announcements(iface string) (list []announcement) {
+// announceMessages returns the messages for the hosts of an interface.
+func (s *Server) announceMessages(iface string) (list []announcement) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	epoch := s.epochSeconds(s.now())
@@ -92,7 +92,7 @@ func (s *Server) announcements(iface string) (list []announcement) {
 				continue
 			}
 			families[source.Addr().Is4()] = true
-			if list := four(r); source.Addr().Is4() && len(list) == 1 && !public.IsValid() {
+			if list := ipv4Addresses(r); source.Addr().Is4() && len(list) == 1 && !public.IsValid() {
 				public = list[0]
 			}
 		}

@@ -51,7 +51,7 @@ func (t *table) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error) {
 		t.next++
 		m.Outside = netip.AddrPortFrom(m.Outside.Addr(), 40000+t.next)
 	}
-	if exact && !suits(m.Outside, suggested) {
+	if exact && !matchesSuggestion(m.Outside, suggested) {
 		return m, datapath.ErrNoPort
 	}
 	t.taken[m.Outside] = true
@@ -137,7 +137,7 @@ func plain(lifetime uint32) []byte { return message(alice, 1, flow.TCP, 80, life
 // ask sends a message as client and returns result, lifetime and outside endpoint.
 func (b *bench) ask(client string, m []byte) string {
 	b.t.Helper()
-	out := b.answer(m, netip.MustParseAddr(client), "lan0", true)
+	out := b.answerMessage(m, netip.MustParseAddr(client), "lan0", true)
 	switch {
 	case out == nil:
 		return "silence"

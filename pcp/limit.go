@@ -32,10 +32,10 @@ func subscriber(client netip.Addr) netip.Addr {
 	return client
 }
 
-// pace is a limit of n requests at once and n each second. The zero value is ready.
-type pace struct{ conforms time.Duration }
+// rateLimit is a limit of n requests at once and n each second. The zero value is ready.
+type rateLimit struct{ conforms time.Duration }
 
-func (p *pace) allow(n int, now time.Duration) bool {
+func (p *rateLimit) allow(n int, now time.Duration) bool {
 	each := time.Second / time.Duration(n)
 	at := max(p.conforms, now) + each
 	if at > now+time.Second {

@@ -46,9 +46,9 @@ func (s *Server) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-s.kicked:
-			failed = s.follow(ctx, sockets)
-			news.notice(s.currentRules(), s.mapper.Epoch(), s.now())
-		case <-news.due(s.now()):
+			failed = s.updateSockets(ctx, sockets)
+			news.detectChange(s.currentRules(), s.mapper.Epoch(), s.now())
+		case <-news.nextTimer(s.now()):
 			s.announceAll(sockets)
 			news.next(s.now())
 			continue
@@ -56,8 +56,8 @@ func (s *Server) Run(ctx context.Context) {
 			if failed == nil {
 				failed = s.expire()
 			} else {
-				failed = s.follow(ctx, sockets)
-				news.notice(s.currentRules(), s.mapper.Epoch(), s.now())
+				failed = s.updateSockets(ctx, sockets)
+				news.detectChange(s.currentRules(), s.mapper.Epoch(), s.now())
 			}
 		}
 		if failed != nil && (before == nil || before.Error() != failed.Error()) {
@@ -66,8 +66,8 @@ func (s *Server) Run(ctx context.Context) {
 	}
 }
 
-// follow updates the server from the datapath's rules and the host's interfaces.
-func (s *Server) follow(ctx context.Context, sockets map[link]*net.UDPConn) error {
+// updateSockets updates the server from the datapath's rules and the host's interfaces.
+func (s *Server) updateSockets(ctx context.Context, sockets map[link]*net.UDPConn) error {
 	if err := s.load(); err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func (s *Server) tick(again bool) <-chan time.Time {
 // listen opens and closes sockets, so that each interface with sources of the rules has one. A socket is bound to its
 // interface, so other networks cannot reach it.
 func (s *Server) listen(ctx context.Context, sockets map[link]*net.UDPConn) error {
-	want, err := inside(s.currentRules())
+	want, err := insideNetworks(s.currentRules())
 	if err != nil {
 		return err
 	}
@@ -134,9 +134,9 @@ func (s *Server) listen(ctx context.Context, sockets map[link]*net.UDPConn) erro
 	return errors.Join(errs...)
 }
 
-// inside returns the interfaces of the rules' sources with their networks. These are the interfaces named by rules,
+// insideNetworks returns the interfaces of the rules' sources with their networks. These are the interfaces named by rules,
 // else the interfaces with a network of the sources.
-func inside(rules []datapath.MappingRule) (map[link][]netip.Prefix, error) {
+func insideNetworks(rules []datapath.MappingRule) (map[link][]netip.Prefix, error) {
 	if len(rules) == 0 {
 		return nil, nil
 	}
@@ -231,7 +231,7 @@ func (s *Server) serve(c *net.UDPConn, l link, resolved func(netip.Addr) bool) {
 			continue
 		}
 		client := netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
-		if out := s.answer(b[:n], client.Addr(), l.name, resolved(client.Addr())); out != nil {
+		if out := s.answerMessage(b[:n], client.Addr(), l.name, resolved(client.Addr())); out != nil {
 			// The control message of the request selects the source of the reply: the address asked.
 			s.send(c, out, control[:size], from)
 		}

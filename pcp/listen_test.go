@@ -41,7 +41,7 @@ func TestListen(t *testing.T) {
 	b := newBench(t, rule("six", "2001:db8::1", "fd00::/64"))
 	sockets := map[link]*net.UDPConn{}
 	follow := func() (err error) {
-		return gateway.Do(func() error { return b.follow(t.Context(), sockets) })
+		return gateway.Do(func() error { return b.updateSockets(t.Context(), sockets) })
 	}
 	asks := func(from, to string) {
 		t.Helper()
@@ -147,7 +147,7 @@ func TestUnusedAddresses(t *testing.T) {
 		B: lab.End{Node: "host", Iface: "eth0", Addresses: []string{alice + "/24", six + "/64"}}}}})
 	b := newBench(t, rule("six", "2001:db8::1", "fd00::/64"))
 	sockets := map[link]*net.UDPConn{}
-	if err := l.Node("gateway").Do(func() error { return b.follow(t.Context(), sockets) }); err != nil {
+	if err := l.Node("gateway").Do(func() error { return b.updateSockets(t.Context(), sockets) }); err != nil {
 		t.Fatal(err)
 	}
 	unused := net.ListenConfig{Control: func(network, _ string, raw syscall.RawConn) (err error) {

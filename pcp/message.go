@@ -148,8 +148,8 @@ func (r *request) options(b []byte) result {
 	return success
 }
 
-// refusal returns an error answer: a copy of the request with another header.
-func refusal(b []byte, res result, lifetime, epoch uint32) []byte {
+// errorAnswer returns an error answer: a copy of the request with another header.
+func errorAnswer(b []byte, res result, lifetime, epoch uint32) []byte {
 	size := min(max(len(b), headerSize), maxMessage)
 	if res == unsuppVersion {
 		size = headerSize // the rest is specific to that version

@@ -88,7 +88,7 @@ func (s *Server) answerNATPMP(b []byte, client netip.Addr, iface string, resolve
 		return nil
 	}
 	res := success
-	rules = slices.DeleteFunc(slices.Clone(rules), func(r datapath.MappingRule) bool { return len(four(r)) == 0 })
+	rules = slices.DeleteFunc(slices.Clone(rules), func(r datapath.MappingRule) bool { return len(ipv4Addresses(r)) == 0 })
 	switch {
 	case op >= natpmpOps:
 		res = unsuppOpcode
@@ -131,7 +131,7 @@ func natpmpRefused(op natpmpOp, request []byte) []byte {
 // natpmpMap creates, renews or ends a mapping and returns the data after the header.
 func (s *Server) natpmpMap(op natpmpOp, b []byte, client netip.Addr, rules []datapath.MappingRule, now time.Duration) ([]byte, result) {
 	r := request{opcode: mapOp, protocol: op.protocol(), internal: binary.BigEndian.Uint16(b[4:]), lifetime: binary.BigEndian.Uint32(b[8:])}
-	var g grant
+	var g mappingGrant
 	var res result
 	if r.lifetime == 0 { // port 0: all mappings of the protocol (§3.4)
 		r.external = netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
@@ -142,7 +142,7 @@ func (s *Server) natpmpMap(op natpmpOp, b []byte, client netip.Addr, rules []dat
 		r.external = netip.AddrPortFrom(s.publicAddress(client, rules), binary.BigEndian.Uint16(b[6:]))
 		// Not longer than requested (§3.3); PCP has a minimum lifetime.
 		lifetime := min(time.Duration(r.lifetime)*time.Second, maxLifetime)
-		g, res = s.grant(&r, client, rules, now, lifetime)
+		g, res = s.grantMapping(&r, client, rules, now, lifetime)
 	}
 	if res != success {
 		return nil, res
@@ -162,12 +162,12 @@ func (s *Server) publicAddress(client netip.Addr, rules []datapath.MappingRule) 
 			}
 		}
 	}
-	list, a := four(rules[0]), client.As4()
+	list, a := ipv4Addresses(rules[0]), client.As4()
 	return list[binary.BigEndian.Uint32(a[:])%uint32(len(list))]
 }
 
-// four returns the IPv4 addresses of a rule.
-func four(r datapath.MappingRule) (list []netip.Addr) {
+// ipv4Addresses returns the IPv4 addresses of a rule.
+func ipv4Addresses(r datapath.MappingRule) (list []netip.Addr) {
 	for _, a := range r.Outside {
 		if a.Is4() {
 			list = append(list, a)

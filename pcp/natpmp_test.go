@@ -27,7 +27,7 @@ func natpmp(op natpmpOp, internal, external uint16, lifetime uint32) []byte {
 // askNATPMP sends a message as client and returns the result code with what follows.
 func (b *bench) askNATPMP(client, iface string, m []byte) string {
 	b.t.Helper()
-	out := b.answer(m, netip.MustParseAddr(client), iface, true)
+	out := b.answerMessage(m, netip.MustParseAddr(client), iface, true)
 	if out == nil {
 		return "silence"
 	}
@@ -159,7 +159,7 @@ func TestNATPMPPool(t *testing.T) {
 func TestWhenToAnnounce(t *testing.T) {
 	var a announcer
 	rules := []datapath.MappingRule{rule("office", outer, "10.0.0.0/24")}
-	a.notice(rules, start, start)
+	a.detectChange(rules, start, start)
 	now, n := start, 0
 	for a.left > 0 {
 		now = a.at
@@ -169,20 +169,20 @@ func TestWhenToAnnounce(t *testing.T) {
 	if n != 10 || now-start != 127750*time.Millisecond {
 		t.Errorf("%d announcements within %v", n, now-start)
 	}
-	a.notice(rules, start, now)
-	if a.due(now) != nil {
+	a.detectChange(rules, start, now)
+	if a.nextTimer(now) != nil {
 		t.Error("announced although nothing changed")
 	}
-	a.notice(rules, start+time.Second, now)
+	a.detectChange(rules, start+time.Second, now)
 	if a.left != announceTimes {
 		t.Error("lost mappings are not announced")
 	}
 	a.left = 0
-	a.notice([]datapath.MappingRule{rule("office", "203.0.113.2", "10.0.0.0/24")}, start+time.Second, now)
+	a.detectChange([]datapath.MappingRule{rule("office", "203.0.113.2", "10.0.0.0/24")}, start+time.Second, now)
 	if a.left != announceTimes {
 		t.Error("another address is not announced")
 	}
-	a.notice(nil, start+time.Second, now)
+	a.detectChange(nil, start+time.Second, now)
 	if a.left != 0 {
 		t.Error("nothing is announced")
 	}

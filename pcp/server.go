@@ -40,7 +40,7 @@ type Server struct {
 	clients  map[netip.Addr]int        // Mappings of each subscriber.
 	networks map[string][]netip.Prefix // On the interfaces with a socket.
 	limit    limiter
-	fresh    map[string]*pace // of requests of unresolved sources, by interface
+	fresh    map[string]*rateLimit // of requests of unresolved sources, by interface
 	counts   map[Count]uint64
 	failed   map[string]time.Duration // time of the datapath's last refusal with a text
 }
@@ -63,7 +63,7 @@ func New(mapper datapath.Mapper, log *slog.Logger) *Server {
 
 func newServer(mapper datapath.Mapper, log *slog.Logger, now func() time.Duration) *Server {
 	return &Server{mapper: mapper, log: log, now: now, kicked: make(chan struct{}, 1), mappings: map[endpoint]datapath.Mapping{},
-		clients: map[netip.Addr]int{}, fresh: map[string]*pace{}, counts: map[Count]uint64{}, failed: map[string]time.Duration{}}
+		clients: map[netip.Addr]int{}, fresh: map[string]*rateLimit{}, counts: map[Count]uint64{}, failed: map[string]time.Duration{}}
 }
 
 // Kick notifies the server of an apply of the datapath. It never blocks.
@@ -122,12 +122,12 @@ func (s *Server) load() error {
 	clear(s.mappings)
 	clear(s.clients)
 	for _, m := range list {
-		s.keep(m)
+		s.storeMapping(m)
 	}
 	return nil
 }
 
-func (s *Server) keep(m datapath.Mapping) {
+func (s *Server) storeMapping(m datapath.Mapping) {
 	s.mappings[endpoint{m.Protocol, m.Inside}] = m
 	s.clients[subscriber(m.Inside.Addr())]++
 }
@@ -167,9 +167,9 @@ func (s *Server) expire() error {
 	return nil
 }
 
-// answer returns the answer to a message of a client on an interface, nil for none. The client is resolved
+// answerMessage returns the answer to a message of a client on an interface, nil for none. The client is resolved
 // if the kernel has its hardware address, or needs none.
-func (s *Server) answer(b []byte, client netip.Addr, iface string, resolved bool) []byte {
+func (s *Server) answerMessage(b []byte, client netip.Addr, iface string, resolved bool) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r, res, ok := parse(b, client)
@@ -192,7 +192,7 @@ func (s *Server) answer(b []byte, client netip.Addr, iface string, resolved bool
 		s.counts[Count{r.opcode.String(), "rate-limited"}]++
 		return nil
 	}
-	g := grant{external: r.external}
+	g := mappingGrant{external: r.external}
 	if res == success && r.opcode == mapOp {
 		g, res = s.mapRequest(&r, client, rules, now)
 	}
@@ -200,7 +200,7 @@ func (s *Server) answer(b []byte, client netip.Addr, iface string, resolved bool
 	epoch := s.epochSeconds(now)
 	if res != success {
 		s.log.Debug("pcp request refused", "client", client, "request", &r, "result", res)
-		return refusal(b, res, cmp.Or(g.lifetime, res.lifetime()), epoch)
+		return errorAnswer(b, res, cmp.Or(g.lifetime, res.lifetime()), epoch)
 	}
 	return r.reply(g.external, g.lifetime, epoch)
 }
@@ -209,7 +209,7 @@ func (s *Server) answer(b []byte, client netip.Addr, iface string, resolved bool
 // the interface.
 func (s *Server) allowUnresolved(iface string, now time.Duration) bool {
 	if s.fresh[iface] == nil {
-		s.fresh[iface] = &pace{}
+		s.fresh[iface] = &rateLimit{}
 	}
 	return s.fresh[iface].allow(unresolvedPerSecond, now)
 }
@@ -239,35 +239,35 @@ func (s *Server) rulesOf(client netip.Addr, iface string) (list []datapath.Mappi
 	return list
 }
 
-// grant is the result for a client. For an error it holds only a lifetime; 0 means the default of the error.
-type grant struct {
+// mappingGrant is the result for a client. For an error it holds only a lifetime; 0 means the default of the error.
+type mappingGrant struct {
 	external netip.AddrPort
 	lifetime uint32 // seconds
 }
 
 // mapRequest creates, renews or ends a mapping (RFC 6887 §11.3, §15).
-func (s *Server) mapRequest(r *request, client netip.Addr, rules []datapath.MappingRule, now time.Duration) (grant, result) {
+func (s *Server) mapRequest(r *request, client netip.Addr, rules []datapath.MappingRule, now time.Duration) (mappingGrant, result) {
 	if r.protocol == 0 && r.internal != 0 {
-		return grant{}, malformedRequest
+		return mappingGrant{}, malformedRequest
 	}
 	if r.lifetime == 0 {
 		return s.remove(r, client, now)
 	}
 	if r.internal == 0 || (r.protocol != flow.TCP && r.protocol != flow.UDP) {
-		return grant{}, unsuppProtocol // mappings of all ports or all protocols are not supported
+		return mappingGrant{}, unsuppProtocol // mappings of all ports or all protocols are not supported
 	}
-	return s.grant(r, client, rules, now, min(max(time.Duration(r.lifetime)*time.Second, minLifetime), maxLifetime))
+	return s.grantMapping(r, client, rules, now, min(max(time.Duration(r.lifetime)*time.Second, minLifetime), maxLifetime))
 }
 
-// grant creates or renews a mapping for a lifetime.
-func (s *Server) grant(r *request, client netip.Addr, rules []datapath.MappingRule, now, lifetime time.Duration) (grant, result) {
+// grantMapping creates or renews a mapping for a lifetime.
+func (s *Server) grantMapping(r *request, client netip.Addr, rules []datapath.MappingRule, now, lifetime time.Duration) (mappingGrant, result) {
 	m, there := s.mappings[endpoint{r.protocol, netip.AddrPortFrom(client, r.internal)}]
 	if there {
 		if m.Nonce != r.nonce {
-			return left(m, now), notAuthorized
+			return remainingGrant(m, now), notAuthorized
 		}
-		if r.preferFailure && !suits(m.Outside, r.external) {
-			return grant{}, cannotProvideExternal
+		if r.preferFailure && !matchesSuggestion(m.Outside, r.external) {
+			return mappingGrant{}, cannotProvideExternal
 		}
 		m.Expires = now + lifetime
 		err := s.mapper.Renew(m)
@@ -276,40 +276,40 @@ func (s *Server) grant(r *request, client netip.Addr, rules []datapath.MappingRu
 			s.forget(m)
 			there = false
 		case err != nil:
-			s.complain("pcp: a mapping is not renewed", m, err, now)
-			return grant{}, noResources
+			s.logRefusal("pcp: a mapping is not renewed", m, err, now)
+			return mappingGrant{}, noResources
 		}
 	}
 	if !there {
 		var res result
-		if m, res = s.make(r, client, rules, now, lifetime); res != success {
-			return grant{}, res
+		if m, res = s.createMapping(r, client, rules, now, lifetime); res != success {
+			return mappingGrant{}, res
 		}
 	}
 	s.mappings[endpoint{m.Protocol, m.Inside}] = m
-	return grant{m.Outside, uint32(lifetime / time.Second)}, success
+	return mappingGrant{m.Outside, uint32(lifetime / time.Second)}, success
 }
 
-// left returns the remaining time of a conflicting mapping.
-func left(m datapath.Mapping, now time.Duration) grant {
-	return grant{lifetime: uint32(max(m.Expires-now, time.Second) / time.Second)}
+// remainingGrant returns the remaining time of a conflicting mapping.
+func remainingGrant(m datapath.Mapping, now time.Duration) mappingGrant {
+	return mappingGrant{lifetime: uint32(max(m.Expires-now, time.Second) / time.Second)}
 }
 
-// suits reports whether an outside endpoint satisfies the suggestion. Unspecified parts match any value.
-func suits(outside, suggested netip.AddrPort) bool {
+// matchesSuggestion reports whether an outside endpoint satisfies the suggestion. Unspecified parts match any value.
+func matchesSuggestion(outside, suggested netip.AddrPort) bool {
 	return (suggested.Addr().IsUnspecified() || suggested.Addr() == outside.Addr()) &&
 		(suggested.Port() == 0 || suggested.Port() == outside.Port())
 }
 
 // remove ends the mapping of an endpoint. Port 0 means all mappings of a protocol; with protocol 0, all mappings of
 // the client with this nonce. It succeeds without a mapping.
-func (s *Server) remove(r *request, client netip.Addr, now time.Duration) (grant, result) {
-	g := grant{external: r.external}
+func (s *Server) remove(r *request, client netip.Addr, now time.Duration) (mappingGrant, result) {
+	g := mappingGrant{external: r.external}
 	var list []datapath.Mapping
 	if r.internal != 0 {
 		m, there := s.mappings[endpoint{r.protocol, netip.AddrPortFrom(client, r.internal)}]
 		if there && m.Nonce != r.nonce {
-			return left(m, now), notAuthorized
+			return remainingGrant(m, now), notAuthorized
 		}
 		if there {
 			list = append(list, m)
@@ -323,15 +323,15 @@ func (s *Server) remove(r *request, client netip.Addr, now time.Duration) (grant
 	}
 	for _, m := range list {
 		if err := s.end(m); err != nil {
-			s.complain("pcp: a mapping is not taken away", m, err, now)
-			return grant{}, noResources
+			s.logRefusal("pcp: a mapping is not taken away", m, err, now)
+			return mappingGrant{}, noResources
 		}
 	}
 	return g, success
 }
 
-// make creates the mapping of an endpoint.
-func (s *Server) make(r *request, client netip.Addr, rules []datapath.MappingRule, now, lifetime time.Duration) (m datapath.Mapping, res result) {
+// createMapping creates the mapping of an endpoint.
+func (s *Server) createMapping(r *request, client netip.Addr, rules []datapath.MappingRule, now, lifetime time.Duration) (m datapath.Mapping, res result) {
 	rule := rules[0]
 	for _, other := range rules { // the family of the suggested address selects the family
 		if slices.ContainsFunc(other.Outside, func(a netip.Addr) bool { return a.Is4() == r.external.Addr().Is4() }) {
@@ -352,7 +352,7 @@ func (s *Server) make(r *request, client netip.Addr, rules []datapath.MappingRul
 		return m, cannotProvideExternal
 	case err != nil:
 		if !errors.Is(err, datapath.ErrNoPort) {
-			s.complain("pcp: a mapping is not made", m, err, now)
+			s.logRefusal("pcp: a mapping is not made", m, err, now)
 		}
 		return m, noResources
 	}
@@ -360,9 +360,9 @@ func (s *Server) make(r *request, client netip.Addr, rules []datapath.MappingRul
 	return m, success
 }
 
-// complain logs a refusal of the datapath. It suppresses repetitions until there was none for a while, because
+// logRefusal logs a refusal of the datapath. It suppresses repetitions until there was none for a while, because
 // clients repeat their requests.
-func (s *Server) complain(what string, m datapath.Mapping, err error, now time.Duration) {
+func (s *Server) logRefusal(what string, m datapath.Mapping, err error, now time.Duration) {
 	text := what + err.Error()
 	last, known := s.failed[text]
 	s.failed[text] = now

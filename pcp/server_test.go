@@ -151,7 +151,7 @@ func TestWhoMayAsk(t *testing.T) {
 		{"IPv6 inside, IPv4 suggested", six, "lan0", anyPort, "203.0.113.9"},
 		{"IPv6 inside, IPv6 suggested", "fd00::3", "lan0", "[::]:0", "2001:db8::1"},
 	} {
-		out := b.answer(message(c.client, 1, flow.TCP, 80, hour, c.suggested), netip.MustParseAddr(c.client), c.iface, true)
+		out := b.answerMessage(message(c.client, 1, flow.TCP, 80, hour, c.suggested), netip.MustParseAddr(c.client), c.iface, true)
 		if (out == nil) != (c.want == "") {
 			t.Errorf("%s: answered % x", c.name, out)
 		} else if out != nil && netip.AddrFrom16([16]byte(out[44:60])).Unmap() != netip.MustParseAddr(c.want) {
@@ -333,7 +333,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, m []byte) {
 		b := newBench(t)
 		sent := slices.Clone(m)
-		out := b.answer(m, netip.MustParseAddr(alice), "lan0", true)
+		out := b.answerMessage(m, netip.MustParseAddr(alice), "lan0", true)
 		if !bytes.Equal(m, sent) {
 			t.Fatal("the request was changed")
 		}
@@ -353,7 +353,7 @@ func FuzzAnswer(f *testing.F) {
 		if out[0] != version || out[1] != m[1]|0x80 || int(out[3]) >= len(resultNames) {
 			t.Fatalf("answer % x", out)
 		}
-		if again := b.answer(out, netip.MustParseAddr(alice), "lan0", true); again != nil {
+		if again := b.answerMessage(out, netip.MustParseAddr(alice), "lan0", true); again != nil {
 			t.Fatal("an answer was answered")
 		}
 		for _, x := range b.Server.Mappings() {

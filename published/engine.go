@@ -42,8 +42,8 @@ type container struct {
 	} `json:"NetworkSettings"`
 }
 
-// ask requests the running containers from the engine.
-func ask(ctx context.Context, socket string) ([]Port, error) {
+// listContainers requests the running containers from the engine.
+func listContainers(ctx context.Context, socket string) ([]Port, error) {
 	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

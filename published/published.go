@@ -57,7 +57,7 @@ func (p Port) String() string {
 // List returns the published ports of the running containers, ordered by container and port, with their paths in the
 // calling thread's network namespace.
 func List(ctx context.Context, socket string) ([]Port, error) {
-	ports, err := ask(ctx, socket)
+	ports, err := listContainers(ctx, socket)
 	if err != nil || len(ports) == 0 {
 		return ports, err
 	}

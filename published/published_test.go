@@ -45,7 +45,7 @@ func TestAsk(t *testing.T) {
 			"NetworkSettings": {"Networks": {"bridge": {"IPAddress": "172.17.0.2", "GlobalIPv6Address": ""}}}},
 		{"Id": "2", "Names": ["/dns"], "Ports": [{"IP": "192.0.2.1", "PrivatePort": 53, "PublicPort": 5353, "Type": "udp"}],
 			"NetworkSettings": {"Networks": {"bridge": {"IPAddress": "172.17.0.3", "GlobalIPv6Address": "fd00::3"}}}}]`)
-	ports, err := ask(t.Context(), socket)
+	ports, err := listContainers(t.Context(), socket)
 	var got []string
 	for _, p := range ports {
 		got = append(got, p.Container+" "+p.String()+" "+p.To.String())

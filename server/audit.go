@@ -21,27 +21,27 @@ import (
 // control.
 type askedKey struct{}
 
-// asked marks the change of a request as recorded by control.
-func asked(ctx context.Context) {
+// markRecorded marks the change of a request as recorded by control.
+func markRecorded(ctx context.Context) {
 	if noted, ok := ctx.Value(askedKey{}).(*bool); ok {
 		*noted = true
 	}
 }
 
-// audited records requests for changes that are refused before they reach control: invalid, not
+// auditRefused records requests for changes that are refused before they reach control: invalid, not
 // permitted, or for a missing object.
-func audited(next http.Handler, record *audit.Log) http.Handler {
+func auditRefused(next http.Handler, record *audit.Log) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if reads(r) || r.URL.Query().Has("dry-run") {
+		if isReadOnly(r) || r.URL.Query().Has("dry-run") {
 			next.ServeHTTP(w, r)
 			return
 		}
 		var elsewhere bool
-		answer := &answered{ResponseWriter: w}
+		answer := &auditWriter{ResponseWriter: w}
 		r = r.WithContext(context.WithValue(r.Context(), askedKey{}, &elsewhere))
 		next.ServeHTTP(answer, r)
 		if answer.status >= 400 && !elsewhere {
-			record.Add(audit.Entry{Who: clientName(r.Context()), What: r.Method + " " + r.URL.EscapedPath(), Result: audit.Refused, Error: answer.why()})
+			record.Add(audit.Entry{Who: clientName(r.Context()), What: r.Method + " " + r.URL.EscapedPath(), Result: audit.Refused, Error: answer.problemDetail()})
 		}
 	})
 }
@@ -49,19 +49,19 @@ func audited(next http.Handler, record *audit.Log) http.Handler {
 // maxReason limits the part of a response that is stored to find the reason of a refusal.
 const maxReason = 8 << 10
 
-// answered is a response writer that stores the status, and the beginning of a refusal.
-type answered struct {
+// auditWriter is a response writer that stores the status, and the beginning of a refusal.
+type auditWriter struct {
 	http.ResponseWriter
 	status int
 	body   []byte
 }
 
-func (a *answered) WriteHeader(status int) {
+func (a *auditWriter) WriteHeader(status int) {
 	a.status = status
 	a.ResponseWriter.WriteHeader(status)
 }
 
-func (a *answered) Write(b []byte) (int, error) {
+func (a *auditWriter) Write(b []byte) (int, error) {
 	if a.status >= 400 {
 		a.body = append(a.body, b[:min(len(b), maxReason-len(a.body))]...)
 	}
@@ -69,10 +69,10 @@ func (a *answered) Write(b []byte) (int, error) {
 }
 
 // Unwrap lets http.ResponseController find the writer.
-func (a *answered) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+func (a *auditWriter) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
-// why returns the detail of the problem document.
-func (a *answered) why() string {
+// problemDetail returns the detail of the problem document.
+func (a *auditWriter) problemDetail() string {
 	var p huma.ErrorModel
 	if json.Unmarshal(a.body, &p) != nil {
 		return http.StatusText(a.status)
@@ -86,7 +86,7 @@ func (a *answered) why() string {
 
 // peerOf names the peer of a Unix socket: process, program and user.
 func peerOf(c net.Conn) string {
-	peer := credentials(c)
+	peer := peerCredentials(c)
 	if peer == nil {
 		return "an unknown process"
 	}
@@ -97,8 +97,8 @@ func peerOf(c net.Conn) string {
 	return fmt.Sprintf("process %d of user %d", peer.Pid, peer.Uid)
 }
 
-// credentials returns the credentials of a Unix socket's peer, or nil.
-func credentials(c net.Conn) (peer *unix.Ucred) {
+// peerCredentials returns the credentials of a Unix socket's peer, or nil.
+func peerCredentials(c net.Conn) (peer *unix.Ucred) {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
 		return nil

@@ -133,4 +133,4 @@ func TestWhoOverTCP(t *testing.T) {
 	}
 }
 
-var _ http.ResponseWriter = (*answered)(nil)
+var _ http.ResponseWriter = (*auditWriter)(nil)

@@ -36,9 +36,9 @@ type Control interface {
 // clientKey is the context key of a request's client.
 type clientKey struct{}
 
-// by returns the author of a request, with a description of the change.
-func by(ctx context.Context, what string) control.Author {
-	asked(ctx)
+// requestAuthor returns the author of a request, with a description of the change.
+func requestAuthor(ctx context.Context, what string) control.Author {
+	markRecorded(ctx)
 	return control.Author{Who: clientName(ctx), What: what}
 }
 
@@ -52,7 +52,7 @@ func clientName(ctx context.Context) string {
 
 // withPeer is the ConnContext of the socket. It stores the peer of the connection.
 func withPeer(ctx context.Context, c net.Conn) context.Context {
-	if counted, ok := c.(*counted); ok {
+	if counted, ok := c.(*countedConn); ok {
 		ctx = context.WithValue(ctx, clientKey{}, peerOf(counted.Conn))
 	}
 	return ctx
@@ -89,7 +89,7 @@ func (s *server) registerChanges(g huma.API) {
 
 func (s *server) changes(context.Context, *struct{}) (*body[api.ConfigChanges], error) {
 	v := Changes(s.opt.Control.Changes())
-	v.Discovered = s.discovered()
+	v.Discovered = s.discoveredBackends()
 	return &body[api.ConfigChanges]{v}, nil
 }
 
@@ -108,8 +108,8 @@ func Changes(c control.Changes) api.ConfigChanges {
 	return v
 }
 
-// discovered returns the discovered backends in force.
-func (s *server) discovered() []api.DiscoveredBackend {
+// discoveredBackends returns the discovered backends in force.
+func (s *server) discoveredBackends() []api.DiscoveredBackend {
 	list := []api.DiscoveredBackend{}
 	if s.opt.Sources == nil {
 		return list
@@ -124,7 +124,7 @@ func (s *server) discovered() []api.DiscoveredBackend {
 }
 
 func (s *server) confirm(ctx context.Context, _ *struct{}) (*struct{}, error) {
-	if err := s.opt.Control.Confirm(ctx, by(ctx, "confirm")); err != nil {
+	if err := s.opt.Control.Confirm(ctx, requestAuthor(ctx, "confirm")); err != nil {
 		return nil, statusError(err)
 	}
 	return nil, nil
@@ -137,9 +137,9 @@ func (s *server) revert(ctx context.Context, in *body[api.Revert]) (*body[api.Ou
 	case to.All == (to.Revision != 0):
 		return nil, huma.Error422UnprocessableEntity("say which revision to go back to, or all for the daemon's file: one of the two")
 	case to.All:
-		applied, err = s.opt.Control.RevertAll(ctx, by(ctx, "revert --all"))
+		applied, err = s.opt.Control.RevertAll(ctx, requestAuthor(ctx, "revert --all"))
 	default:
-		applied, err = s.opt.Control.Revert(ctx, by(ctx, "revert to an earlier revision"), to.Revision)
+		applied, err = s.opt.Control.Revert(ctx, requestAuthor(ctx, "revert to an earlier revision"), to.Revision)
 	}
 	if err != nil {
 		return nil, statusError(err)
@@ -148,14 +148,14 @@ func (s *server) revert(ctx context.Context, in *body[api.Revert]) (*body[api.Ou
 }
 
 func (s *server) save(ctx context.Context, _ *struct{}) (*struct{}, error) {
-	if err := s.opt.Control.Save(by(ctx, "save")); err != nil {
+	if err := s.opt.Control.Save(requestAuthor(ctx, "save")); err != nil {
 		return nil, statusError(err)
 	}
 	return nil, nil
 }
 
-// unprocessable returns a problem document that lists each invalid value.
-func unprocessable(errs config.Errors) error {
+// invalidValues returns a problem document that lists each invalid value.
+func invalidValues(errs config.Errors) error {
 	var details []error
 	for _, e := range errs {
 		where := "body"
@@ -172,7 +172,7 @@ func statusError(err error) error {
 	var invalid config.Errors
 	switch {
 	case errors.As(err, &invalid):
-		return unprocessable(invalid)
+		return invalidValues(invalid)
 	case errors.Is(err, control.ErrState):
 		return huma.Error422UnprocessableEntity(err.Error())
 	case errors.Is(err, engine.ErrNotFound), errors.Is(err, fs.ErrNotExist), errors.Is(err, config.ErrNoObject):

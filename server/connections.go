@@ -27,9 +27,9 @@ const (
 	writePiece   = 64 << 10
 )
 
-// limited is a listener that enforces the limits, and closes connections of clients that do not
+// limitedListener is a listener that enforces the limits, and closes connections of clients that do not
 // read.
-type limited struct {
+type limitedListener struct {
 	net.Listener
 	total, each  int
 	stallTimeout time.Duration                  // Maximum time without progress of the client.
@@ -42,8 +42,8 @@ type limited struct {
 	of   map[string]int // by client, entries above 0 only
 }
 
-func newLimited(l net.Listener, total, each int, refused func(client, cause string)) *limited {
-	return &limited{
+func newLimited(l net.Listener, total, each int, refused func(client, cause string)) *limitedListener {
+	return &limitedListener{
 		Listener: l, total: total, each: each, stallTimeout: writeTimeout, refused: refused, of: map[string]int{},
 		client:  func(c net.Conn) string { return clientOf(c.RemoteAddr()).String() },
 		surplus: func(c net.Conn, _ string) { c.Close() }, // no response to an unauthenticated client
@@ -51,22 +51,22 @@ func newLimited(l net.Listener, total, each int, refused func(client, cause stri
 }
 
 // Accept implements net.Listener.
-func (l *limited) Accept() (net.Conn, error) {
+func (l *limitedListener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
 		if err != nil {
 			return nil, err
 		}
 		client := l.client(c)
-		if cause := l.take(client); cause != "" {
+		if cause := l.acquire(client); cause != "" {
 			l.refused(name(c, client), cause)
 			l.surplus(c, cause)
 			continue
 		}
-		return &counted{
+		return &countedConn{
 			Conn: c, client: client, stallTimeout: l.stallTimeout,
 			slowReader: func() { l.refused(name(c, client), "it does not read its answer") },
-			release:    sync.OnceFunc(func() { l.give(client) }),
+			release:    sync.OnceFunc(func() { l.release(client) }),
 		}, nil
 	}
 }
@@ -92,7 +92,7 @@ func clientOf(a net.Addr) netip.Prefix {
 	return netip.PrefixFrom(at, bits).Masked()
 }
 
-func (l *limited) take(client string) (cause string) {
+func (l *limitedListener) acquire(client string) (cause string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -106,7 +106,7 @@ func (l *limited) take(client string) (cause string) {
 	return ""
 }
 
-func (l *limited) give(client string) {
+func (l *limitedListener) release(client string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.open--
@@ -115,8 +115,8 @@ func (l *limited) give(client string) {
 	}
 }
 
-// counted is a connection that is counted until it is closed. It fails if the client does not read.
-type counted struct {
+// countedConn is a connection that is counted until it is closed. It fails if the client does not read.
+type countedConn struct {
 	net.Conn
 	client       string
 	stallTimeout time.Duration
@@ -128,7 +128,7 @@ type counted struct {
 }
 
 // SetWriteDeadline implements net.Conn.
-func (c *counted) SetWriteDeadline(t time.Time) error {
+func (c *countedConn) SetWriteDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.deadline = t
@@ -136,12 +136,12 @@ func (c *counted) SetWriteDeadline(t time.Time) error {
 }
 
 // SetDeadline implements net.Conn.
-func (c *counted) SetDeadline(t time.Time) error {
+func (c *countedConn) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
 // allow sets the deadline of the next write: the handler's, but at most stallTimeout.
-func (c *counted) allow() {
+func (c *countedConn) allow() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	end := time.Now().Add(c.stallTimeout)
@@ -152,7 +152,7 @@ func (c *counted) allow() {
 }
 
 // Write implements net.Conn.
-func (c *counted) Write(b []byte) (written int, err error) {
+func (c *countedConn) Write(b []byte) (written int, err error) {
 	for err == nil && written < len(b) {
 		var n int
 		c.allow()
@@ -165,7 +165,7 @@ func (c *counted) Write(b []byte) (written int, err error) {
 	return written, err
 }
 
-func (c *counted) Close() error {
+func (c *countedConn) Close() error {
 	defer c.release()
 	return c.Conn.Close()
 }
@@ -173,8 +173,8 @@ func (c *counted) Close() error {
 // logEvery is the minimum interval between log lines of one kind about clients.
 const logEvery = 10 * time.Second
 
-// pace permits one log line every logEvery and counts the suppressed ones.
-type pace struct {
+// logLimiter permits one log line every logEvery and counts the suppressed ones.
+type logLimiter struct {
 	now func() time.Time
 
 	mu     sync.Mutex // Protects the rest.
@@ -183,8 +183,8 @@ type pace struct {
 	total  uint64
 }
 
-// take reports whether a line may be logged, and the number of suppressed lines.
-func (p *pace) take() (others int, ok bool) {
+// allow reports whether a line may be logged, and the number of suppressed lines.
+func (p *logLimiter) allow() (others int, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.total++
@@ -201,13 +201,15 @@ func (p *pace) take() (others int, ok bool) {
 // refusals logs refused clients.
 type refusals struct {
 	log *slog.Logger
-	pace
+	logLimiter
 }
 
-func newRefusals(log *slog.Logger) *refusals { return &refusals{log: log, pace: pace{now: time.Now}} }
+func newRefusals(log *slog.Logger) *refusals {
+	return &refusals{log: log, logLimiter: logLimiter{now: time.Now}}
+}
 
-func (r *refusals) tell(client, cause string) {
-	if others, ok := r.take(); ok {
+func (r *refusals) logRefused(client, cause string) {
+	if others, ok := r.allow(); ok {
 		r.log.Warn("a client was refused", "client", client, "cause", cause, "others", others)
 	}
 }

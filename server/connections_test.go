@@ -85,13 +85,13 @@ func TestRefusalsAreTold(t *testing.T) {
 	r := newRefusals(slog.New(slog.NewTextHandler(l, nil)))
 	r.now = func() time.Time { return now }
 	for range 1000 {
-		r.tell("192.0.2.7:1", "the token is not known")
+		r.logRefused("192.0.2.7:1", "the token is not known")
 	}
 	if said := l.take(); strings.Count(said, "\n") != 1 || !strings.Contains(said, "192.0.2.7:1") {
 		t.Errorf("the log: %s", said)
 	}
 	now = now.Add(logEvery)
-	r.tell("192.0.2.8:1", "the token is not known")
+	r.logRefused("192.0.2.8:1", "the token is not known")
 	if said := l.take(); strings.Count(said, "\n") != 1 || !strings.Contains(said, "others=999") {
 		t.Errorf("the log: %s", said)
 	}

@@ -40,9 +40,9 @@ func addConfigSchemas(to huma.Registry) {
 	}
 }
 
-// complete adds the parts common to many operations: problems, and limits of bodies that a schema
+// addCommonParts adds the parts common to many operations: problems, and limits of bodies that a schema
 // can express and a Go type cannot.
-func complete(doc *huma.OpenAPI) {
+func addCommonParts(doc *huma.OpenAPI) {
 	schemas := doc.Components.Schemas.Map()
 	one, most := 1, 1.0
 	if revert := schemas["Revert"]; revert != nil {

@@ -23,7 +23,7 @@ func (s *server) registerStates(g huma.API) {
 	huma.Put(g, "/drain", s.startDrain, describe("start-drain", "Let the whole gateway take no new connections to services"))
 	huma.Delete(g, "/drain", s.cancelDrain, describe("cancel-drain", "Let the gateway take new connections again"))
 	huma.Put(g, "/node/state", s.setNode, describe("set-node", "Withdraw the addresses that other nodes of the cluster serve too, or announce them again"))
-	huma.Get(g, "/ready", s.ready, describe("ready", "Whether new connections are to come here: 204, or 503 while the gateway or its node drains"), func(o *huma.Operation) {
+	huma.Get(g, "/ready", s.setReady, describe("ready", "Whether new connections are to come here: 204, or 503 while the gateway or its node drains"), func(o *huma.Operation) {
 		o.Errors = append(o.Errors, http.StatusServiceUnavailable)
 	})
 }
@@ -46,7 +46,7 @@ func (s *server) setBackend(ctx context.Context, in *backendInput) (*struct{}, e
 			return err == nil && matches(in.IfMatch, etagOf(yaml))
 		}
 	}
-	if err := s.opt.Control.SetState(ctx, by(ctx, what), in.Service, in.Backend, to, expected); err != nil {
+	if err := s.opt.Control.SetState(ctx, requestAuthor(ctx, what), in.Service, in.Backend, to, expected); err != nil {
 		return nil, statusError(err)
 	}
 	return nil, nil
@@ -81,21 +81,21 @@ func (s *server) gatewayDrain(context.Context, *struct{}) (*body[api.GatewayDrai
 
 func (s *server) startDrain(ctx context.Context, in *body[api.StartDrain]) (*body[api.GatewayDrain], error) {
 	to := stateOf("drain", in.Body.Deadline, in.Body.Then)
-	if err := s.opt.Control.SetState(ctx, by(ctx, stateText(to)), "", "", to, nil); err != nil {
+	if err := s.opt.Control.SetState(ctx, requestAuthor(ctx, stateText(to)), "", "", to, nil); err != nil {
 		return nil, statusError(err)
 	}
 	return s.gatewayDrain(ctx, nil)
 }
 
 func (s *server) cancelDrain(ctx context.Context, _ *struct{}) (*body[api.GatewayDrain], error) {
-	if err := s.opt.Control.SetState(ctx, by(ctx, "drain --cancel"), "", "", control.Override{State: "auto"}, nil); err != nil {
+	if err := s.opt.Control.SetState(ctx, requestAuthor(ctx, "drain --cancel"), "", "", control.Override{State: "auto"}, nil); err != nil {
 		return nil, statusError(err)
 	}
 	return s.gatewayDrain(ctx, nil)
 }
 
 func (s *server) setNode(ctx context.Context, in *body[api.SetNode]) (*body[api.NodeState], error) {
-	if err := s.opt.Control.SetNode(ctx, by(ctx, "node "+in.Body.State), in.Body.State == nodeDrain); err != nil {
+	if err := s.opt.Control.SetNode(ctx, requestAuthor(ctx, "node "+in.Body.State), in.Body.State == nodeDrain); err != nil {
 		return nil, statusError(err)
 	}
 	view := s.opt.Engine.View()
@@ -123,7 +123,7 @@ func nodeState(v engine.View) string {
 	return nodeAuto
 }
 
-func (s *server) ready(context.Context, *struct{}) (*struct{}, error) {
+func (s *server) setReady(context.Context, *struct{}) (*struct{}, error) {
 	if _, draining := s.drains()[engine.Backend{}]; draining {
 		return nil, huma.Error503ServiceUnavailable("the gateway drains: it takes no new connections")
 	}

@@ -191,7 +191,7 @@ func (s *eventStream) run(ctx context.Context, log *event.Log, in *eventsInput) 
 // next call. These events carry the ID of the preceding event, so that a client that reconnects
 // misses no listed event.
 func (s *eventStream) sendFlows(ctx context.Context, last uint64) (time.Duration, error) {
-	events, wait, err := s.flows.look(ctx, s.engine)
+	events, wait, err := s.flows.scanFlows(ctx, s.engine)
 	if err != nil {
 		return 0, err
 	}

@@ -235,7 +235,7 @@ func TestFlowsOfInterest(t *testing.T) {
 	w := &flowWatch{match: func(*flow.Flow) bool { return true }}
 	look := func(want ...string) {
 		t.Helper()
-		events, _, err := w.look(t.Context(), e)
+		events, _, err := w.scanFlows(t.Context(), e)
 		var got []string
 		for _, e := range events {
 			got = append(got, fmt.Sprintf("%t %s", e.Ended, e.Text))
@@ -254,7 +254,7 @@ func TestFlowsOfInterest(t *testing.T) {
 		many = append(many, uint16(2000+i))
 	}
 	d.set(many...)
-	if events, _, _ := w.look(t.Context(), e); len(events) != maxFlowsOfInterest+1 || !strings.HasPrefix(events[0].Text, "more than 1000 flows match") {
+	if events, _, _ := w.scanFlows(t.Context(), e); len(events) != maxFlowsOfInterest+1 || !strings.HasPrefix(events[0].Text, "more than 1000 flows match") {
 		t.Errorf("%d events of too many flows", len(events))
 	}
 	look()

@@ -32,8 +32,8 @@ type flowKey struct {
 	datapath string
 }
 
-// look reads the flows once, and returns the changes and the time of the next scan.
-func (w *flowWatch) look(ctx context.Context, e *engine.Engine) (events []event.Event, next time.Duration, err error) {
+// scanFlows reads the flows once, and returns the changes and the time of the next scan.
+func (w *flowWatch) scanFlows(ctx context.Context, e *engine.Engine) (events []event.Event, next time.Duration, err error) {
 	start := time.Now()
 	is, full := map[flowKey]string{}, false
 	err = e.Flows(ctx, w.source, func(f flow.Flow) bool {

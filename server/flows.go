@@ -99,7 +99,7 @@ const flowPiece = 64 << 10
 // flowWriter writes flows to a client while they are read, so that neither side stores the whole
 // list.
 type flowWriter struct {
-	out    *started
+	out    *bodyState
 	header http.Header
 	buffer *bufio.Writer
 	lines  *json.Encoder
@@ -121,7 +121,7 @@ func (s *server) writeFlows(in *FlowFilter, write func(*flowWriter)) (*huma.Stre
 	}
 	return &huma.StreamResponse{Body: func(answer huma.Context) {
 		defer func() { <-s.streams }()
-		out := &started{ResponseWriter: answer.BodyWriter().(http.ResponseWriter)}
+		out := &bodyState{ResponseWriter: answer.BodyWriter().(http.ResponseWriter)}
 		w := &flowWriter{out: out, header: out.Header(), buffer: bufio.NewWriterSize(out, flowPiece)}
 		w.lines = json.NewEncoder(w.buffer)
 		w.read = func(yield func(*flow.Flow)) error {
@@ -159,13 +159,13 @@ func (w *flowWriter) fail(err error) {
 	writeProblem(w.out, http.StatusInternalServerError, err.Error())
 }
 
-// started reports whether a part of the body was written.
-type started struct {
+// bodyState reports whether a part of the body was written.
+type bodyState struct {
 	http.ResponseWriter
 	started bool
 }
 
-func (s *started) Write(b []byte) (int, error) {
+func (s *bodyState) Write(b []byte) (int, error) {
 	s.started = true
 	return s.ResponseWriter.Write(b)
 }

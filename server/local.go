@@ -16,7 +16,7 @@ import (
 
 // Local serves the API on a Unix socket. Access is controlled by the socket's permissions.
 type Local struct {
-	listener *limited
+	listener *limitedListener
 	http     *http.Server
 	refusals *refusals
 	bodies   *semaphore.Weighted // bytes of request bodies in progress; nil: no limit
@@ -25,8 +25,8 @@ type Local struct {
 // NewLocal returns a Local for the listener of the socket.
 func NewLocal(l net.Listener, log *slog.Logger) *Local {
 	refusals := newRefusals(log)
-	limited := newLimited(l, maxConnections, maxOfClient, refusals.tell)
-	limited.client, limited.surplus = processOf, refuser(l.Addr())
+	limited := newLimited(l, maxConnections, maxOfClient, refusals.logRefused)
+	limited.client, limited.surplus = processOf, refusalWriter(l.Addr())
 	return &Local{listener: limited, refusals: refusals, bodies: semaphore.NewWeighted(maxBodies * maxConfig), http: &http.Server{
 		ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: requestTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		ConnContext: withPeer, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
@@ -37,7 +37,7 @@ func NewLocal(l net.Listener, log *slog.Logger) *Local {
 // authenticates its clients.
 func NewPlain(l net.Listener, log *slog.Logger) *Local {
 	refusals := newRefusals(log)
-	return &Local{listener: newLimited(l, maxConnections, maxOfClient, refusals.tell), refusals: refusals, http: &http.Server{
+	return &Local{listener: newLimited(l, maxConnections, maxOfClient, refusals.logRefused), refusals: refusals, http: &http.Server{
 		ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: requestTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
 	}}
@@ -49,7 +49,7 @@ func (l *Local) Serve(ctx context.Context, h http.Handler) error {
 	if l.bodies != nil {
 		h = withinBodies(h, l.bodies)
 	}
-	l.http.Handler = closing(h)
+	l.http.Handler = closeAfterRefusal(h)
 	l.http.BaseContext = func(net.Listener) context.Context { return ctx }
 	return l.http.Serve(l.listener)
 }
@@ -73,7 +73,7 @@ func withinBodies(next http.Handler, bodies *semaphore.Weighted) http.Handler {
 }
 
 // Refused logs a client that the handler refused. Clients that are refused often have few lines in the log.
-func (l *Local) Refused(client, cause string) { l.refusals.tell(client, cause) }
+func (l *Local) Refused(client, cause string) { l.refusals.logRefused(client, cause) }
 
 // Close closes everything at once, also before Serve.
 func (l *Local) Close() error {
@@ -86,7 +86,7 @@ func (l *Local) Shutdown(ctx context.Context) error { return l.http.Shutdown(ctx
 
 // processOf names the process that opened the other end of a Unix socket.
 func processOf(c net.Conn) string {
-	peer := credentials(c)
+	peer := peerCredentials(c)
 	if peer == nil {
 		return "an unknown process"
 	}
@@ -99,8 +99,8 @@ const (
 	refuseTimeout = time.Second
 )
 
-// refuser returns a function that reports to a client why its connection is refused.
-func refuser(at net.Addr) func(net.Conn, string) {
+// refusalWriter returns a function that reports to a client why its connection is refused.
+func refusalWriter(at net.Addr) func(net.Conn, string) {
 	places := make(chan struct{}, maxRefusing)
 	return func(c net.Conn, cause string) {
 		select {
@@ -116,7 +116,7 @@ func refuser(at net.Addr) func(net.Conn, string) {
 			if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil { // a client expects a response only after its request
 				return
 			}
-			w := &unsaid{header: http.Header{}}
+			w := &bufferedWriter{header: http.Header{}}
 			writeProblem(w, http.StatusServiceUnavailable, fmt.Sprintf("daemon on %s: %s: try again in a moment", at, cause))
 			_ = w.send(c) // fails if the client has closed the connection
 		}()

@@ -220,7 +220,7 @@ func TestDeadlineOfAHandler(t *testing.T) {
 	one, other := net.Pipe() // nothing reads from it
 	defer other.Close()
 	cut := 0
-	c := &counted{Conn: one, stallTimeout: 200 * time.Millisecond, slowReader: func() { cut++ }, release: func() {}}
+	c := &countedConn{Conn: one, stallTimeout: 200 * time.Millisecond, slowReader: func() { cut++ }, release: func() {}}
 	defer c.Close()
 	for _, handler := range []time.Duration{time.Millisecond, time.Hour} {
 		if err := c.SetWriteDeadline(time.Now().Add(handler)); err != nil {
@@ -238,7 +238,7 @@ func TestDeadlineOfAHandler(t *testing.T) {
 // TestSlowReaders: a response may take any time while the client reads parts.
 func TestSlowReaders(t *testing.T) {
 	c := &paced{}
-	n, err := (&counted{Conn: c, slowReader: func() { t.Error("cut off") }}).Write(make([]byte, 10*writePiece+1))
+	n, err := (&countedConn{Conn: c, slowReader: func() { t.Error("cut off") }}).Write(make([]byte, 10*writePiece+1))
 	if err != nil || n != 10*writePiece+1 || c.written != n || c.longest != writePiece {
 		t.Errorf("%d bytes, %v: %+v", n, err, c)
 	}

@@ -85,8 +85,8 @@ func pathOf(ctx huma.Context) string {
 	return config.Join(steps...)
 }
 
-// changed is the response to a change of one object.
-type changed struct {
+// changedBody is the response to a change of one object.
+type changedBody struct {
 	Status   int
 	Location string `header:"Location" doc:"where the new object is"`
 	ETag     string `header:"ETag" doc:"of the object, for If-Match"`
@@ -106,9 +106,9 @@ func (s *server) registerObjects(g huma.API) {
 		huma.Get(g, "/config"+k.list, s.getObject, k.operation("list-config-"+k.name+"s", "The "+label+"s of the configuration in force", false), answers(k.all))
 		huma.Get(g, "/config"+k.item, s.getObject, k.operation("get-config-"+k.name, "One "+label+" of the configuration in force", false), answers(k.form))
 		if k.name != "set" {
-			huma.Post(g, k.list, s.addObject, k.operation("add-"+k.name, "Add a "+label, true), created)
+			huma.Post(g, k.list, s.addObject, k.operation("add-"+k.name, "Add a "+label, true), documentCreated)
 		}
-		huma.Put(g, k.item, s.putObject, k.operation("put-"+k.name, "Add a "+label+", or replace it", true), created)
+		huma.Put(g, k.item, s.putObject, k.operation("put-"+k.name, "Add a "+label+", or replace it", true), documentCreated)
 		if k.name != "set" {
 			huma.Patch(g, k.item, s.patchObject, k.operation("patch-"+k.name, "Change keys of a "+label+" by a JSON merge patch (RFC 7396)", true), mergePatch)
 		}
@@ -119,7 +119,7 @@ func (s *server) registerObjects(g huma.API) {
 	huma.Post(g, sets.item, s.addElements, sets.operation("add-elements", "Add elements to a set", true))
 	element := kind{item: "/firewall/sets/{set}/elements/{element}"}
 	huma.Delete(g, element.item, s.removeElement, element.operation("remove-element", "Remove an element of a set", false))
-	huma.Post(g, "/changes", s.batch, describe("change", "Several changes that hold or fail as a whole"), bounded)
+	huma.Post(g, "/changes", s.batch, describe("change", "Several changes that hold or fail as a whole"), limitBody)
 }
 
 // operation documents a request: the parts of its path, and the form of its body.
@@ -134,7 +134,7 @@ func (k kind) operation(id, summary string, body bool) func(*huma.Operation) {
 		if !body {
 			return
 		}
-		bounded(o)
+		limitBody(o)
 		o.SkipValidateBody = true // the configuration decoder validates with better messages
 		o.RequestBody = inWords(k.form)
 	}
@@ -158,8 +158,8 @@ func answers(form *huma.Schema) func(*huma.Operation) {
 	}
 }
 
-// created documents the response to the creation of an object.
-func created(o *huma.Operation) {
+// documentCreated documents the response to the creation of an object.
+func documentCreated(o *huma.Operation) {
 	o.Responses = map[string]*huma.Response{"201": {Description: "The object is new"}}
 }
 
@@ -187,19 +187,19 @@ func (s *server) getObject(_ context.Context, in *objectInput) (*object, error) 
 	return &object{ContentType: "application/json", ETag: etagOf(yaml), Body: raw}, nil
 }
 
-func (s *server) addObject(ctx context.Context, in *objectWithBody) (*changed, error) {
+func (s *server) addObject(ctx context.Context, in *objectWithBody) (*changedBody, error) {
 	at := ""
 	out, err := s.change(ctx, in.object(), "add", func(c *config.Config) (next *config.Config, err error) {
 		next, at, err = c.Add(in.path, "", in.RawBody)
 		return next, err
 	}, func() string { return at })
 	if err == nil && !in.DryRun {
-		out.Status, out.Location = http.StatusCreated, location(at)
+		out.Status, out.Location = http.StatusCreated, locationOf(at)
 	}
 	return out, err
 }
 
-func location(path string) string {
+func locationOf(path string) string {
 	steps := config.Split(path)
 	for i, step := range steps {
 		steps[i] = url.PathEscape(step)
@@ -207,7 +207,7 @@ func location(path string) string {
 	return "/api/v1/" + strings.Join(steps, "/")
 }
 
-func (s *server) putObject(ctx context.Context, in *objectWithBody) (*changed, error) {
+func (s *server) putObject(ctx context.Context, in *objectWithBody) (*changedBody, error) {
 	isNew := false
 	out, err := s.change(ctx, in.object(), "put", func(c *config.Config) (*config.Config, error) {
 		_, missing := c.Text(in.path)
@@ -215,20 +215,20 @@ func (s *server) putObject(ctx context.Context, in *objectWithBody) (*changed, e
 		return c.Put(in.path, in.RawBody)
 	}, nil)
 	if err == nil && isNew && !in.DryRun {
-		out.Status, out.Location = http.StatusCreated, location(in.path)
+		out.Status, out.Location = http.StatusCreated, locationOf(in.path)
 	}
 	return out, err
 }
 
-func (s *server) patchObject(ctx context.Context, in *objectWithBody) (*changed, error) {
+func (s *server) patchObject(ctx context.Context, in *objectWithBody) (*changedBody, error) {
 	return s.change(ctx, in.object(), "patch", func(c *config.Config) (*config.Config, error) { return c.Patch(in.path, in.RawBody) }, nil)
 }
 
-func (s *server) removeObject(ctx context.Context, in *objectInput) (*changed, error) {
+func (s *server) removeObject(ctx context.Context, in *objectInput) (*changedBody, error) {
 	return s.change(ctx, in, "remove", func(c *config.Config) (*config.Config, error) { return c.Remove(in.path) }, nil)
 }
 
-func (s *server) addElements(ctx context.Context, in *objectWithBody) (*changed, error) {
+func (s *server) addElements(ctx context.Context, in *objectWithBody) (*changedBody, error) {
 	in.path = strings.TrimSuffix(in.path, "/elements")
 	return s.change(ctx, in.object(), "add elements to", func(c *config.Config) (*config.Config, error) {
 		if _, err := c.Text(in.path); err != nil {
@@ -238,7 +238,7 @@ func (s *server) addElements(ctx context.Context, in *objectWithBody) (*changed,
 	}, nil)
 }
 
-func (s *server) removeElement(ctx context.Context, in *objectInput) (*changed, error) {
+func (s *server) removeElement(ctx context.Context, in *objectInput) (*changedBody, error) {
 	steps := config.Split(in.path)
 	in.path = config.Join(steps[:3]...)
 	return s.change(ctx, in, "remove element "+steps[4]+" of", func(c *config.Config) (*config.Config, error) {
@@ -248,7 +248,7 @@ func (s *server) removeElement(ctx context.Context, in *objectInput) (*changed, 
 
 // change makes a change of one object, or returns its effect in a dry run. at overrides the path of
 // the resulting object if it differs from the path of the request.
-func (s *server) change(ctx context.Context, in *objectInput, verb string, make func(*config.Config) (*config.Config, error), at func() string) (*changed, error) {
+func (s *server) change(ctx context.Context, in *objectInput, verb string, make func(*config.Config) (*config.Config, error), at func() string) (*changedBody, error) {
 	checked := func(c *config.Config) (*config.Config, error) {
 		if in.IfMatch != "" {
 			yaml, err := c.Text(in.path)
@@ -263,9 +263,9 @@ func (s *server) change(ctx context.Context, in *objectInput, verb string, make 
 		if err != nil {
 			return nil, err
 		}
-		return &changed{Status: http.StatusOK, Body: *out}, nil
+		return &changedBody{Status: http.StatusOK, Body: *out}, nil
 	}
-	applied, err := s.opt.Control.Change(ctx, by(ctx, verb+" "+in.path), checked)
+	applied, err := s.opt.Control.Change(ctx, requestAuthor(ctx, verb+" "+in.path), checked)
 	if err != nil {
 		return nil, statusError(err)
 	}
@@ -273,7 +273,7 @@ func (s *server) change(ctx context.Context, in *objectInput, verb string, make 
 	if at != nil {
 		path = at()
 	}
-	out := &changed{Status: http.StatusOK, Body: s.outcomeOf(applied, path)}
+	out := &changedBody{Status: http.StatusOK, Body: s.outcomeOf(applied, path)}
 	if yaml, err := applied.Given.Text(path); err == nil {
 		out.ETag = etagOf(yaml)
 	}
@@ -334,7 +334,7 @@ func (s *server) batch(ctx context.Context, in *batchInput) (*body[api.Outcome],
 	if len(in.Body) == 1 {
 		what = in.Body[0].Op + " " + in.Body[0].Path
 	}
-	applied, err := s.opt.Control.Change(ctx, by(ctx, what), all)
+	applied, err := s.opt.Control.Change(ctx, requestAuthor(ctx, what), all)
 	if err != nil {
 		return nil, statusError(err)
 	}

@@ -27,7 +27,7 @@ func withProblems(mux *http.ServeMux) http.Handler {
 			mux.ServeHTTP(w, r)
 			return
 		}
-		said := &unsaid{header: http.Header{}}
+		said := &bufferedWriter{header: http.Header{}}
 		refusal.ServeHTTP(said, r)
 		switch said.status {
 		case http.StatusNotFound:
@@ -42,19 +42,19 @@ func withProblems(mux *http.ServeMux) http.Handler {
 	})
 }
 
-// unsaid is a buffered response that is checked before it is sent.
-type unsaid struct {
+// bufferedWriter is a buffered response that is checked before it is sent.
+type bufferedWriter struct {
 	header http.Header
 	status int
 	body   bytes.Buffer
 }
 
-func (u *unsaid) Header() http.Header         { return u.header }
-func (u *unsaid) WriteHeader(status int)      { u.status = status }
-func (u *unsaid) Write(b []byte) (int, error) { return u.body.Write(b) }
+func (u *bufferedWriter) Header() http.Header         { return u.header }
+func (u *bufferedWriter) WriteHeader(status int)      { u.status = status }
+func (u *bufferedWriter) Write(b []byte) (int, error) { return u.body.Write(b) }
 
 // send writes the response as the last one on a connection.
-func (u *unsaid) send(w io.Writer) error {
+func (u *bufferedWriter) send(w io.Writer) error {
 	r := http.Response{StatusCode: u.status, ProtoMajor: 1, ProtoMinor: 1, Header: u.header, Body: io.NopCloser(&u.body), ContentLength: int64(u.body.Len()), Close: true}
 	return r.Write(w)
 }

@@ -26,8 +26,8 @@ type Files struct {
 	Tokens    string // as api.ReadTokens has it
 }
 
-// proofs are the parsed credentials.
-type proofs struct {
+// credentials are the parsed certificate, client CAs and tokens.
+type credentials struct {
 	cert    *tls.Certificate // nil: without TLS.
 	clients *x509.CertPool   // nil: no certificate required.
 	tokens  []namedToken     // nil: no token required.
@@ -40,21 +40,21 @@ type namedToken struct {
 	hash [sha256.Size]byte
 }
 
-// content is the content of the files.
-type content struct{ cert, key, ca, tokens string }
+// credentialFiles is the content of the files.
+type credentialFiles struct{ cert, key, ca, tokens string }
 
-func (f Files) read() (content, error) {
-	var c content
+func (f Files) read() (credentialFiles, error) {
+	var c credentialFiles
 	var err error
 	// Debian lets the group ssl-cert read keys.
 	if f.Cert != "" {
 		cert, certErr := api.ReadSecret(f.Cert, 0)
 		key, keyErr := api.ReadSecret(f.Key, 0o007)
-		c.cert, c.key, err = string(cert), string(key), errors.Join(within("certificate", certErr), within("key", keyErr))
+		c.cert, c.key, err = string(cert), string(key), errors.Join(wrapObject("certificate", certErr), wrapObject("key", keyErr))
 	}
 	if f.ClientCA != "" {
 		ca, caErr := api.ReadSecret(f.ClientCA, 0)
-		c.ca, err = string(ca), errors.Join(err, within("client CA", caErr))
+		c.ca, err = string(ca), errors.Join(err, wrapObject("client CA", caErr))
 	}
 	if f.Tokens != "" {
 		tokens, tokenErr := api.ReadTokens(f.Tokens)
@@ -66,15 +66,15 @@ func (f Files) read() (content, error) {
 	return c, err
 }
 
-func within(object string, err error) error {
+func wrapObject(object string, err error) error {
 	if err != nil {
 		return fmt.Errorf("%s %w", object, err)
 	}
 	return nil
 }
 
-func (f Files) parse(c content) (*proofs, error) {
-	p := &proofs{}
+func (f Files) parse(c credentialFiles) (*credentials, error) {
+	p := &credentials{}
 	if f.Cert != "" {
 		pair, err := tls.X509KeyPair([]byte(c.cert), []byte(c.key))
 		if err != nil {
@@ -98,10 +98,10 @@ func (f Files) parse(c content) (*proofs, error) {
 	return p, nil
 }
 
-// admit returns the token of a request, without a name if no token is required, or an error if the request
+// authenticate returns the token of a request, without a name if no token is required, or an error if the request
 // is refused. The certificate is verified for every request, because the files may have changed since its
 // connection began.
-func (p *proofs) admit(r *http.Request) (token namedToken, err error) {
+func (p *credentials) authenticate(r *http.Request) (token namedToken, err error) {
 	if p.clients != nil {
 		if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
 			return token, errors.New("no client certificate was shown")
@@ -135,20 +135,20 @@ func (p *proofs) admit(r *http.Request) (token namedToken, err error) {
 	return token, nil
 }
 
-// keeper holds the proofs in force. It reads the files whenever they are needed, so that a
+// credentialStore holds the proofs in force. It reads the files whenever they are needed, so that a
 // renewal takes effect with the next connection or request.
-type keeper struct {
+type credentialStore struct {
 	files Files
 	log   *slog.Logger
 
-	mu      sync.Mutex // Protects the rest.
-	held    content    // of the proofs in force
-	inForce *proofs
+	mu      sync.Mutex      // Protects the rest.
+	held    credentialFiles // of the proofs in force
+	inForce *credentials
 	told    string // last logged error
 }
 
 // open reads the files for the first time.
-func (k *keeper) open() error {
+func (k *credentialStore) open() error {
 	c, err := k.files.read()
 	if err != nil {
 		return err
@@ -162,13 +162,13 @@ func (k *keeper) open() error {
 	return nil
 }
 
-// current returns the credentials of the files, or the previous ones while the files are invalid.
+// credentialsInForce returns the credentials from the files, or the previous ones while the files are invalid.
 // Each error is logged once.
-func (k *keeper) current() *proofs {
+func (k *credentialStore) credentialsInForce() *credentials {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	c, err := k.files.read()
-	var p *proofs
+	var p *credentials
 	if err == nil {
 		if c == k.held {
 			k.told = ""
@@ -189,16 +189,16 @@ func (k *keeper) current() *proofs {
 	return p
 }
 
-// reread reads the files now and logs errors again.
-func (k *keeper) reread() {
+// reload reads the files now and logs errors again.
+func (k *credentialStore) reload() {
 	k.mu.Lock()
 	k.told = ""
 	k.mu.Unlock()
-	k.current()
+	k.credentialsInForce()
 }
 
 // warnExpired logs a certificate that clients will refuse.
-func (k *keeper) warnExpired() {
+func (k *credentialStore) warnExpired() {
 	if k.inForce.cert == nil {
 		return
 	}

@@ -18,18 +18,18 @@ const (
 	lingerTimeout = 500 * time.Millisecond
 )
 
-// closing serves requests with next. The server's ReadTimeout applies only until the body is
+// closeAfterRefusal serves requests with next. The server's ReadTimeout applies only until the body is
 // complete, so that net/http does not end a stream. A refusal of a request with an incomplete body
 // closes the connection after lingerTimeout. Otherwise a client without credentials would occupy
 // the connection until the ReadTimeout.
-func closing(next http.Handler) http.Handler {
+func closeAfterRefusal(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e := &exchange{ResponseWriter: w, control: http.NewResponseController(w)}
 		if r.Body == nil || r.Body == http.NoBody {
 			e.complete.Store(true)
 			_ = e.control.SetReadDeadline(time.Time{}) // fails on a closed connection, as all that follows does
 		} else {
-			r.Body = &arriving{r.Body, e}
+			r.Body = &requestBody{r.Body, e}
 		}
 		next.ServeHTTP(e, r)
 	})
@@ -56,13 +56,13 @@ func (e *exchange) WriteHeader(status int) {
 	e.ResponseWriter.WriteHeader(status)
 }
 
-// arriving is the body of a request.
-type arriving struct {
+// requestBody is the body of a request.
+type requestBody struct {
 	io.ReadCloser
 	to *exchange
 }
 
-func (a *arriving) Read(b []byte) (int, error) {
+func (a *requestBody) Read(b []byte) (int, error) {
 	n, err := a.ReadCloser.Read(b)
 	if err == io.EOF {
 		a.to.complete.Store(true)

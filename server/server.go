@@ -64,7 +64,7 @@ func New(opt Options) http.Handler {
 	if opt.Metrics != nil {
 		mux.Handle("GET /metrics", opt.Metrics)
 	}
-	return audited(withProblems(mux), opt.Audit)
+	return auditRefused(withProblems(mux), opt.Audit)
 }
 
 // OpenAPI returns the OpenAPI 3.1 document of the API as YAML.
@@ -95,9 +95,9 @@ func build(mux *http.ServeMux, opt Options) huma.API {
 	hapi := humago.New(mux, cfg)
 	addConfigSchemas(hapi.OpenAPI().Components.Schemas)
 	group := huma.NewGroup(hapi, "/api/v1")
-	group.UseMiddleware(untagged(group))
+	group.UseMiddleware(refuseIfMatch(group))
 	s.register(group)
-	complete(hapi.OpenAPI())
+	addCommonParts(hapi.OpenAPI())
 	return hapi
 }
 
@@ -109,9 +109,9 @@ func unmarshal(data []byte, v any) error {
 	return json.Unmarshal(data, v)
 }
 
-// untagged refuses If-Match for operations on resources without an ETag. Ignoring the header would
+// refuseIfMatch refuses If-Match for operations on resources without an ETag. Ignoring the header would
 // make the change that the client wanted to prevent (RFC 9110 §13.1.1).
-func untagged(g huma.API) func(huma.Context, func(huma.Context)) {
+func refuseIfMatch(g huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		o := ctx.Operation()
 		tagged := slices.ContainsFunc(o.Parameters, func(p *huma.Param) bool { return p.Name == "If-Match" })
@@ -126,8 +126,8 @@ func untagged(g huma.API) func(huma.Context, func(huma.Context)) {
 type server struct {
 	opt     Options
 	started time.Time
-	tagged  atomic.Pointer[tagged] // Last configuration that was requested.
-	streams chan struct{}          // One element for each open stream.
+	tagged  atomic.Pointer[taggedConfig] // Last configuration that was requested.
+	streams chan struct{}                // One element for each open stream.
 }
 
 type body[T any] struct{ Body T }
@@ -148,8 +148,8 @@ func (s *server) register(g huma.API) {
 	huma.Get(g, "/flows/stream", s.streamFlows, describe("stream-flows", "All tracked connections, a JSON object on each line, the last one with their number"), ndjson)
 	huma.Get(g, "/explain", s.explain, describe("explain", "What would happen to a packet, without sending it"))
 	huma.Get(g, "/config", s.config, describe("get-config", "The configuration in force, as YAML"), asYAML)
-	huma.Put(g, "/config", s.apply, describe("apply", "Put a configuration in force"), bounded)
-	huma.Post(g, "/plan", s.plan, describe("plan", "What a configuration would change"), bounded)
+	huma.Put(g, "/config", s.apply, describe("apply", "Put a configuration in force"), limitBody)
+	huma.Post(g, "/plan", s.planConfig, describe("plan", "What a configuration would change"), limitBody)
 	huma.Post(g, "/reload", s.reload, describe("reload", "Read the daemon's file again"))
 	huma.Post(g, "/stop", s.stop, describe("stop", "End the daemon"))
 	s.registerEvents(g)
@@ -183,7 +183,7 @@ func asYAML(o *huma.Operation) {
 		Content: map[string]*huma.MediaType{"application/yaml": {Schema: &huma.Schema{Type: "object"}}}}}
 }
 
-func bounded(o *huma.Operation) { o.MaxBodyBytes = maxConfig }
+func limitBody(o *huma.Operation) { o.MaxBodyBytes = maxConfig }
 
 func (s *server) status(context.Context, *struct{}) (*body[api.Status], error) {
 	v := s.opt.Engine.View()
@@ -243,7 +243,7 @@ func (s *server) apply(ctx context.Context, in *applyInput) (*body[api.Outcome],
 	if in.IfMatch != "" {
 		expected = func(inForce *config.Config) bool { return inForce != nil && matches(in.IfMatch, s.etag(inForce)) }
 	}
-	applied, err := s.opt.Control.Apply(ctx, by(ctx, "apply "+in.Name), cfg, expected, time.Duration(in.Confirm)*time.Second)
+	applied, err := s.opt.Control.Apply(ctx, requestAuthor(ctx, "apply "+in.Name), cfg, expected, time.Duration(in.Confirm)*time.Second)
 	if err != nil {
 		return nil, statusError(err)
 	}
@@ -261,7 +261,7 @@ func matches(header, tag string) bool {
 
 func (s *server) outcome(a engine.Applied) api.Outcome {
 	v := s.opt.Engine.View()
-	return api.Outcome{Revision: a.Revision, Changes: a.Changes, Places: places(v), Warnings: s.warnings(v)}
+	return api.Outcome{Revision: a.Revision, Changes: a.Changes, Places: listPlacements(v), Warnings: s.warnings(v)}
 }
 
 // outcomeOf is outcome for a change of the objects at these paths. Among services, it includes only
@@ -276,10 +276,10 @@ func (s *server) outcomeOf(a engine.Applied, paths ...string) api.Outcome {
 		services[steps[1]] = true
 	}
 	v := a.ViewOf(services)
-	return api.Outcome{Revision: a.Revision, Changes: a.Changes, Places: places(v), Warnings: s.warnings(v)}
+	return api.Outcome{Revision: a.Revision, Changes: a.Changes, Places: listPlacements(v), Warnings: s.warnings(v)}
 }
 
-func (s *server) plan(ctx context.Context, in *configInput) (*body[api.Outcome], error) {
+func (s *server) planConfig(ctx context.Context, in *configInput) (*body[api.Outcome], error) {
 	cfg, err := decode(in)
 	if err != nil {
 		return nil, err
@@ -295,7 +295,7 @@ func (s *server) plan(ctx context.Context, in *configInput) (*body[api.Outcome],
 }
 
 func (s *server) reload(ctx context.Context, _ *struct{}) (*body[api.Outcome], error) {
-	applied, err := s.opt.Control.Reload(ctx, by(ctx, "reload"))
+	applied, err := s.opt.Control.Reload(ctx, requestAuthor(ctx, "reload"))
 	if err != nil {
 		return nil, huma.Error409Conflict(err.Error())
 	}
@@ -307,7 +307,7 @@ func (s *server) stop(ctx context.Context, in *body[api.Stop]) (*struct{}, error
 	if in.Body.Keep {
 		what = "stop --keep"
 	}
-	s.opt.Audit.Add(audit.Entry{Who: by(ctx, what).Who, What: what, Result: audit.Done})
+	s.opt.Audit.Add(audit.Entry{Who: requestAuthor(ctx, what).Who, What: what, Result: audit.Done})
 	s.opt.Daemon.Stop(in.Body.Keep)
 	return nil, nil
 }

@@ -76,9 +76,9 @@ func parseListen(s string) (netip.AddrPort, error) {
 // TCP serves the API to clients that authenticate.
 type TCP struct {
 	opt      TCPOptions
-	keeper   *keeper
+	keeper   *credentialStore
 	refusals *refusals
-	changes  *pace         // of log lines about requests for changes
+	changes  *logLimiter   // of log lines about requests for changes
 	bodies   chan struct{} // One element for each active request with a body.
 	listener net.Listener
 	http     *http.Server
@@ -89,7 +89,7 @@ func ListenTCP(ctx context.Context, opt TCPOptions) (*TCP, error) {
 	if err := opt.Check(); err != nil {
 		return nil, err
 	}
-	t := &TCP{opt: opt, keeper: &keeper{files: opt.Files, log: opt.Log}, refusals: newRefusals(opt.Log), changes: &pace{now: time.Now}, bodies: make(chan struct{}, maxBodies)}
+	t := &TCP{opt: opt, keeper: &credentialStore{files: opt.Files, log: opt.Log}, refusals: newRefusals(opt.Log), changes: &logLimiter{now: time.Now}, bodies: make(chan struct{}, maxBodies)}
 	t.http = &http.Server{
 		ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: requestTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		ErrorLog: log.New(failures{t}, "", 0),
@@ -97,22 +97,22 @@ func ListenTCP(ctx context.Context, opt TCPOptions) (*TCP, error) {
 	if err := t.keeper.open(); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", opt.Address, err)
 	}
-	l, err := (&net.ListenConfig{Control: freebind}).Listen(ctx, "tcp", opt.Address)
+	l, err := (&net.ListenConfig{Control: setFreebind}).Listen(ctx, "tcp", opt.Address)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", opt.Address, cause(err))
 	}
-	if at := l.Addr().(*net.TCPAddr); !present(at.IP) {
+	if at := l.Addr().(*net.TCPAddr); !hasAddress(at.IP) {
 		opt.Log.Warn("nothing can connect yet: no interface has the address that --listen names", "address", at.IP)
 	}
-	t.listener = newLimited(l, maxConnections, maxOfClient, t.refusals.tell)
+	t.listener = newLimited(l, maxConnections, maxOfClient, t.refusals.logRefused)
 	if opt.Files.Cert != "" {
 		t.listener = tls.NewListener(t.listener, &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: t.tls})
 	}
 	return t, nil
 }
 
-// freebind lets the daemon listen before its address exists, for example at boot.
-func freebind(network, _ string, c syscall.RawConn) error {
+// setFreebind lets the daemon listen before its address exists, for example at boot.
+func setFreebind(network, _ string, c syscall.RawConn) error {
 	var failed error
 	err := c.Control(func(fd uintptr) {
 		if network == "tcp6" {
@@ -124,8 +124,8 @@ func freebind(network, _ string, c syscall.RawConn) error {
 	return errors.Join(err, failed)
 }
 
-// present reports whether this host has the address.
-func present(ip net.IP) bool {
+// hasAddress reports whether this host has the address.
+func hasAddress(ip net.IP) bool {
 	if ip.IsUnspecified() || ip.IsLoopback() {
 		return true // all of 127.0.0.0/8 is local
 	}
@@ -148,7 +148,7 @@ func cause(err error) error {
 // connection presents a currently valid certificate. HTTP/2 is off, because it lets unauthenticated
 // clients use more resources.
 func (t *TCP) tls(*tls.ClientHelloInfo) (*tls.Config, error) {
-	p := t.keeper.current()
+	p := t.keeper.credentialsInForce()
 	c := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*p.cert}, NextProtos: []string{"http/1.1"}, SessionTicketsDisabled: true}
 	if p.clients != nil {
 		c.ClientAuth, c.ClientCAs = tls.RequireAndVerifyClientCert, p.clients
@@ -169,37 +169,37 @@ func (t *TCP) Refused() uint64 {
 
 // Expires returns the end of the certificate in force, zero without TLS.
 func (t *TCP) Expires() time.Time {
-	if cert := t.keeper.current().cert; cert != nil {
+	if cert := t.keeper.credentialsInForce().cert; cert != nil {
 		return cert.Leaf.NotAfter
 	}
 	return time.Time{}
 }
 
 // Reread reads the files again now. They are also read whenever they are needed.
-func (t *TCP) Reread() { t.keeper.reread() }
+func (t *TCP) Reread() { t.keeper.reload() }
 
 // Serve serves requests with the handler until Shutdown or Close, and always returns an error. The
 // contexts of requests end with ctx.
 func (t *TCP) Serve(ctx context.Context, h http.Handler) error {
 	if !t.opt.Changes {
-		h = audited(ReadOnly(h), t.opt.Audit)
+		h = auditRefused(ReadOnly(h), t.opt.Audit)
 	}
 	origin := http.NewCrossOriginProtection() // a browser presents its certificate for requests of any page
 	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, http.StatusForbidden, "the request comes from a page of "+r.Header.Get("Origin"))
 	}))
-	t.http.Handler = closing(t.admit(origin.Handler(h)))
+	t.http.Handler = closeAfterRefusal(t.requireCredentials(origin.Handler(h)))
 	t.http.BaseContext = func(net.Listener) context.Context { return ctx }
 	return t.http.Serve(t.listener)
 }
 
-// admit serves clients that authenticate and closes the connection of others.
-func (t *TCP) admit(next http.Handler) http.Handler {
+// requireCredentials serves clients that authenticate and closes the connection of others.
+func (t *TCP) requireCredentials(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p := t.keeper.current()
-		token, err := p.admit(r)
+		p := t.keeper.credentialsInForce()
+		token, err := p.authenticate(r)
 		if err != nil {
-			t.refusals.tell(r.RemoteAddr, err.Error())
+			t.refusals.logRefused(r.RemoteAddr, err.Error())
 			if p.tokens != nil {
 				w.Header().Set("WWW-Authenticate", `Bearer realm="sluice"`)
 			}
@@ -207,13 +207,13 @@ func (t *TCP) admit(next http.Handler) http.Handler {
 			writeProblem(w, http.StatusUnauthorized, err.Error())
 			return
 		}
-		if token.role == api.RoleMetrics && (r.URL.Path != "/metrics" || !reads(r)) {
-			t.refusals.tell(r.RemoteAddr, token.name+" may read /metrics alone")
+		if token.role == api.RoleMetrics && (r.URL.Path != "/metrics" || !isReadOnly(r)) {
+			t.refusals.logRefused(r.RemoteAddr, token.name+" may read /metrics alone")
 			writeProblem(w, http.StatusForbidden, token.name+" may read /metrics alone: its role in the token file is "+api.RoleMetrics)
 			return
 		}
-		if !reads(r) && t.opt.Changes {
-			if others, ok := t.changes.take(); ok {
+		if !isReadOnly(r) && t.opt.Changes {
+			if others, ok := t.changes.allow(); ok {
 				t.opt.Log.Info("a client asks for a change", "client", r.RemoteAddr, "certificate", certificateOf(r), "token", token.name, "method", r.Method, "path", r.URL.EscapedPath(), "others", others)
 			}
 		}
@@ -239,7 +239,7 @@ func (f failures) Write(line []byte) (int, error) {
 	text := strings.TrimSpace(string(line))
 	if rest, ok := strings.CutPrefix(text, "http: TLS handshake error from "); ok {
 		client, why, _ := strings.Cut(rest, ": ")
-		f.t.refusals.tell(client, why)
+		f.t.refusals.logRefused(client, why)
 	} else {
 		f.t.opt.Log.Error("HTTP over TCP", "error", text)
 	}
@@ -255,15 +255,15 @@ func (t *TCP) Close() error {
 	return t.http.Close()
 }
 
-// reads reports whether a request changes nothing. A plan only computes.
-func reads(r *http.Request) bool {
+// isReadOnly reports whether a request changes nothing. A plan only computes.
+func isReadOnly(r *http.Request) bool {
 	return r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodPost && r.URL.Path == "/api/v1/plan"
 }
 
 // ReadOnly passes on requests that change nothing: GET, HEAD, and POST /api/v1/plan.
 func ReadOnly(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !reads(r) {
+		if !isReadOnly(r) {
 			writeProblem(w, http.StatusForbidden, fmt.Sprintf("%s %s: over TCP this daemon may only be read: use its socket, or run it with --listen-changes", r.Method, r.URL.Path))
 			return
 		}

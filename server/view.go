@@ -23,8 +23,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// tagged is a configuration and its entity tag.
-type tagged struct {
+// taggedConfig is a configuration and its entity tag.
+type taggedConfig struct {
 	config *config.Config
 	tag    string
 }
@@ -36,7 +36,7 @@ func (s *server) etag(c *config.Config) string {
 		return last.tag
 	}
 	tag := tagOf(c)
-	s.tagged.Store(&tagged{c, tag})
+	s.tagged.Store(&taggedConfig{c, tag})
 	return tag
 }
 
@@ -285,25 +285,25 @@ func summary(n *config.NATRule) string {
 		return fmt.Sprintf("%s via %s -> %s", cmp.Or(join(n.Source), "any source"), n.Prefix, join(n.Pool))
 	case n.Type.CrossesStateless():
 		if !n.Prefix.IsValid() {
-			return explicit(len(n.EAM))
+			return countExplicit(len(n.EAM))
 		}
-		return fmt.Sprintf("%s, %s", n.Prefix, explicit(len(n.EAM)))
+		return fmt.Sprintf("%s, %s", n.Prefix, countExplicit(len(n.EAM)))
 	case n.Type == config.NATSNAT:
 		return fmt.Sprintf("%s -> %s", cmp.Or(join(n.Source), "any source"), join(n.To.Addresses))
 	}
 	return fmt.Sprintf("%s out %s", cmp.Or(join(n.Source), "any source"), cmp.Or(string(n.Out), "of any interface"))
 }
 
-// explicit counts the explicit address mappings of a siit rule.
-func explicit(n int) string {
+// countExplicit counts the explicit address mappings of a siit rule.
+func countExplicit(n int) string {
 	if n == 1 {
 		return "1 explicit mapping"
 	}
 	return fmt.Sprintf("%d explicit mappings", n)
 }
 
-// places lists the datapath of each object in a view.
-func places(v engine.View) []api.Placement {
+// listPlacements lists the datapath of each object in a view.
+func listPlacements(v engine.View) []api.Placement {
 	var list []api.Placement
 	if v.Config == nil {
 		return list
@@ -329,7 +329,7 @@ func places(v engine.View) []api.Placement {
 
 // Outcome returns the wire form of a forecast. The command line uses it without a daemon.
 func Outcome(f *engine.Forecast) api.Outcome {
-	return api.Outcome{Changes: f.Changes, Places: places(f.Places), FlowsMoved: f.Flows, FlowsTotal: f.FlowsTotal}
+	return api.Outcome{Changes: f.Changes, Places: listPlacements(f.Places), FlowsMoved: f.Flows, FlowsTotal: f.FlowsTotal}
 }
 
 type explainInput struct {

@@ -328,7 +328,7 @@ func (p *Pending) write() error {
 	if err := os.MkdirAll(p.s.dir, 0o700); err != nil {
 		return err
 	}
-	if p.base != p.s.base || !p.s.exists(p.doc.Base) {
+	if p.base != p.s.base || !p.s.fileExists(p.doc.Base) {
 		if err := p.writeBase(); err != nil {
 			return err
 		}
@@ -341,8 +341,8 @@ func (p *Pending) write() error {
 	return err
 }
 
-// exists reports whether the store has a file with that name.
-func (s *Store) exists(name string) bool {
+// fileExists reports whether the store has a file with that name.
+func (s *Store) fileExists(name string) bool {
 	_, err := os.Stat(filepath.Join(s.dir, name))
 	return name != "" && err == nil
 }

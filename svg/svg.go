@@ -45,7 +45,7 @@ func (p *Picture) Line(x1, y1, x2, y2 float64, attributes string) {
 
 // Text appends a dark text. The anchor is start, middle or end.
 func (p *Picture) Text(x, y float64, anchor, attributes, s string) {
-	p.Add(`<text x="%s" y="%s" text-anchor="%s" fill="#222222"%s>%s</text>`, number(x), number(y), anchor, prefixed(attributes), Escape(s))
+	p.Add(`<text x="%s" y="%s" text-anchor="%s" fill="#222222"%s>%s</text>`, number(x), number(y), anchor, prefixSpace(attributes), Escape(s))
 }
 
 // Bytes ends the picture and returns it.
@@ -65,7 +65,7 @@ func Escape(s string) string {
 // number prints a coordinate with a tenth of a pixel.
 func number(v float64) string { return strconv.FormatFloat(math.Round(10*v)/10, 'f', -1, 64) }
 
-func prefixed(attributes string) string {
+func prefixSpace(attributes string) string {
 	if attributes == "" {
 		return ""
 	}

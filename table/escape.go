@@ -78,7 +78,7 @@ func (o *Output) Write(b []byte) (int, error) {
 	if len(o.rest) > 0 {
 		text = append(o.rest, b...)
 		o.rest = nil
-	} else if plain(b) {
+	} else if isPlainASCII(b) {
 		return o.To.Write(b)
 	}
 	out := make([]byte, 0, len(text)+16)
@@ -90,7 +90,7 @@ func (o *Output) Write(b []byte) (int, error) {
 		if end > 0 {
 			part := text[:end]
 			if end == len(text) {
-				part = complete(part)
+				part = trimIncomplete(part)
 				o.rest = append(o.rest, text[len(part):]...)
 			}
 			out = appendEscaped(out, part, lineOrTab)
@@ -118,8 +118,8 @@ func (o *Output) Write(b []byte) (int, error) {
 
 func lineOrTab(r rune) bool { return r == '\n' || r == '\t' }
 
-// plain reports whether the text is printable ASCII with line feeds and tabs.
-func plain(b []byte) bool {
+// isPlainASCII reports whether the text is printable ASCII with line feeds and tabs.
+func isPlainASCII(b []byte) bool {
 	for _, c := range b {
 		if (c < ' ' || c > '~') && c != '\n' && c != '\t' {
 			return false
@@ -128,8 +128,8 @@ func plain(b []byte) bool {
 	return true
 }
 
-// complete returns the text without an incomplete character at its end.
-func complete(b []byte) []byte {
+// trimIncomplete returns the text without an incomplete character at its end.
+func trimIncomplete(b []byte) []byte {
 	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
 		if last := b[len(b)-n:]; utf8.RuneStart(last[0]) {
 			if !utf8.FullRune(last) {

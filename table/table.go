@@ -43,13 +43,13 @@ func (t *Table) Row(values ...any) {
 	row := make([]string, len(t.header))
 	for i := range row {
 		if i < len(values) {
-			row[i] = cell(values[i])
+			row[i] = formatCell(values[i])
 		}
 	}
 	t.rows = append(t.rows, row)
 }
 
-func cell(value any) string {
+func formatCell(value any) string {
 	if styled, ok := value.(Styled); ok {
 		return string(styled)
 	}
@@ -67,7 +67,7 @@ func (t *Table) Write(w io.Writer) error {
 	limit := t.limit(w)
 	folds := [][]int{all(len(widths))}
 	if limit > 0 && t.Fold {
-		folds = fold(widths, limit)
+		folds = splitColumns(widths, limit)
 	}
 	var b strings.Builder
 	for i, columns := range folds {
@@ -125,8 +125,8 @@ func all(n int) []int {
 	return columns
 }
 
-// fold distributes the columns to tables that fit, each with the first column.
-func fold(widths []int, limit int) [][]int {
+// splitColumns distributes the columns to tables that fit, each with the first column.
+func splitColumns(widths []int, limit int) [][]int {
 	var folds [][]int
 	width := 0
 	for i := 1; i < len(widths); i++ {

@@ -51,15 +51,15 @@ func (m *Model) key(k tea.KeyPressMsg) tea.Cmd {
 	case "?":
 		m.help = true
 	case "esc", "backspace":
-		m.back()
+		m.goBack()
 	case "enter":
 		return m.open()
 	case "/":
-		m.typing, m.typed, m.typedErr = true, m.current().filter, nil
+		m.typing, m.typed, m.typedErr = true, m.currentPage().filter, nil
 	case "s":
 		m.nextSort()
 	case "r":
-		p := m.current()
+		p := m.currentPage()
 		p.ascending = !p.ascending
 	case "p", "space":
 		m.paused = !m.paused
@@ -67,18 +67,18 @@ func (m *Model) key(k tea.KeyPressMsg) tea.Cmd {
 	case "u":
 		return m.start(fetchTable)
 	case "tab", "right", "l":
-		return m.show((m.tab + 1) % tabCount)
+		return m.openTab((m.tab + 1) % tabCount)
 	case "shift+tab", "left", "h":
-		return m.show((m.tab + tabCount - 1) % tabCount)
+		return m.openTab((m.tab + tabCount - 1) % tabCount)
 	}
 	if len(name) == 1 && name[0] >= '1' && name[0] < '1'+byte(tabCount) {
-		return m.show(tab(name[0] - '1'))
+		return m.openTab(tab(name[0] - '1'))
 	}
 	return nil
 }
 
-// show opens a tab and starts the fetches that only this tab needs.
-func (m *Model) show(t tab) tea.Cmd {
+// openTab opens a tab and starts the fetches that only this tab needs.
+func (m *Model) openTab(t tab) tea.Cmd {
 	m.tab, m.flows, m.detail = t, nil, nil
 	return m.resume()
 }
@@ -94,14 +94,14 @@ func (m *Model) resume() tea.Cmd {
 	return tea.Batch(cmds...)
 }
 
-func (m *Model) back() {
+func (m *Model) goBack() {
 	switch {
 	case m.detail != nil:
 		m.detail = nil
 	case m.flows != nil:
 		m.flows = nil
 	default:
-		p := m.current()
+		p := m.currentPage()
 		p.filter, p.match = "", nil
 	}
 }
@@ -109,7 +109,7 @@ func (m *Model) back() {
 // open opens the details of the selected row.
 func (m *Model) open() tea.Cmd {
 	rows := m.rows()
-	p := m.current()
+	p := m.currentPage()
 	if m.detail != nil || len(rows) == 0 {
 		return nil
 	}
@@ -126,7 +126,7 @@ func (m *Model) open() tea.Cmd {
 
 // move handles the keys that move the cursor.
 func (m *Model) move(name string) bool {
-	p := m.current()
+	p := m.currentPage()
 	step := map[string]int{"up": -1, "k": -1, "down": 1, "j": 1, "pgup": -m.listHeight(), "pgdown": m.listHeight(),
 		"home": -1 << 30, "g": -1 << 30, "end": 1 << 30, "G": 1 << 30}[name]
 	if step == 0 || m.detail != nil {
@@ -138,7 +138,7 @@ func (m *Model) move(name string) bool {
 
 // nextSort selects the next column for sorting; after the last column, the original order.
 func (m *Model) nextSort() {
-	p := m.current()
+	p := m.currentPage()
 	p.sort++
 	if p.sort >= len(m.columns()) {
 		p.sort = -1
@@ -148,7 +148,7 @@ func (m *Model) nextSort() {
 
 // typeFilter handles a key while the user types a filter.
 func (m *Model) typeFilter(name, text string) {
-	p := m.current()
+	p := m.currentPage()
 	switch name {
 	case "enter":
 		if m.typedErr == nil {

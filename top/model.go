@@ -33,7 +33,7 @@ type Model struct {
 	due     [fetchCount]bool  // A timer will start it.
 	paused  bool
 
-	ranked   [tabCount]ranked
+	ranked   [tabCount]rankedRows
 	tab      tab
 	pages    [tabCount]page
 	flows    *flowPage // open while the connections of a row are listed
@@ -54,9 +54,9 @@ type page struct {
 	inverse        bool
 }
 
-// ranked caches a page's rows as long as the table is the same. Ranking a hundred thousand sources for every key
+// rankedRows caches a page's rows as long as the table is the same. Ranking a hundred thousand sources for every key
 // press would cost more than the dump.
-type ranked struct {
+type rankedRows struct {
 	table *TableSummary
 	rows  []row
 }
@@ -167,8 +167,8 @@ func (m *Model) start(f fetch) tea.Cmd {
 	}
 }
 
-// after starts a fetch in d, unless a timer for it is running.
-func (m *Model) after(d time.Duration, f fetch) tea.Cmd {
+// fetchAfter starts a fetch in d, unless a timer for it is running.
+func (m *Model) fetchAfter(d time.Duration, f fetch) tea.Cmd {
 	if m.due[f] {
 		return nil
 	}
@@ -191,10 +191,10 @@ func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case countsMsg:
 		m.busy[fetchCounts] = false
 		if m.errs[fetchCounts] = msg.err; msg.err != nil {
-			return m, m.after(countEvery, fetchCounts)
+			return m, m.fetchAfter(countEvery, fetchCounts)
 		}
 		m.counts = msg.counts
-		return m, m.after(min(pace(msg.counts.Took, countShare, countEvery), countSlowest), fetchCounts)
+		return m, m.fetchAfter(min(waitAfter(msg.counts.Took, countShare, countEvery), countSlowest), fetchCounts)
 	case tableMsg:
 		m.busy[fetchTable] = false
 		if m.errs[fetchTable] = msg.err; msg.err == nil {
@@ -204,22 +204,22 @@ func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 				cost = max(cost, m.table.CPU)
 			}
 			m.table = msg.table
-			m.wait = pace(cost, dumpShare, dumpMinimum)
-			return m, m.after(m.wait, fetchTable)
+			m.wait = waitAfter(cost, dumpShare, dumpMinimum)
+			return m, m.fetchAfter(m.wait, fetchTable)
 		}
-		return m, m.after(dumpMinimum, fetchTable)
+		return m, m.fetchAfter(dumpMinimum, fetchTable)
 	case dropsMsg:
 		m.busy[fetchDrops] = false
 		if m.errs[fetchDrops] = msg.err; msg.err == nil {
 			m.drops = msg.report
 		}
-		return m, m.after(watchWindow, fetchDrops)
+		return m, m.fetchAfter(watchWindow, fetchDrops)
 	case profileMsg:
 		m.busy[fetchProfile] = false
 		if m.errs[fetchProfile] = msg.err; msg.err == nil {
 			m.profile = msg.profile
 		}
-		return m, m.after(watchWindow, fetchProfile)
+		return m, m.fetchAfter(watchWindow, fetchProfile)
 	case flowsMsg:
 		m.busy[fetchFlows] = false
 		switch m.errs[fetchFlows] = msg.err; {
@@ -232,8 +232,8 @@ func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-// current returns the page with the keyboard focus.
-func (m *Model) current() *page {
+// currentPage returns the page with the keyboard focus.
+func (m *Model) currentPage() *page {
 	if m.flows != nil {
 		return &m.flows.page
 	}
@@ -250,7 +250,7 @@ func (m *Model) columns() []column {
 
 // rows returns the displayed rows, filtered and sorted.
 func (m *Model) rows() []row {
-	p := m.current()
+	p := m.currentPage()
 	var rows []row
 	if m.flows != nil {
 		rows = flowRows(m.flows.list)

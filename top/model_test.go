@@ -163,7 +163,7 @@ func (s *screen) keys(names ...string) {
 	}
 }
 
-func (s *screen) text() string { return ansi.Strip(s.draw()) }
+func (s *screen) text() string { return ansi.Strip(s.drawScreen()) }
 
 func (s *screen) want(parts ...string) {
 	s.Helper()
@@ -197,7 +197,7 @@ func TestScreenFits(t *testing.T) {
 func TestHeader(t *testing.T) {
 	s := show(t)
 	s.want("table 1,000 of 4,000  fill 25% [##......]  held 19%  full in 25m00s", "fullest: host; 1,000 in 2 netns",
-		"new ~123/s", "growth +2/s", "softirq cpu1 34%", "ok: nothing runs short", "[1 Sources]", "every "+pace(400*time.Millisecond, dumpShare, dumpMinimum).Round(time.Second).String())
+		"new ~123/s", "growth +2/s", "softirq cpu1 34%", "ok: nothing runs short", "[1 Sources]", "every "+waitAfter(400*time.Millisecond, dumpShare, dumpMinimum).Round(time.Second).String())
 }
 
 func TestPages(t *testing.T) {
@@ -313,8 +313,8 @@ func TestSort(t *testing.T) {
 		t.Errorf("ascending by entries: %v", rows)
 	}
 	s.keys("s", "s", "s", "s", "s")
-	if s.current().sort != -1 {
-		t.Errorf("after all columns the order is %d", s.current().sort)
+	if s.currentPage().sort != -1 {
+		t.Errorf("after all columns the order is %d", s.currentPage().sort)
 	}
 }
 
@@ -401,8 +401,8 @@ func TestErrorOfAPageStays(t *testing.T) {
 		s.run(s.start(fetchCounts))
 		s.want("cannot see: permission denied", "ok: ")
 		s.keys("1")
-		if strings.Contains(s.draw(), "denied") {
-			t.Errorf("the sources can be seen:\n%s", s.draw())
+		if strings.Contains(s.drawScreen(), "denied") {
+			t.Errorf("the sources can be seen:\n%s", s.drawScreen())
 		}
 	}
 	s := show(t)
@@ -421,7 +421,7 @@ func TestRowOpenedWhileAnotherIsRead(t *testing.T) {
 	}
 	_, next := s.Update(slow())
 	if next == nil {
-		t.Fatalf("nothing reads it:\n%s", s.draw())
+		t.Fatalf("nothing reads it:\n%s", s.drawScreen())
 	}
 	s.run(next)
 	if !s.flows.loaded || len(s.flows.list) == 0 || s.fake.filter != s.flows.filter {

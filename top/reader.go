@@ -34,8 +34,8 @@ type Host struct {
 	namespaces []netdev.Namespace
 	hidden     int
 	held       map[string]uint32
-	counts     int                // Calls of Counts.
-	last       map[uint64]reading // by inode, because a name may be reused
+	counts     int                     // Calls of Counts.
+	last       map[uint64]readerResult // by inode, because a name may be reused
 	lastSoft   []trace.CPUTime
 	lastDrops  uint64
 	lastAt     time.Time
@@ -48,7 +48,7 @@ type poolReading struct {
 	smallest uint32
 }
 
-type reading struct {
+type readerResult struct {
 	counters conntrack.Counters
 	growth   *conntrack.Growth
 }
@@ -81,7 +81,7 @@ func (h *Host) Counts(ctx context.Context) (*Counts, error) {
 	c := &Counts{Time: time.Now(), NewPerSecond: -1}
 	seconds := c.Time.Sub(h.lastAt).Seconds()
 	first := h.lastAt.IsZero()
-	now := map[uint64]reading{}
+	now := map[uint64]readerResult{}
 	var failed error
 	for _, ns := range namespaces {
 		f, err := h.fill(ctx, ns, c.Time, now)
@@ -145,13 +145,13 @@ func (h *Host) smallestPool(ctx context.Context, ns netdev.Namespace, counted co
 }
 
 // fill reads one namespace and compares it with the last reading.
-func (h *Host) fill(ctx context.Context, ns netdev.Namespace, at time.Time, now map[uint64]reading) (conntrack.Fill, error) {
+func (h *Host) fill(ctx context.Context, ns netdev.Namespace, at time.Time, now map[uint64]readerResult) (conntrack.Fill, error) {
 	limits, counters, err := conntrack.ReadNumbers(ctx, ns)
 	if err != nil {
 		return conntrack.Fill{}, err
 	}
 	before, known := h.last[ns.Inode]
-	r := reading{counters, before.growth}
+	r := readerResult{counters, before.growth}
 	if !known {
 		r.growth = &conntrack.Growth{}
 	}

@@ -80,7 +80,7 @@ func (m *Model) rowsOf(t tab) []row {
 		return nil
 	}
 	if m.ranked[t].table != m.table {
-		m.ranked[t] = ranked{m.table, tableRows(t, m.table.Summary)}
+		m.ranked[t] = rankedRows{m.table, tableRows(t, m.table.Summary)}
 	}
 	return m.ranked[t].rows
 }

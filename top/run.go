@@ -89,7 +89,7 @@ func Once(ctx context.Context, r Reader, rows int) (*Picture, error) {
 	if w.profile != nil {
 		p.Phases = w.profile.Phases
 	}
-	p.Verdict = judge(p.Counts, t)
+	p.Verdict = findVerdict(p.Counts, t)
 	return p, ctx.Err()
 }
 
@@ -111,7 +111,7 @@ func Screen(ctx context.Context, r Reader, width, height int) (string, error) {
 	if m.table, err = r.Table(ctx); err != nil {
 		return "", err
 	}
-	m.wait = pace(m.table.CPU, dumpShare, dumpMinimum)
+	m.wait = waitAfter(m.table.CPU, dumpShare, dumpMinimum)
 	select {
 	case <-time.After(time.Second): // rates need two readings
 	case <-ctx.Done():
@@ -120,5 +120,5 @@ func Screen(ctx context.Context, r Reader, width, height int) (string, error) {
 	if m.counts, err = r.Counts(ctx); err != nil {
 		return "", err
 	}
-	return m.draw(), nil
+	return m.drawScreen(), nil
 }

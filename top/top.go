@@ -90,8 +90,8 @@ const (
 	countSlowest = 5 * time.Second
 )
 
-// pace returns the wait after which work of that cost takes the given share of a core, and at least least.
-func pace(cost time.Duration, share float64, least time.Duration) time.Duration {
+// waitAfter returns the wait after which work of that cost takes the given share of a core, and at least least.
+func waitAfter(cost time.Duration, share float64, least time.Duration) time.Duration {
 	return max(least, time.Duration(float64(cost)/share))
 }
 

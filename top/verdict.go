@@ -26,8 +26,8 @@ type Verdict struct {
 	Text  string `json:"text"`
 }
 
-// judge checks the numbers in order of urgency: current losses, then imminent ones.
-func judge(c *Counts, t *TableSummary) Verdict {
+// findVerdict checks the numbers in order of urgency: current losses, then imminent ones.
+func findVerdict(c *Counts, t *TableSummary) Verdict {
 	if c == nil {
 		return Verdict{OK, "reading"}
 	}
@@ -42,7 +42,7 @@ func judge(c *Counts, t *TableSummary) Verdict {
 		return judgeDrops(c, fullest, occupied)
 	}
 	worst := Verdict{OK, "nothing runs short"}
-	for _, v := range shortages(c, fullest, occupied) {
+	for _, v := range imminentLosses(c, fullest, occupied) {
 		if v.Level >= Warn && v.Level > worst.Level {
 			worst = v
 		}
@@ -50,8 +50,8 @@ func judge(c *Counts, t *TableSummary) Verdict {
 	return worst
 }
 
-// shortages returns imminent losses, the most urgent first.
-func shortages(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy) []Verdict {
+// imminentLosses returns imminent losses, the most urgent first.
+func imminentLosses(c *Counts, fullest conntrack.Fill, occupied *conntrack.Occupancy) []Verdict {
 	held := Verdict{severity.TableFill.Level(fullest.Effective()), fmt.Sprintf("%s%.0f%% of the table is held", fullest.Namespace, 100*fullest.Effective())}
 	if held.Level == Critical {
 		held.Text += ": new connections fail soon; sluice tune"

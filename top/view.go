@@ -36,28 +36,28 @@ func (m *Model) listHeight() int { return max(1, m.height-headLines-1) }
 
 // View implements tea.Model.
 func (m *Model) View() tea.View {
-	v := tea.NewView(m.draw())
+	v := tea.NewView(m.drawScreen())
 	v.AltScreen = true
 	v.WindowTitle = "sluice top"
 	return v
 }
 
-// draw returns the screen: exactly height lines of at most width columns.
-func (m *Model) draw() string {
+// drawScreen returns the screen: exactly height lines of at most width columns.
+func (m *Model) drawScreen() string {
 	var rows []row
 	lines := []string{m.titleLine(), m.tableLine(), m.rateLine(), m.verdictLine(), m.tabLine()}
 	switch {
 	case m.help:
 		lines = append(lines, helpLines...)
-		for _, b := range m.blind() {
-			lines = append(lines, m.wrapped("not seen: "+b, "")...)
+		for _, b := range m.missingData() {
+			lines = append(lines, m.wrapSentence("not seen: "+b, "")...)
 		}
 	case m.detail != nil:
-		for _, l := range m.wrapped(m.detail.title, "") {
+		for _, l := range m.wrapSentence(m.detail.title, "") {
 			lines = append(lines, styleTitle.Render(l))
 		}
 		for _, l := range m.detail.lines {
-			lines = append(lines, m.wrapped(l, "  ")...)
+			lines = append(lines, m.wrapSentence(l, "  ")...)
 		}
 	default:
 		rows = m.rows()
@@ -76,8 +76,8 @@ func (m *Model) draw() string {
 	return strings.Join(lines, "\n")
 }
 
-// wrapped breaks a sentence at words. The first line begins with the indent, the others two columns further.
-func (m *Model) wrapped(text, indent string) []string {
+// wrapSentence breaks a sentence at words. The first line begins with the indent, the others two columns further.
+func (m *Model) wrapSentence(text, indent string) []string {
 	lines := strings.Split(ansi.Wrap(text, max(m.width-len(indent)-2, 10), " "), "\n")
 	for i, l := range lines {
 		if i > 0 {
@@ -105,7 +105,7 @@ func (m *Model) titleLine() string {
 	case m.busy[fetchTable]:
 		right = "reading the table"
 	}
-	return spread(left, right, m.width)
+	return leftAndRight(left, right, m.width)
 }
 
 func (m *Model) tableLine() string {
@@ -149,16 +149,16 @@ func (m *Model) verdictLine() string {
 	if err := cmp.Or(m.errs[fetchCounts], m.errs[fetchTable]); err != nil {
 		return styleLevels[Warn].Render("cannot see: " + err.Error())
 	}
-	v := judge(m.counts, m.table)
+	v := findVerdict(m.counts, m.table)
 	line := styleLevels[v.Level].Render(levelText(v.Level) + ": " + v.Text)
-	if blind := m.blind(); len(blind) > 0 {
+	if blind := m.missingData(); len(blind) > 0 {
 		line += "  (not seen: " + strings.Join(blind, "; ") + ")"
 	}
 	return line
 }
 
-// blind describes in sentences the data missing from the numbers and the table.
-func (m *Model) blind() []string {
+// missingData describes in sentences the data missing from the numbers and the table.
+func (m *Model) missingData() []string {
 	var list []string
 	if m.counts != nil {
 		list = append(list, m.counts.Blind...)
@@ -193,7 +193,7 @@ func (m *Model) tabLine() string {
 func (m *Model) listLines(rows []row) []string {
 	cols := m.columns()
 	widths := m.columnWidths(cols)
-	p := m.current()
+	p := m.currentPage()
 	head := make([]string, len(cols))
 	for i, c := range cols {
 		head[i] = c.title
@@ -201,9 +201,9 @@ func (m *Model) listLines(rows []row) []string {
 			head[i] += map[bool]string{false: "v", true: "^"}[p.ascending]
 		}
 	}
-	lines := []string{styleFaint.Render("  " + align(head, widths))}
+	lines := []string{styleFaint.Render("  " + alignColumns(head, widths))}
 	if len(rows) == 0 {
-		return append(lines, m.wrapped(m.emptyText(), "  ")...)
+		return append(lines, m.wrapSentence(m.emptyText(), "  ")...)
 	}
 	height := m.listHeight()
 	p.cursor = max(0, min(p.cursor, len(rows)-1))
@@ -212,7 +212,7 @@ func (m *Model) listLines(rows []row) []string {
 		p.offset = p.cursor - height + 1
 	}
 	for i := p.offset; i < min(len(rows), p.offset+height); i++ {
-		text := align(slices.Concat([]string{rows[i].key}, rows[i].cells), widths)
+		text := alignColumns(slices.Concat([]string{rows[i].key}, rows[i].cells), widths)
 		switch {
 		case i == p.cursor:
 			lines = append(lines, styleSelected.Render("> "+text))
@@ -227,9 +227,9 @@ func (m *Model) listLines(rows []row) []string {
 
 // emptyText returns the reason why a list is empty.
 func (m *Model) emptyText() string {
-	p := m.current()
+	p := m.currentPage()
 	switch {
-	case p.match != nil && m.limited():
+	case p.match != nil && m.exceedsRowLimit():
 		return "nothing matches " + p.filter + " among the largest " + group(uint32(rowLimit))
 	case p.match != nil:
 		return "nothing matches " + p.filter
@@ -253,8 +253,8 @@ func (m *Model) emptyText() string {
 	return "no connection"
 }
 
-// limited reports whether the ranking is longer than rowLimit.
-func (m *Model) limited() bool { return m.flows == nil && len(m.rowsOf(m.tab)) >= rowLimit }
+// exceedsRowLimit reports whether the ranking is longer than rowLimit.
+func (m *Model) exceedsRowLimit() bool { return m.flows == nil && len(m.rowsOf(m.tab)) >= rowLimit }
 
 func (m *Model) columnWidths(cols []column) []int {
 	widths := make([]int, len(cols))
@@ -270,8 +270,8 @@ func (m *Model) columnWidths(cols []column) []int {
 	return widths
 }
 
-// align formats cells in columns: the first left-aligned, the others right-aligned.
-func align(cells []string, widths []int) string {
+// alignColumns formats cells in columns: the first left-aligned, the others right-aligned.
+func alignColumns(cells []string, widths []int) string {
 	var b strings.Builder
 	for i, c := range cells {
 		c = table.Escape(c) // names of namespaces, programs and rules come from the host
@@ -298,7 +298,7 @@ func shorten(s string, width int) string {
 }
 
 func (m *Model) footLine(rows int) string {
-	p := m.current()
+	p := m.currentPage()
 	switch {
 	case m.typing && m.typedErr != nil:
 		return "/" + m.typed + "  (not a regular expression yet)"
@@ -314,7 +314,7 @@ func (m *Model) footLine(rows int) string {
 			more = " (first " + group(uint32(flowLimit)) + ")"
 		}
 		const before, after = "connections of ", "enter explain  esc back"
-		return spread(before+shorten(m.flows.title, max(20, m.width-len(before+more+after)-2))+more, after, m.width)
+		return leftAndRight(before+shorten(m.flows.title, max(20, m.width-len(before+more+after)-2))+more, after, m.width)
 	}
 	left := "enter open  / filter  s sort  p pause  ? help  q quit"
 	if p.filter != "" {
@@ -323,15 +323,15 @@ func (m *Model) footLine(rows int) string {
 	right := ""
 	if m.table != nil {
 		right = fmt.Sprintf("%d rows", rows)
-		if m.limited() {
+		if m.exceedsRowLimit() {
 			right = fmt.Sprintf("%d of the largest %s", rows, group(uint32(rowLimit)))
 		}
 	}
-	return styleFaint.Render(spread(left, right, m.width))
+	return styleFaint.Render(leftAndRight(left, right, m.width))
 }
 
-// spread formats one text at the left and one at the right.
-func spread(left, right string, width int) string {
+// leftAndRight formats one text at the left and one at the right.
+func leftAndRight(left, right string, width int) string {
 	gap := width - ansi.StringWidth(left) - ansi.StringWidth(right)
 	if gap < 2 {
 		return left

@@ -61,7 +61,7 @@ func TestSmallTerminals(t *testing.T) {
 	for _, size := range [][2]int{{0, 0}, {1, 1}, {10, 3}, {80, 5}} {
 		s := show(t)
 		s.Update(tea.WindowSizeMsg{Width: size[0], Height: size[1]})
-		if lines := strings.Count(s.draw(), "\n") + 1; lines != size[1] && size[1] > 0 {
+		if lines := strings.Count(s.drawScreen(), "\n") + 1; lines != size[1] && size[1] > 0 {
 			t.Errorf("%d lines on a terminal of %v", lines, size)
 		}
 	}
@@ -76,10 +76,10 @@ func TestHelp(t *testing.T) {
 }
 
 func TestPace(t *testing.T) {
-	if got := pace(2700*time.Millisecond, dumpShare, dumpMinimum); got < 60*time.Second {
+	if got := waitAfter(2700*time.Millisecond, dumpShare, dumpMinimum); got < 60*time.Second {
 		t.Errorf("a dump of 2.7 s is repeated every %v: over 5 %% of a core", got)
 	}
-	if got := pace(time.Millisecond, dumpShare, dumpMinimum); got != dumpMinimum {
+	if got := waitAfter(time.Millisecond, dumpShare, dumpMinimum); got != dumpMinimum {
 		t.Errorf("a dump of 1 ms is repeated every %v", got)
 	}
 }
@@ -117,7 +117,7 @@ func TestVerdict(t *testing.T) {
 		{"backlog", Counts{Fills: fill(1, 1, 0), BacklogPerSecond: 8}, Critical, "backlog"},
 		{"softirq", Counts{Fills: fill(1, 1, 0), Softirq: 0.9}, Critical, "softirqs"},
 	} {
-		if v := judge(&tc.c, nil); v.Level != tc.level || !strings.Contains(v.Text, tc.want) {
+		if v := findVerdict(&tc.c, nil); v.Level != tc.level || !strings.Contains(v.Text, tc.want) {
 			t.Errorf("%s: %v: %s; want %v, %q", tc.name, v.Level, v.Text, tc.level, tc.want)
 		}
 	}

@@ -21,10 +21,10 @@ func dropRules(ctx context.Context, ns netdev.Namespace) (rules []firewall.Rule,
 	return rules, err
 }
 
-// blame returns the rules that may have dropped the samples between two listings: rules whose
+// suspectRules returns the rules that may have dropped the samples between two listings: rules whose
 // counters increased, otherwise rules whose conditions match. Without an earlier listing no
 // increase is known. A single result is certain as far as visible; several are candidates.
-func blame(before, after []firewall.Rule, hooks map[Hook]bool, samples []*DropSample) []firewall.Rule {
+func suspectRules(before, after []firewall.Rule, hooks map[Hook]bool, samples []*DropSample) []firewall.Rule {
 	old := map[string]uint64{}
 	for _, r := range before {
 		old[r.ID()] = r.Packets
@@ -42,7 +42,7 @@ func blame(before, after []firewall.Rule, hooks map[Hook]bool, samples []*DropSa
 		visible = append(visible, r)
 	}
 	fitting := map[string]bool{}
-	for _, s := range distinct(samples) {
+	for _, s := range distinctPackets(samples) {
 		p, of := s.asRulesSee(), hooks
 		if s.Hook != HookNone {
 			of = map[Hook]bool{s.Hook: true}
@@ -55,7 +55,7 @@ func blame(before, after []firewall.Rule, hooks map[Hook]bool, samples []*DropSa
 	candidates := slices.DeleteFunc(visible, func(r firewall.Rule) bool {
 		return slices.ContainsFunc(moved, func(m firewall.Rule) bool { return m.ID() == r.ID() }) || len(samples) > 0 && !fitting[r.ID()] || len(samples) == 0 && !hookFits(r.Hook, hooks)
 	})
-	return append(moved, exact(candidates, len(samples) == 0)...)
+	return append(moved, withoutPolicies(candidates, len(samples) == 0)...)
 }
 
 // ofSample returns the rules that may have dropped a packet. A chain's policy applies only where no rule matches.
@@ -65,11 +65,11 @@ func ofSample(rules []firewall.Rule, hooks map[Hook]bool, p *firewall.Packet) (f
 			fitting = append(fitting, r)
 		}
 	}
-	return exact(fitting, true)
+	return withoutPolicies(fitting, true)
 }
 
-// exact leaves out policies where a rule is a candidate, too.
-func exact(candidates []firewall.Rule, apply bool) []firewall.Rule {
+// withoutPolicies leaves out policies where a rule is a candidate, too.
+func withoutPolicies(candidates []firewall.Rule, apply bool) []firewall.Rule {
 	rules := slices.DeleteFunc(slices.Clone(candidates), func(r firewall.Rule) bool { return r.Policy() })
 	if !apply || len(rules) == 0 {
 		return candidates
@@ -80,8 +80,8 @@ func exact(candidates []firewall.Rule, apply bool) []firewall.Rule {
 // mostBlamed bounds the samples of a group that rules are evaluated for.
 const mostBlamed = 64
 
-// distinct returns samples of different packets.
-func distinct(samples []*DropSample) (list []*DropSample) {
+// distinctPackets returns samples of different packets.
+func distinctPackets(samples []*DropSample) (list []*DropSample) {
 	type shape struct {
 		tuple flow.Tuple
 		hook  Hook

@@ -77,7 +77,7 @@ func TestBlame(t *testing.T) {
 					before[i].Packets = 0
 				}
 			}
-			found := blame(before, rules, map[Hook]bool{HookForward: true}, c.samples)
+			found := suspectRules(before, rules, map[Hook]bool{HookForward: true}, c.samples)
 			if err := firewall.Describe(t.Context(), found); err != nil {
 				return err
 			}

@@ -237,7 +237,7 @@ var rules = []rule{
 }
 
 // causeOf returns the cause of a kind of drop from the event alone. The counters may change the
-// cause of netfilter drops later; see refine.
+// cause of netfilter drops later; see refineCause.
 func causeOf(p dropSite) Cause {
 	if p.function == "nf_hook_slow" || p.function == "nf_hook_slow_list" {
 		return hookCause(p)

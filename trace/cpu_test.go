@@ -17,7 +17,7 @@ func TestCPUs(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	p := Profile{}
-	if p.busiest(CPUsBetween(before, after)); p.Busiest != 2 || p.BusiestShare != 0.6 {
+	if p.setBusiestCPU(CPUsBetween(before, after)); p.Busiest != 2 || p.BusiestShare != 0.6 {
 		t.Errorf("CPU %d is the busiest, with %g", p.Busiest, p.BusiestShare)
 	}
 }

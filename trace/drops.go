@@ -333,7 +333,7 @@ type Missed struct {
 func (d *Drops) Missed() Missed {
 	interrupted := d.interruptions() // Read before missed(), because the second program corrects this number there.
 	events := d.events.Packets()     // Read before missed(), so that a drop in between does not count as hidden.
-	n := d.missed()
+	n := d.missedDrops()
 	interrupted -= d.interruptedBefore
 	interrupted -= min(interrupted, n[2])
 	events -= min(events, d.eventsBefore)
@@ -341,8 +341,8 @@ func (d *Drops) Missed() Missed {
 	return Missed{Kinds: n[0], Samples: n[1], Interrupted: interrupted, Hidden: unseen - min(unseen, interrupted)}
 }
 
-// missed returns the sums over all CPUs of the map drops_missed.
-func (d *Drops) missed() (n [4]uint64) {
+// missedDrops returns the sums over all CPUs of the map drops_missed.
+func (d *Drops) missedDrops() (n [4]uint64) {
 	for i := range n {
 		var perCPU []uint64
 		if d.objects.DropsMissed.Lookup(uint32(i), &perCPU) == nil {
@@ -433,7 +433,7 @@ func (d *Drops) Resume() error {
 			d.limits = append(d.limits, limit)
 		}
 	}
-	d.seenBefore = d.missed()[3] // read before the events, so that a drop in between does not count as hidden
+	d.seenBefore = d.missedDrops()[3] // read before the events, so that a drop in between does not count as hidden
 	d.eventsBefore = d.events.Packets()
 	return nil
 }

@@ -84,7 +84,7 @@ func (p *Profile) WriteFlameGraph(w io.Writer) error {
 <text x="%d" y="60" id="reset" style="display:none" tabindex="0" role="button">show all (Esc)</text>
 </g>
 <g id="frames" font-family="monospace" data-width="%d" data-char="%g">`, flameMargin, root.samples, p.Rate, p.CPUs, p.Window.Seconds(), flameMargin, svg.Escape(p.summary()), flameMargin, flameMargin+80, flameBoxes, flameChar)
-	f.draw(root, 0, 0)
+	f.drawNode(root, 0, 0)
 	f.b.Add("</g>")
 	for i, line := range legend {
 		x, y := flameMargin+i%4*295, f.bottom+30+i/4*20
@@ -134,9 +134,9 @@ type flamePainter struct {
 	bottom int
 }
 
-// draw writes a node that begins after the given number of samples, and then its children above it.
+// drawNode writes a node that begins after the given number of samples, and then its children above it.
 // The script computes with samples, because rounded pixels are wrong when magnified.
-func (f *flamePainter) draw(n *flameNode, start uint64, level int) {
+func (f *flamePainter) drawNode(n *flameNode, start uint64, level int) {
 	width := float64(n.samples) * f.scale
 	if level == 0 {
 		width = flameBoxes // without samples, too
@@ -150,10 +150,10 @@ func (f *flamePainter) draw(n *flameNode, start uint64, level int) {
 	}
 	x, y := flameMargin+float64(start)*f.scale, f.bottom-(level+1)*flameRow
 	f.b.Add(`<g class="f" data-n="%s" data-x="%d" data-s="%d"><title>%s</title><rect x="%.2f" y="%d" width="%.2f" height="%d" fill="%s"/><text x="%.2f" y="%d">%s</text></g>`,
-		svg.Escape(n.name), start, n.samples, svg.Escape(text), x, y, width-min(0.5, width/4), flameRow-1, color, x+3, y+12, svg.Escape(fitting(n.name, width-4)))
+		svg.Escape(n.name), start, n.samples, svg.Escape(text), x, y, width-min(0.5, width/4), flameRow-1, color, x+3, y+12, svg.Escape(cutToWidth(n.name, width-4)))
 	for _, key := range slices.Sorted(maps.Keys(n.children)) {
 		c := n.children[key]
-		f.draw(c, start, level+1)
+		f.drawNode(c, start, level+1)
 		start += c.samples
 	}
 }
@@ -169,8 +169,8 @@ func (n *flameNode) phase() string {
 	return phase
 }
 
-// fitting cuts a name to a width in pixels.
-func fitting(name string, width float64) string {
+// cutToWidth cuts a name to a width in pixels.
+func cutToWidth(name string, width float64) string {
 	fit := int(width / flameChar)
 	letters := []rune(name)
 	switch {

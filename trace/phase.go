@@ -105,10 +105,10 @@ func newPhaseIndex() *phaseIndex {
 	return x
 }
 
-// of returns the phase of a function, -1 when it has none of its own; the
+// phaseOf returns the phase of a function, -1 when it has none of its own; the
 // longest pattern that fits decides. The result is kept, so that each name is
 // searched once.
-func (x *phaseIndex) of(function string) int {
+func (x *phaseIndex) phaseOf(function string) int {
 	if i, ok := x.exact[function]; ok {
 		return i
 	}
@@ -128,7 +128,7 @@ func (x *phaseIndex) of(function string) int {
 // ofStack returns the phase of a stack, innermost frame first.
 func (x *phaseIndex) ofStack(stack []string) Phase {
 	for _, function := range stack {
-		if i := x.of(function); i >= 0 {
+		if i := x.phaseOf(function); i >= 0 {
 			return phases[i]
 		}
 	}

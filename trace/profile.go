@@ -110,7 +110,7 @@ func ProfileWhile(ctx context.Context, namespaces []netdev.Namespace, f func() e
 	if err != nil {
 		return nil, err
 	}
-	p.busiest(CPUsBetween(times, cpuTimes()))
+	p.setBusiestCPU(CPUsBetween(times, cpuTimes()))
 	p.Window = time.Since(start)
 	p.countPackets(readForwarded(context.WithoutCancel(ctx), namespaces), before, readForwarded(context.WithoutCancel(ctx), everywhere).Sub(elsewhere))
 	symbols, err := recentSymbols()
@@ -282,8 +282,8 @@ func isNetwork(p Phase) bool {
 	return p.Name != phaseIdle.Name && p.Name != phaseUser.Name && p.Name != phaseOther.Name
 }
 
-// busiest finds the CPU that was least idle in the window.
-func (p *Profile) busiest(window []CPUTime) {
+// setBusiestCPU finds the CPU that was least idle in the window.
+func (p *Profile) setBusiestCPU(window []CPUTime) {
 	for _, c := range window {
 		if share := 1 - float64(min(c.Idle, c.Total))/float64(c.Total); share > p.BusiestShare {
 			p.Busiest, p.BusiestShare = c.CPU, share

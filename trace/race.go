@@ -10,9 +10,9 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// raced corrects the cause of packets that found their tuple taken although ports were not
+// correctRaced corrects the cause of packets that found their tuple taken although ports were not
 // short: two packets at once had chosen the same one.
-func (w *Watcher) raced(ctx context.Context, ns netdev.Namespace, groups map[string]*DropGroup) {
+func (w *Watcher) correctRaced(ctx context.Context, ns netdev.Namespace, groups map[string]*DropGroup) {
 	g := groups[CausePortsExhausted.ID]
 	if !w.PortsInUse || g == nil || !portsLeft(ctx, ns, g.Samples) {
 		return
@@ -54,10 +54,10 @@ func portsLeft(ctx context.Context, ns netdev.Namespace, samples []*DropSample) 
 		if err != nil && !errors.Is(err, conntrack.ErrInterrupted) {
 			return false
 		}
-		return sparse(used, first, last)
+		return mostlyFree(used, first, last)
 	}
 	return false
 }
 
-// sparse reports whether more than a fifth of the ports in a range are free.
-func sparse(used, first, last uint64) bool { return used > 0 && 5*used < 4*(last-first+1) }
+// mostlyFree reports whether more than a fifth of the ports in a range are free.
+func mostlyFree(used, first, last uint64) bool { return used > 0 && 5*used < 4*(last-first+1) }

@@ -18,7 +18,7 @@ func TestSparse(t *testing.T) {
 		{3_000, 1_100, 65_000, true},
 		{2, 20_000, 40_000, true},
 	} {
-		if got := sparse(c.used, c.first, c.last); got != c.want {
+		if got := mostlyFree(c.used, c.first, c.last); got != c.want {
 			t.Errorf("%d ports from %d to %d: sparse %v, want %v", c.used, c.first, c.last, got, c.want)
 		}
 	}

@@ -149,8 +149,8 @@ func (w *Watcher) Start(ctx context.Context) error {
 	sampling, stop := context.WithCancel(ctx)
 	w.stop = stop
 	w.reading.Go(func() {
-		if err := drops.Samples(sampling, w.take); err != nil {
-			w.problem(err)
+		if err := drops.Samples(sampling, w.addSample); err != nil {
+			w.addProblem(err)
 		}
 	})
 	w.before = map[uint64]snapshot{}
@@ -165,7 +165,7 @@ func (w *Watcher) Start(ctx context.Context) error {
 	return nil
 }
 
-func (w *Watcher) take(s *DropSample) {
+func (w *Watcher) addSample(s *DropSample) {
 	w.mu.Lock()
 	if len(w.samples) < maxSamples {
 		w.samples = append(w.samples, s)
@@ -176,8 +176,8 @@ func (w *Watcher) take(s *DropSample) {
 	}
 }
 
-// problem records a failed reading. A namespace that was removed is not a problem.
-func (w *Watcher) problem(err error) {
+// addProblem records a failed reading. A namespace that was removed is not a problem.
+func (w *Watcher) addProblem(err error) {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) {
 		return
 	}
@@ -196,13 +196,13 @@ func (w *Watcher) snapshot(ctx context.Context, ns netdev.Namespace) snapshot {
 	var s snapshot
 	counters, _, err := ReadCounters(ctx, ns)
 	if err != nil {
-		w.problem(err)
+		w.addProblem(err)
 	}
 	s.counters = counters
 	s.counts = map[dropsDropKey]DropCount{}
 	all, err := w.drops.Counts()
 	if err != nil {
-		w.problem(err)
+		w.addProblem(err)
 	}
 	for _, c := range all {
 		if uint64(c.Netns) == ns.Inode {
@@ -247,7 +247,7 @@ func (w *Watcher) Stop(ctx context.Context) (*DropReport, error) {
 	for _, ns := range w.Namespaces {
 		w.report(ctx, r, ns, after[ns.Inode])
 	}
-	w.strays(r, all, known)
+	w.addUnlisted(r, all, known)
 	w.hostCounters(r, after)
 	missed := w.drops.Missed()
 	r.Uncounted, r.Interrupted, r.Hidden, r.LostSamples = missed.Kinds, missed.Interrupted, missed.Hidden, missed.Samples
@@ -289,7 +289,7 @@ func (w *Watcher) report(ctx context.Context, r *DropReport, ns netdev.Namespace
 		}
 		cause := causeOf(w.placeOf(&c, first))
 		if w.Options.Filter.Empty() {
-			cause = refine(cause, delta, w.drops.nftSeen)
+			cause = refineCause(cause, delta, w.drops.nftSeen)
 		}
 		if cause.ID == CauseLegacyRule.ID && !slices.ContainsFunc(listed(), func(r firewall.Rule) bool { return r.Legacy }) {
 			cause = CauseHookRule // nftables, on a kernel without a separate location for its drops
@@ -304,19 +304,19 @@ func (w *Watcher) report(ctx context.Context, r *DropReport, ns netdev.Namespace
 	if w.Options.Filter.Empty() {
 		lost, err := w.drops.losses.groups(ns, names)
 		if err != nil {
-			w.problem(err)
+			w.addProblem(err)
 		}
 		maps.Copy(groups, lost)
 	}
 	if n := delta["TcpExt.ListenOverflows"]; n > 0 && w.Options.Filter.Empty() {
 		groups[CauseAcceptQueue.ID] = &DropGroup{Namespace: ns.Name, Netns: ns.Inode, Cause: CauseAcceptQueue, Packets: n}
 	}
-	w.raced(ctx, ns, groups)
+	w.correctRaced(ctx, ns, groups)
 	for _, g := range groups {
 		g.finish(r.Window)
 		switch g.Cause.ID {
 		case CauseNftRule.ID, CauseHookRule.ID, CauseLegacyRule.ID:
-			w.blame(ctx, ns, g, before.rules, listed())
+			w.setSuspectRules(ctx, ns, g, before.rules, listed())
 		}
 		r.Groups = append(r.Groups, *g)
 	}
@@ -326,11 +326,11 @@ func (w *Watcher) report(ctx context.Context, r *DropReport, ns netdev.Namespace
 }
 
 // Refine corrects a cause with the counters of the same window.
-func Refine(c Cause, delta Counters) Cause { return refine(c, delta, nftDropsApart()) }
+func Refine(c Cause, delta Counters) Cause { return refineCause(c, delta, nftDropsApart()) }
 
-// refine corrects a cause that the counters of the same window exclude. If connection tracking counted no drop, a rule
+// refineCause corrects a cause that the counters of the same window exclude. If connection tracking counted no drop, a rule
 // dropped the packets.
-func refine(c Cause, delta Counters, nftSeparate bool) Cause {
+func refineCause(c Cause, delta Counters, nftSeparate bool) Cause {
 	if _, known := delta["conntrack.drop"]; !known {
 		return c
 	}
@@ -392,7 +392,7 @@ func (g *DropGroup) finish(window time.Duration) {
 func (w *Watcher) list(ctx context.Context, ns netdev.Namespace) []firewall.Rule {
 	rules, err := dropRules(ctx, ns)
 	if err != nil {
-		w.problem(err)
+		w.addProblem(err)
 	}
 	if w.Listed != nil {
 		w.Listed[ns.Inode] = firewall.Counters(rules)
@@ -400,17 +400,17 @@ func (w *Watcher) list(ctx context.Context, ns netdev.Namespace) []firewall.Rule
 	return rules
 }
 
-// blame sets the rules that may have dropped the packets of the group, from a listing before and one after.
-func (w *Watcher) blame(ctx context.Context, ns netdev.Namespace, g *DropGroup, before, after []firewall.Rule) {
+// setSuspectRules sets the rules that may have dropped the packets of the group, from a listing before and one after.
+func (w *Watcher) setSuspectRules(ctx context.Context, ns netdev.Namespace, g *DropGroup, before, after []firewall.Rule) {
 	hooks := map[Hook]bool{}
 	for _, p := range g.Places {
 		hooks[p.Hook] = true
 	}
 	if err := ns.Do(func() error {
-		g.Rules = blame(before, after, hooks, g.Sampled)
+		g.Rules = suspectRules(before, after, hooks, g.Sampled)
 		return firewall.Describe(ctx, g.Rules)
 	}); err != nil {
-		w.problem(err)
+		w.addProblem(err)
 	}
 }
 
@@ -438,8 +438,8 @@ func reconcile(namespace string, delta Counters, groups map[string]*DropGroup) [
 	return out
 }
 
-// strays adds the drops in namespaces that were not listed, for example new ones.
-func (w *Watcher) strays(r *DropReport, all []DropCount, known map[uint64]bool) {
+// addUnlisted adds the drops in namespaces that were not listed, for example new ones.
+func (w *Watcher) addUnlisted(r *DropReport, all []DropCount, known map[uint64]bool) {
 	groups := map[string]*DropGroup{}
 	for _, c := range all {
 		if known[uint64(c.Netns)] {

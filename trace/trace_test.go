@@ -120,7 +120,7 @@ func TestRefine(t *testing.T) {
 		{"exhausted", CausePortsExhausted, Counters{"conntrack.drop": 5, "conntrack.insert_failed": 5}, &CausePortsExhausted},
 		{"long chains", CausePortsExhausted, Counters{"conntrack.drop": 0, "conntrack.insert_failed": 5, "conntrack.chain_too_long": 5}, &CauseLongChain},
 	} {
-		if got := refine(c.cause, c.delta, true); got.ID != c.want.ID {
+		if got := refineCause(c.cause, c.delta, true); got.ID != c.want.ID {
 			t.Errorf("%s: %s, want %s", c.name, got.ID, c.want.ID)
 		}
 	}

@@ -35,7 +35,7 @@ type app struct {
 func newApp(stdin io.Reader, stdout, stderr io.Writer) *app {
 	a := &app{stdin: stdin, terminal: stdout}
 	escaped := func(w io.Writer) io.Writer {
-		return &table.Output{To: w, Colored: func() bool { return a.colored(w) }}
+		return &table.Output{To: w, Colored: func() bool { return a.usesColour(w) }}
 	}
 	a.stdout, a.stderr = escaped(stdout), escaped(stderr)
 	return a
@@ -67,8 +67,8 @@ func usageError(cmd *cobra.Command, format string, args ...any) error {
 	return exitError{exitUsage, fmt.Errorf("%w%ssee '%s --help'", err, separator, cmd.CommandPath())}
 }
 
-// complain prints an error, as JSON with --json.
-func (a *app) complain(err error) {
+// printError prints an error, as JSON with --json.
+func (a *app) printError(err error) {
 	var errs config.Errors
 	isConfig := errors.As(err, &errs)
 	switch {
@@ -79,10 +79,10 @@ func (a *app) complain(err error) {
 		a.writeJSON(a.stderr, map[string]string{"error": err.Error()})
 		return
 	case isConfig:
-		errs.Render(a.stderr, a.colored(a.stderr))
+		errs.Render(a.stderr, a.usesColour(a.stderr))
 		return
 	}
-	fmt.Fprintf(a.stderr, "%s %v\n", a.paint(a.stderr, red, "sluice:"), err)
+	fmt.Fprintf(a.stderr, "%s %v\n", a.colour(a.stderr, red, "sluice:"), err)
 }
 
 // print writes v as JSON with --json, and calls text otherwise.
@@ -116,15 +116,15 @@ const (
 	dim    = "2"
 )
 
-// paint colours s if w is a terminal and colours are not turned off.
-func (a *app) paint(w io.Writer, sgr, s string) string {
-	if !a.colored(w) {
+// colour colours s if w is a terminal and colours are not turned off.
+func (a *app) colour(w io.Writer, sgr, s string) string {
+	if !a.usesColour(w) {
 		return s
 	}
 	return "\x1b[" + sgr + "m" + s + "\x1b[0m"
 }
 
-func (a *app) colored(w io.Writer) bool {
+func (a *app) usesColour(w io.Writer) bool {
 	switch a.color {
 	case "always":
 		return true
@@ -182,9 +182,9 @@ func (a *app) client() (*api.Client, error) {
 	return api.NewClient(a.paths.SocketPath()), nil
 }
 
-// offline reports whether a command may read the changes made at run time from the disk: err is that no
+// mayReadDisk reports whether a command may read the changes made at run time from the disk: err is that no
 // daemon runs in the own network namespace.
-func (a *app) offline(err error) bool {
+func (a *app) mayReadDisk(err error) bool {
 	return errors.Is(err, api.ErrNoDaemon) && a.remote.Server == "" && a.paths.LockKnown()
 }
 

@@ -34,7 +34,7 @@ config diff' shows the difference, 'sluice config revert' undoes it.
 With --confirm the daemon undoes the change after that time unless 'sluice config
 confirm' is run. So a change that cuts your own connection is undone by itself.`,
 		Example:           "  sluice apply lb-dnat.yaml\n  sluice apply new.yaml --confirm 60s && sluice config confirm",
-		Args:              exactly("file"),
+		Args:              requireArgs("file"),
 		ValidArgsFunction: completeYAML,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			raw, err := readChecked(args[0])
@@ -77,7 +77,7 @@ scheduler slots, and how many live flows it would end. Nothing is
 changed. With a running daemon the comparison is with what it has in force,
 without one with what the kernel holds.`,
 		Example:           "  sluice diff lb-dnat.yaml\n  sluice diff --exit-code new.yaml && echo no change",
-		Args:              exactly("file"),
+		Args:              requireArgs("file"),
 		ValidArgsFunction: completeYAML,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			out, err := a.dryRun(cmd.Context(), args[0], node)
@@ -87,7 +87,7 @@ without one with what the kernel holds.`,
 			if err := a.print(out, func(w io.Writer) error { return writeOutcome(w, out, "would apply") }); err != nil {
 				return err
 			}
-			if exitCode && !unchanged(out) {
+			if exitCode && !isUnchanged(out) {
 				return exitError{code: exitFailure}
 			}
 			return nil
@@ -132,7 +132,7 @@ func readChecked(file string) ([]byte, error) {
 	return raw, err
 }
 
-func unchanged(out *api.Outcome) bool {
+func isUnchanged(out *api.Outcome) bool {
 	return !slices.ContainsFunc(out.Changes, func(c *datapath.Change) bool { return !c.Empty() })
 }
 
@@ -145,7 +145,7 @@ func writeOutcome(w io.Writer, out *api.Outcome, verb string) error {
 		}
 		t.Row(c.Datapath, countText(c.Objects), countText(c.Rules), countText(c.Elements), fmt.Sprintf("%d of %d", c.Slots, c.SlotsTotal), took)
 	}
-	if unchanged(out) {
+	if isUnchanged(out) {
 		fmt.Fprintln(w, "nothing changes")
 	} else if err := t.Write(w); err != nil {
 		return err

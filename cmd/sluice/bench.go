@@ -190,7 +190,7 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 	}
 	result, stopped := bench.Run(cmd.Context(), suite, o)
 	if stopped != nil && cmd.Context().Err() != nil {
-		stopped = interrupted("the benchmark", stopped)
+		stopped = interruptedError("the benchmark", stopped)
 	}
 	if result == nil {
 		return stopped

@@ -52,7 +52,7 @@ func newCaseStudy(a *app) *cobra.Command {
 			o.Sluice, o.Progress = self, a.progress
 			report, err := casestudy.Play(cmd.Context(), o)
 			if cmd.Context().Err() != nil {
-				return interrupted("the case study", err)
+				return interruptedError("the case study", err)
 			}
 			if err != nil {
 				return err
@@ -103,13 +103,13 @@ func printCaseStudy(a *app, w io.Writer, r *casestudy.Report) error {
 	}
 	fmt.Fprintf(w, "\nthe doctor, during the collapse:\n")
 	for _, cause := range r.Conclusion {
-		fmt.Fprintf(w, "  %s\n", a.paint(w, bold, cause.String()))
+		fmt.Fprintf(w, "  %s\n", a.colour(w, bold, cause.String()))
 	}
 	i := r.Identity
-	verdict := a.paint(w, green, "all equal")
+	verdict := a.colour(w, green, "all equal")
 	switch {
 	case !i.Exact():
-		verdict = a.paint(w, yellow, "not equal")
+		verdict = a.colour(w, yellow, "not equal")
 	case i.Events < i.Dropped:
 		verdict = fmt.Sprintf("equal but for %d that this kernel hides from probes", i.Dropped-i.Events)
 	}

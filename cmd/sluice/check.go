@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-lb/sluice/store"
 )
 
-// checked is the JSON output of check.
-type checked struct {
+// checkResult is the JSON output of check.
+type checkResult struct {
 	File   string        `json:"file"`
 	Valid  bool          `json:"valid"`
 	Errors config.Errors `json:"errors,omitempty"`
@@ -40,7 +40,7 @@ what to write instead. It needs no root, no daemon and no kernel feature, and ch
 standard input. The exit code is 1 when the file is not valid, or contradicts changes that were made at run time:
 the daemon would not put it in force.`,
 		Example:           "  sluice check /etc/sluice/sluice.yaml\n  sluice check --json - < new.yaml",
-		Args:              exactly("file"),
+		Args:              requireArgs("file"),
 		ValidArgsFunction: completeYAML,
 		RunE:              func(_ *cobra.Command, args []string) error { return a.check(args[0]) },
 	}
@@ -52,7 +52,7 @@ func (a *app) check(file string) error {
 	if err != nil && !errors.As(err, &errs) {
 		return err
 	}
-	result := checked{File: file, Valid: err == nil, Errors: errs}
+	result := checkResult{File: file, Valid: err == nil, Errors: errs}
 	if c != nil {
 		result.count(c)
 		if result.Conflict, err = a.conflict(file, c); err != nil {
@@ -61,14 +61,14 @@ func (a *app) check(file string) error {
 	}
 	perr := a.print(result, func(w io.Writer) error {
 		if err != nil {
-			errs.Render(a.stderr, a.colored(a.stderr))
-			_, err := fmt.Fprintf(a.stderr, "\n%s\n", a.paint(a.stderr, red, plural(len(errs), "error")))
+			errs.Render(a.stderr, a.usesColour(a.stderr))
+			_, err := fmt.Fprintf(a.stderr, "\n%s\n", a.colour(a.stderr, red, plural(len(errs), "error")))
 			return err
 		}
 		if result.Conflict != "" {
-			fmt.Fprintf(a.stderr, "%s %s\n", a.paint(a.stderr, red, file+":"), result.Conflict)
+			fmt.Fprintf(a.stderr, "%s %s\n", a.colour(a.stderr, red, file+":"), result.Conflict)
 		}
-		_, err := fmt.Fprintf(w, "%s: %s: %s, %s, %s, %s\n", file, a.paint(w, green, "valid"),
+		_, err := fmt.Fprintf(w, "%s: %s: %s, %s, %s, %s\n", file, a.colour(w, green, "valid"),
 			plural(result.Services, "service"), plural(result.Backends, "backend"), plural(result.NAT, "NAT rule"), plural(result.Rules, "firewall rule"))
 		return err
 	})
@@ -114,7 +114,7 @@ func (a *app) load(file string) (*config.Config, error) {
 	return config.Decode(os.Stdin.Name(), data)
 }
 
-func (r *checked) count(c *config.Config) {
+func (r *checkResult) count(c *config.Config) {
 	r.Services, r.NAT, r.Rules = len(c.Services), len(c.NAT), len(c.Firewall.Rules)
 	for i := range c.Services {
 		r.Backends += len(c.Services[i].Backends)

@@ -45,7 +45,7 @@ func TestCheckBadFile(t *testing.T) {
 		t.Errorf("exit %d\n%s%s", code, out, stderr)
 	}
 	code, out, _ = sluiceCommand(badConfig, "check", "--json", "-")
-	var result checked
+	var result checkResult
 	if err := json.Unmarshal([]byte(out), &result); err != nil || code != exitFailure || result.Valid || len(result.Errors) != 2 ||
 		result.Errors[1].Path != "services[0].backends[1].weight" || result.Errors[1].Line != 2 || result.Errors[1].Hint == "" {
 		t.Errorf("exit %d, %v\n%s", code, err, out)

@@ -21,8 +21,8 @@ var (
 		"UNREPLIED", "REPLIED", "ASSURED"}
 )
 
-// offer registers words as completions of a flag.
-func offer(cmd *cobra.Command, flag string, words ...string) {
+// completeFlag registers words as completions of a flag.
+func completeFlag(cmd *cobra.Command, flag string, words ...string) {
 	offerFrom(cmd, flag, func(context.Context) []string { return words })
 }
 
@@ -156,9 +156,9 @@ func completeNode(cmd *cobra.Command, args []string, start string) ([]string, co
 	return nil, cobra.ShellCompDirectiveDefault
 }
 
-// places lists the interfaces of the labs' nodes in the form of load's arguments, then the
+// listInterfaces lists the interfaces of the labs' nodes in the form of load's arguments, then the
 // interfaces of this network namespace.
-func places(ctx context.Context) []string {
+func listInterfaces(ctx context.Context) []string {
 	records, _ := lab.List() // no completions after an error
 	var names []string
 	for _, r := range records {

@@ -48,7 +48,7 @@ func (a *app) changes(cmd *cobra.Command) (*api.ConfigChanges, error) {
 		return nil, err
 	}
 	changes, err := c.Changes(cmd.Context())
-	if file, there := fileFlag(cmd); there && a.offline(err) {
+	if file, there := fileFlag(cmd); there && a.mayReadDisk(err) {
 		return a.paths.StoredChanges(file)
 	}
 	return changes, err
@@ -147,7 +147,7 @@ which can be reverted too. Without a daemon it changes what the next one starts 
 				return err
 			}
 			out, err := c.Revert(cmd.Context(), to)
-			if a.offline(err) {
+			if a.mayReadDisk(err) {
 				file, _ := fileFlag(cmd)
 				if err := a.paths.Revert(file, to); err != nil {
 					return err

@@ -67,7 +67,7 @@ by itself when the table is full, so that a table full of them is no outage.`,
 		cmd.MarkFlagsMutuallyExclusive("list", sums)
 	}
 	f.filterFlags(cmd)
-	offer(cmd, "by", conntrack.Groupings()...)
+	completeFlag(cmd, "by", conntrack.Groupings()...)
 	cmd.AddCommand(newConnsDelete(a))
 	return cmd
 }
@@ -94,8 +94,8 @@ func (f *connsFlags) filterFlags(cmd *cobra.Command) {
 	flags.BoolVarP(&f.six, "ipv6", "6", false, "IPv6 only")
 	flags.BoolVar(&f.translated, "nat", false, "translated connections only")
 	cmd.MarkFlagsMutuallyExclusive("ipv4", "ipv6")
-	offer(cmd, "proto", protocolWords...)
-	offer(cmd, "state", stateWords...)
+	completeFlag(cmd, "proto", protocolWords...)
+	completeFlag(cmd, "state", stateWords...)
 	offerFrom(cmd, "netns", namespaces)
 }
 
@@ -126,8 +126,8 @@ func (f *connsFlags) filter() (conntrack.Filter, error) {
 	return out, errors.Join(errs...)
 }
 
-// each runs fn in the selected namespaces, and reports the namespaces that it could not see.
-func (f *connsFlags) each(a *app, fn func(netdev.Namespace) error) error {
+// forEachNamespace runs fn in the selected namespaces, and reports the namespaces that it could not see.
+func (f *connsFlags) forEachNamespace(a *app, fn func(netdev.Namespace) error) error {
 	list, err := netdev.NamespacesAt(f.netns)
 	if err != nil {
 		return err
@@ -192,7 +192,7 @@ func listConns(ctx context.Context, a *app, f *connsFlags, filter *conntrack.Fil
 			return writeConn(out, where, e)
 		}
 	}
-	err := f.each(a, func(ns netdev.Namespace) error {
+	err := f.forEachNamespace(a, func(ns netdev.Namespace) error {
 		return conntrack.ListIn(ctx, ns, filter, show(ns.Name))
 	})
 	if namespaces, _ := netdev.NamespacesAt(f.netns); err == nil && namespaces == nil {
@@ -254,7 +254,7 @@ func deleteConns(ctx context.Context, a *app, f *connsFlags, filter *conntrack.F
 		Deleted   bool   `json:"deleted"`
 	}
 	results := []result{}
-	err := f.each(a, func(ns netdev.Namespace) (err error) {
+	err := f.forEachNamespace(a, func(ns netdev.Namespace) (err error) {
 		r := result{Namespace: ns.Name, Deleted: yes}
 		if r.Entries, err = conntrack.CountIn(ctx, ns, filter, yes); err != nil {
 			return fmt.Errorf("namespace %s: %w", ns.Name, err)

@@ -155,13 +155,13 @@ func TestConnsEach(t *testing.T) {
 		}
 	}
 	all, one := &connsFlags{netns: []string{"all"}}, &connsFlags{netns: []string{name}}
-	if err := all.each(a, fail(fs.ErrNotExist)); err != nil || strings.Contains(stderr.String(), "entered") {
+	if err := all.forEachNamespace(a, fail(fs.ErrNotExist)); err != nil || strings.Contains(stderr.String(), "entered") {
 		t.Errorf("one that has ended: %v, %q", err, stderr.String())
 	}
-	if err := all.each(a, fail(fs.ErrPermission)); err != nil || !strings.Contains(stderr.String(), "not seen: 1 network namespace may not be entered") {
+	if err := all.forEachNamespace(a, fail(fs.ErrPermission)); err != nil || !strings.Contains(stderr.String(), "not seen: 1 network namespace may not be entered") {
 		t.Errorf("one that may not be entered: %v, %q", err, stderr.String())
 	}
-	for _, err := range []error{one.each(a, fail(fs.ErrNotExist)), all.each(a, fail(io.EOF))} {
+	for _, err := range []error{one.forEachNamespace(a, fail(fs.ErrNotExist)), all.forEachNamespace(a, fail(io.EOF))} {
 		if err == nil {
 			t.Error("a failure is hidden")
 		}

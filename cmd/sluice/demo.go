@@ -40,7 +40,7 @@ func newDemo(a *app) *cobra.Command {
 			}
 			report, err := demo.Run(cmd.Context(), demo.Options{Sluice: self, Progress: a.demoProgress})
 			if cmd.Context().Err() != nil {
-				return interrupted("the demo", err)
+				return interruptedError("the demo", err)
 			}
 			if err != nil {
 				return err
@@ -56,8 +56,8 @@ func newDemo(a *app) *cobra.Command {
 	}
 }
 
-// interrupted returns the result of a demonstration after its context ended; err is its own error.
-func interrupted(what string, err error) error {
+// interruptedError returns the result of a demonstration after its context ended; err is its own error.
+func interruptedError(what string, err error) error {
 	if errors.Is(err, lab.ErrDown) || errors.Is(err, faults.ErrRestore) {
 		return fmt.Errorf("%s was interrupted, and not all is as it was before: %w", what, err)
 	}
@@ -67,11 +67,11 @@ func interrupted(what string, err error) error {
 // demoProgress prints a line of the demo's progress. Headings are emphasised on a terminal.
 func (a *app) demoProgress(line string) {
 	if !strings.HasPrefix(line, " ") {
-		line = a.paint(a.stderr, bold, line)
+		line = a.colour(a.stderr, bold, line)
 	}
-	line = strings.Replace(line, "NOT KEPT", a.paint(a.stderr, red, "NOT KEPT"), 1)
+	line = strings.Replace(line, "NOT KEPT", a.colour(a.stderr, red, "NOT KEPT"), 1)
 	if rest, ok := strings.CutPrefix(line, "  ok "); ok {
-		line = "  " + a.paint(a.stderr, green, "ok") + " " + rest
+		line = "  " + a.colour(a.stderr, green, "ok") + " " + rest
 	}
 	a.progress("%s", line)
 }
@@ -85,11 +85,11 @@ func (a *app) printDemo(w io.Writer, report *demo.Report) error {
 			shown = ""
 		}
 		example = r.Example
-		verdict := a.paint(w, green, "kept")
+		verdict := a.colour(w, green, "kept")
 		if r.Skipped != "" {
-			verdict = a.paint(w, yellow, "skipped")
+			verdict = a.colour(w, yellow, "skipped")
 		} else if !r.Kept {
-			verdict = a.paint(w, red, "NOT KEPT")
+			verdict = a.colour(w, red, "NOT KEPT")
 		}
 		if r.Skipped == "" {
 			shownPromises++

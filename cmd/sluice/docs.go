@@ -25,7 +25,7 @@ func newDocs(a *app) *cobra.Command {
 		Short:     "Write the man pages, the command reference or the API's description",
 		Hidden:    true,
 		Example:   "  sluice docs man /usr/local/share/man/man1",
-		Args:      exactly("form", "directory"),
+		Args:      requireArgs("form", "directory"),
 		ValidArgs: []string{"man", "markdown", "openapi"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			root := newRoot(a)

@@ -71,9 +71,9 @@ func newDoctor(a *app) *cobra.Command {
 				return listChecks(a)
 			}
 			if f.try {
-				return examined(f.tryRemedy(cmd.Context(), a))
+				return examinationError(f.tryRemedy(cmd.Context(), a))
 			}
-			return examined(f.run(cmd.Context(), a))
+			return examinationError(f.run(cmd.Context(), a))
 		},
 	}
 	flags := cmd.Flags()
@@ -97,8 +97,8 @@ func newDoctor(a *app) *cobra.Command {
 // exitUnexamined is the exit code of a failed examination; 0 to 2 are results.
 const exitUnexamined = 3
 
-// examined gives errors their own exit code, different from warnings.
-func examined(err error) error {
+// examinationError gives errors their own exit code, different from warnings.
+func examinationError(err error) error {
 	var status exitError
 	switch {
 	case err == nil || errors.As(err, &status):
@@ -157,14 +157,14 @@ func (f *doctorFlags) run(ctx context.Context, a *app) error {
 
 // options returns how the host is observed.
 func (f *doctorFlags) options(a *app) observe.Options {
-	return observe.Options{Window: time.Duration(f.seconds * float64(time.Second)), Progress: a.progress, Probed: a.probed}
+	return observe.Options{Window: time.Duration(f.seconds * float64(time.Second)), Progress: a.progress, Probed: a.backendAddresses}
 }
 
 // answersWithin bounds the wait for a daemon.
 const answersWithin = time.Second
 
-// probed returns the addresses of the backends of the daemon in a namespace; none without a daemon.
-func (a *app) probed(ctx context.Context, ns netdev.Namespace) (list []netip.Addr) {
+// backendAddresses returns the addresses of the backends of the daemon in a namespace; none without a daemon.
+func (a *app) backendAddresses(ctx context.Context, ns netdev.Namespace) (list []netip.Addr) {
 	socket := daemon.SocketIn(ns)
 	if ns.Path == "" || ns.Inode == netdev.CurrentNamespace().Inode {
 		socket = a.paths.SocketPath()
@@ -198,9 +198,9 @@ func watchLine(a *app, w io.Writer, r *doctor.Report) error {
 func (a *app) paintVerdict(w io.Writer, v doctor.Verdict, text string) string {
 	switch v {
 	case doctor.Critical:
-		return a.paint(w, red, text)
+		return a.colour(w, red, text)
 	case doctor.Warn:
-		return a.paint(w, yellow, text)
+		return a.colour(w, yellow, text)
 	}
 	return text
 }

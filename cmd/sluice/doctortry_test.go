@@ -70,7 +70,7 @@ func TestWriteTrial(t *testing.T) {
 func TestProbed(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "sluice.sock")
 	a := &app{paths: daemon.Paths{Socket: socket}}
-	if list := a.probed(t.Context(), netdev.CurrentNamespace()); len(list) != 0 {
+	if list := a.backendAddresses(t.Context(), netdev.CurrentNamespace()); len(list) != 0 {
 		t.Errorf("without a daemon: %v", list)
 	}
 	l, err := net.Listen("unix", socket)
@@ -83,7 +83,7 @@ func TestProbed(t *testing.T) {
 	})}
 	go func() { _ = server.Serve(l) }()
 	defer server.Close()
-	if list := a.probed(t.Context(), netdev.CurrentNamespace()); len(list) != 1 || list[0].String() != "10.0.1.2" {
+	if list := a.backendAddresses(t.Context(), netdev.CurrentNamespace()); len(list) != 1 || list[0].String() != "10.0.1.2" {
 		t.Errorf("with a daemon: %v", list)
 	}
 	if got := daemon.SocketIn(netdev.Namespace{Name: "office", Path: "/run/netns/office", Inode: 7}); got != "/run/sluice/netns/office/sluice.sock" {

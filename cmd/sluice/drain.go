@@ -28,7 +28,7 @@ func (f *drainFlags) add(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&f.deadline, "deadline", 0, "with drain: it ends after this time; 0: never")
 	cmd.Flags().StringVar(&f.then, "then", "", "with --deadline: keep the connections that are left then, or reset them (default keep)")
 	cmd.Flags().BoolVar(&f.wait, "wait", false, "with drain: return when no connection is left, or at the deadline")
-	offer(cmd, "then", control.Keep, control.Reset)
+	completeFlag(cmd, "then", control.Keep, control.Reset)
 }
 
 // check validates the flags; drains reports whether they belong to a drain.
@@ -63,7 +63,7 @@ no new ones before 'auto'. 'sluice show backends' tells how many are left.
 The subcommands change which backends there are: applied as a whole or not at all,
 answered when the kernel has them, and kept over restarts.`,
 		Example:           "  sluice backend web a drain --deadline 5m --then reset\n  sluice backend web a auto\n  sluice backend add web d address=10.0.2.5 port=8080",
-		Args:              exactly("service", "backend", "state"),
+		Args:              requireArgs("service", "backend", "state"),
 		ValidArgsFunction: a.completeBackend,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			service, backend, state := args[0], args[1], args[2]
@@ -91,10 +91,10 @@ answered when the kernel has them, and kept over restarts.`,
 			if err != nil {
 				return err
 			}
-			return a.print(drained{Draining: d != nil, Drain: d}, func(w io.Writer) error {
+			return a.print(drainResult{Draining: d != nil, Drain: d}, func(w io.Writer) error {
 				text := "its drain is over"
 				if d != nil {
-					text = joined("drain", drainText(d))
+					text = joinTexts("drain", drainText(d))
 				}
 				_, err := table.Line(w, "%s/%s: %s", service, backend, text)
 				return err
@@ -105,8 +105,8 @@ answered when the kernel has them, and kept over restarts.`,
 	return cmd
 }
 
-// drained is the JSON output of 'sluice backend ... drain'.
-type drained struct {
+// drainResult is the JSON output of 'sluice backend ... drain'.
+type drainResult struct {
 	Draining bool       `json:"draining"` // the command did not wait, or connections remain
 	Drain    *api.Drain `json:"drain,omitempty"`
 }
@@ -164,7 +164,7 @@ reset they end. The gateway takes no new ones before --cancel.`,
 					_, err := fmt.Fprintln(w, "somebody has cancelled the drain: the gateway takes new connections")
 					return err
 				}
-				_, err := table.Line(w, "the gateway drains: %s", joined(plural(now.Backends, "backend"), drainText(now.Drain)))
+				_, err := table.Line(w, "the gateway drains: %s", joinTexts(plural(now.Backends, "backend"), drainText(now.Drain)))
 				return err
 			})
 		},
@@ -209,7 +209,7 @@ func drainText(d *api.Drain) string {
 	return fmt.Sprintf("%s; until %s, %s", left, d.Until.Local().Format(time.DateTime), end)
 }
 
-// joined joins the non-empty texts.
-func joined(texts ...string) string {
+// joinTexts joins the non-empty texts.
+func joinTexts(texts ...string) string {
 	return strings.Join(slices.DeleteFunc(texts, func(s string) bool { return s == "" }), "; ")
 }

@@ -38,7 +38,7 @@ func TestDrainText(t *testing.T) {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
-	if got := joined("set by the operator", leftText(&api.Drain{Left: 75, Estimate: 150})); got != "set by the operator; 75 left, about 2m30s" {
+	if got := joinTexts("set by the operator", leftText(&api.Drain{Left: 75, Estimate: 150})); got != "set by the operator; 75 left, about 2m30s" {
 		t.Errorf("in the table: %s", got)
 	}
 }

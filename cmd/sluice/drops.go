@@ -168,7 +168,7 @@ func (f *dropFlags) print(a *app, w io.Writer, r *trace.DropReport) error {
 		f.printGroup(a, w, &g)
 	}
 	if shown == 0 {
-		fmt.Fprintf(w, "%s in %.1f s\n", a.paint(w, green, "nothing was dropped that anybody waits for"), r.Window.Seconds())
+		fmt.Fprintf(w, "%s in %.1f s\n", a.colour(w, green, "nothing was dropped that anybody waits for"), r.Window.Seconds())
 	}
 	if len(benign) > 0 {
 		fmt.Fprintf(w, "\npart of normal work (--benign shows more):\n")
@@ -206,15 +206,15 @@ func (f *dropFlags) print(a *app, w io.Writer, r *trace.DropReport) error {
 }
 
 func (f *dropFlags) printGroup(a *app, w io.Writer, g *trace.DropGroup) {
-	fmt.Fprintf(w, "%s  %d packets, %.0f/s, in %s\n", a.paint(w, bold, g.Cause.Title), g.Packets, g.PerSecond, g.Namespace)
+	fmt.Fprintf(w, "%s  %d packets, %.0f/s, in %s\n", a.colour(w, bold, g.Cause.Title), g.Packets, g.PerSecond, g.Namespace)
 	fmt.Fprintf(w, "  %s\n", g.Cause.Meaning)
 	for _, p := range g.Places {
 		if p.Offset == 0 { // a tracepoint, not an address in a function
 			fmt.Fprintf(w, "  by %s: %s, %s, %d\n", p.Function, p.Reason, p.Interface, p.Packets)
 			continue
 		}
-		fmt.Fprintf(w, "  at %s+%#x: %s%s, %s%s, %d\n", p.Function, p.Offset, p.Reason, prefixed(" in ", p.Hook.String()),
-			p.Tracked, prefixed(", ", p.Interface), p.Packets)
+		fmt.Fprintf(w, "  at %s+%#x: %s%s, %s%s, %d\n", p.Function, p.Offset, p.Reason, prefixNonEmpty(" in ", p.Hook.String()),
+			p.Tracked, prefixNonEmpty(", ", p.Interface), p.Packets)
 	}
 	switch {
 	case len(g.Rules) == 1:
@@ -229,7 +229,7 @@ func (f *dropFlags) printGroup(a *app, w io.Writer, g *trace.DropGroup) {
 		}
 	}
 	for _, s := range g.Samples {
-		fmt.Fprintf(w, "  packet  %s%s%s\n", s.Text(), prefixed(" on ", s.Interface), natText(s))
+		fmt.Fprintf(w, "  packet  %s%s%s\n", s.Text(), prefixNonEmpty(" on ", s.Interface), natText(s))
 		if f.stack && len(s.Stack) > 0 {
 			names := make([]string, len(s.Stack))
 			for i, frame := range s.Stack {
@@ -253,7 +253,7 @@ func natText(s *trace.DropSample) string {
 		s.Original.Source, s.Original.Dest, s.Reply.Dest, s.Reply.Source)
 }
 
-func prefixed(prefix, s string) string {
+func prefixNonEmpty(prefix, s string) string {
 	if s == "" {
 		return ""
 	}

@@ -83,7 +83,7 @@ that is restarted. With --json each event is a line.`,
 	for _, filter := range flowFilters {
 		f.flows[filter.name] = cmd.Flags().String(filter.name, "", "with --kind flow: "+filter.help)
 	}
-	offer(cmd, "kind", kinds...)
+	completeFlag(cmd, "kind", kinds...)
 	return cmd
 }
 

@@ -46,7 +46,7 @@ Explain does it by itself when no daemon answers (as root, without --socket).
 PROTO is a name or a number. Protocols without ports (esp, gre, 41) take addresses
 only. icmp and icmpv6 mean a ping; the port of the source is its identifier.`,
 		Example: "  sluice explain tcp 198.51.100.7:40000 192.0.2.10:80\n  sluice explain udp [2001:db8::7]:5353 [2001:db8::20]:53 --in wan0\n  sluice explain esp 10.0.2.2 198.51.100.7",
-		Args:    exactly("protocol", "source", "destination"),
+		Args:    requireArgs("protocol", "source", "destination"),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
@@ -70,7 +70,7 @@ only. icmp and icmpv6 mean a ping; the port of the source is its identifier.`,
 				return explainHost(cmd.Context(), a, question, query)
 			}
 			fetch := func(c *api.Client, ctx context.Context) (*datapath.Explanation, error) { return c.Explain(ctx, query) }
-			err = show(cmd.Context(), a, fetch, func(w io.Writer, x *datapath.Explanation) error {
+			err = fetchAndPrint(cmd.Context(), a, fetch, func(w io.Writer, x *datapath.Explanation) error {
 				if err := writeExplanation(w, x); err != nil {
 					return err
 				}

@@ -33,7 +33,7 @@ func helpKnows(root *cobra.Command) {
 func fitHelp(root *cobra.Command) {
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
 		if about := cmp.Or(cmd.Long, cmd.Short); about != "" {
-			fmt.Fprintln(cmd.OutOrStdout(), strings.TrimSpace(fit(about))+"\n")
+			fmt.Fprintln(cmd.OutOrStdout(), strings.TrimSpace(wrapText(about))+"\n")
 		}
 		if cmd.Runnable() || cmd.HasSubCommands() {
 			fmt.Fprint(cmd.OutOrStdout(), cmd.UsageString())
@@ -66,9 +66,9 @@ func useLine(cmd *cobra.Command, indent string) string {
 // item matches the start of a list item: its name and the space after it.
 var item = regexp.MustCompile(`^ +(\S+( \S+)* {2,})?`)
 
-// fit wraps paragraphs with lines of more than 80 columns. List items, which begin with a space,
+// wrapText wraps paragraphs with lines of more than 80 columns. List items, which begin with a space,
 // keep their lines; overlong items get a hanging indent.
-func fit(text string) string {
+func wrapText(text string) string {
 	var out []string
 	for paragraph := range strings.SplitSeq(text, "\n\n") {
 		var prose []string

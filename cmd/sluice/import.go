@@ -20,15 +20,15 @@ import (
 // exitLossy is the exit code if the import lost or changed something.
 const exitLossy = 2
 
-// imported is the JSON output of import.
-type imported struct {
+// importResult is the JSON output of import.
+type importResult struct {
 	Source string `json:"source"`
 	File   string `json:"file"`
 	// Lost and Changed are the numbers of notes of each kind.
 	Lost    int `json:"lost"`
 	Changed int `json:"changed"`
 	*draft.Result
-	Verify *verified `json:"verify,omitempty"`
+	Verify *verifyResult `json:"verify,omitempty"`
 }
 
 // importFlags are the flags that the command handles by itself.
@@ -60,7 +60,7 @@ otherwise, and 1 when the file could not be read as that program's.`,
   ip -j addr > addr.json
   sluice import nft /etc/nftables.conf --addresses addr.json --verify
   sluice check sluice.yaml`,
-		Args: exactly("source", "file"),
+		Args: requireArgs("source", "file"),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			switch len(args) {
 			case 0:
@@ -149,13 +149,13 @@ func (a *app) importFile(ctx context.Context, source, file string, o importer.Op
 			return fmt.Errorf("rest of the rules: %w", err)
 		}
 	}
-	var compared *verified
+	var compared *verifyResult
 	if f.verify {
 		if compared, err = a.verifyImport(ctx, source, text, r, o); err != nil {
 			return err
 		}
 	}
-	err = a.print(imported{source, file, r.Count(draft.Lost), r.Count(draft.Changed), r, compared}, func(w io.Writer) error {
+	err = a.print(importResult{source, file, r.Count(draft.Lost), r.Count(draft.Changed), r, compared}, func(w io.Writer) error {
 		if _, err := io.WriteString(w, r.YAML); err != nil {
 			return err
 		}
@@ -168,8 +168,8 @@ func (a *app) importFile(ctx context.Context, source, file string, o importer.Op
 	switch {
 	case err != nil:
 		return err
-	case compared != nil && compared.silent() > 0:
-		return fmt.Errorf("%d probes have another fate than by the original rules, and no note announces it", compared.silent())
+	case compared != nil && compared.unannounced() > 0:
+		return fmt.Errorf("%d probes have another fate than by the original rules, and no note announces it", compared.unannounced())
 	case r.Lossy():
 		return exitError{code: exitLossy}
 	}

@@ -24,15 +24,15 @@ import (
 // verifyProbes is the number of probes of --verify: some per rule of a usual file, in less than 10 s.
 const verifyProbes = 400
 
-// verified is the outcome of --verify.
-type verified struct {
+// verifyResult is the outcome of --verify.
+type verifyResult struct {
 	Host        string              `json:"host"`
 	Probes      int                 `json:"probes"`
 	Differences []verify.Difference `json:"differences"`
 }
 
-// silent counts the differences that no note announces.
-func (v *verified) silent() (n int) {
+// unannounced counts the differences that no note announces.
+func (v *verifyResult) unannounced() (n int) {
 	for _, d := range v.Differences {
 		if !d.Announced && d.Known == "" {
 			n++
@@ -42,8 +42,8 @@ func (v *verified) silent() (n int) {
 }
 
 // lines describes the comparison for people: the differences by the lines of the rules that matched.
-func (v *verified) lines() (list []string) {
-	silent := v.silent()
+func (v *verifyResult) lines() (list []string) {
+	silent := v.unannounced()
 	list = append(list, fmt.Sprintf("verify: %d probes, %d differences: %d announced by the notes, %d not", v.Probes, len(v.Differences), len(v.Differences)-silent, silent),
 		"  on a host with "+v.Host)
 	known := map[string]int{}
@@ -87,7 +87,7 @@ func verifyProgram(source string) (verify.Program, error) {
 }
 
 // verifyImport compares rules with their import in network namespaces, which end with the comparison.
-func (a *app) verifyImport(ctx context.Context, source, text string, r *draft.Result, o importer.Options) (v *verified, err error) {
+func (a *app) verifyImport(ctx context.Context, source, text string, r *draft.Result, o importer.Options) (v *verifyResult, err error) {
 	program, err := verifyProgram(source)
 	if err != nil {
 		return nil, err
@@ -117,7 +117,7 @@ func (a *app) verifyImport(ctx context.Context, source, text string, r *draft.Re
 		return nil, fmt.Errorf("verify: %w", err)
 	}
 	probes := verify.Probes(h, r, verifyProbes, rand.New(rand.NewPCG(1, 1)))
-	v = &verified{Host: verify.Describe(h), Probes: len(probes)}
+	v = &verifyResult{Host: verify.Describe(h), Probes: len(probes)}
 	if v.Differences, err = pair.Compare(ctx, probes); err != nil {
 		return nil, fmt.Errorf("verify: %w", err)
 	}

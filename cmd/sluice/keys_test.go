@@ -67,7 +67,7 @@ func TestKeysOfOutput(t *testing.T) {
 		api.Status{}, api.Service{}, api.NATRule{}, api.Mapping{}, api.Interface{}, api.Flows{}, api.FlowLine{}, api.Outcome{}, api.Stop{}, api.BackendState{},
 		api.Problem{}, datapath.Explanation{}, bench.Result{}, casestudy.Report{}, demo.Report{}, load.HTTPResult{}, top.Picture{}, trace.DropReport{}, trace.Profile{},
 		accelerate.Status{}, accelerate.Plan{}, doctor.Report{}, doctor.Check{}, tune.Proposal{}, tune.Result{}, tunedEntry{}, capacity.Carry{},
-		packetsReport{}, flowsReport{}, conntrack.Report{}, conntrack.Listed{}, event.Event{}, audit.Entry{}, api.GatewayDrain{}, api.NodeState{}, drained{}, planReport{}, lab.View{}, checked{}, imported{},
+		packetsReport{}, flowsReport{}, conntrack.Report{}, conntrack.Listed{}, event.Event{}, audit.Entry{}, api.GatewayDrain{}, api.NodeState{}, drainResult{}, planReport{}, lab.View{}, checkResult{}, importResult{},
 	} {
 		walk(reflect.TypeOf(v))
 	}

@@ -34,7 +34,7 @@ func newLab(a *app) *cobra.Command {
 			"  sluice lab exec balancer client -- curl http://192.0.2.10/\n" +
 			"  sluice lab down balancer",
 	}
-	cmd.AddCommand(tidy(a, newLabUp(a)), newLabDown(a), newLabList(a), newLabExec(a), tidy(a, newLabServe(a)), newLabKill(a), tidy(a, newCaseStudy(a)))
+	cmd.AddCommand(withCleanup(a, newLabUp(a)), newLabDown(a), newLabList(a), newLabExec(a), withCleanup(a, newLabServe(a)), newLabKill(a), withCleanup(a, newCaseStudy(a)))
 	return cmd
 }
 

@@ -173,9 +173,9 @@ func checkKept(flag, path string) error {
 	return nil
 }
 
-// nothing returns the error of a run without any successful packet or request. Its summary is
+// noSuccessError returns the error of a run without any successful packet or request. Its summary is
 // already printed; a script sees the exit code.
-func nothing(what string) error {
+func noSuccessError(what string) error {
 	return exitError{exitFailure, fmt.Errorf("load: %s", what)}
 }
 
@@ -236,11 +236,11 @@ func rate(perSecond float64) string { return load.Count(uint64(math.Round(perSec
 
 func latencyLine(l load.Latency) string {
 	return fmt.Sprintf("p50 %s  p90 %s  p99 %s  p99.9 %s  max %s",
-		brief(l.P50), brief(l.P90), brief(l.P99), brief(l.P999), brief(l.Max))
+		roundDuration(l.P50), roundDuration(l.P90), roundDuration(l.P99), roundDuration(l.P999), roundDuration(l.Max))
 }
 
-// brief rounds a time to three digits, the resolution of the histogram.
-func brief(d time.Duration) time.Duration {
+// roundDuration rounds a time to three digits, the resolution of the histogram.
+func roundDuration(d time.Duration) time.Duration {
 	for unit := time.Second; unit >= time.Microsecond; unit /= 1000 {
 		if d >= unit {
 			return d.Round(unit / 100)

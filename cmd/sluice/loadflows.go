@@ -62,8 +62,8 @@ func newLoadFlows(a *app) *cobra.Command {
 	fl.Float64Var(&f.spec.Rate, "rate", 0, "turns a second, open-loop; 0: a new one when another ended")
 	fl.DurationVar(&f.spec.Timeout, "timeout", 200*time.Millisecond, "time after which a packet is sent again")
 	fl.IntVar(&f.spec.Tries, "tries", 6, "times that a packet is sent before the connection is given up")
-	offerFrom(cmd, "from", places)
-	offerFrom(cmd, "to", places)
+	offerFrom(cmd, "from", listInterfaces)
+	offerFrom(cmd, "to", listInterfaces)
 	for _, name := range []string{"from", "to", "source", "dest"} {
 		_ = cmd.MarkFlagRequired(name) // fails for unknown names only
 	}
@@ -151,7 +151,7 @@ func (f *loadFlowsFlags) report(a *app, client *load.Client) error {
 		return err
 	}
 	if n.Started > 0 && r.Connect.Count == 0 {
-		return nothing("no connection was made")
+		return noSuccessError("no connection was made")
 	}
 	return nil
 }

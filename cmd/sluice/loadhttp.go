@@ -32,7 +32,7 @@ func newLoadHTTP(a *app) *cobra.Command {
 		Example: "  sluice lab up balancer\n" +
 			"  sluice lab exec balancer s1 -- python3 -m http.server 80 &\n" +
 			"  sluice load http --from client --connections 50 --requests 10000 \\\n      http://10.0.2.2/",
-		Args: exactly("URL"),
+		Args: requireArgs("URL"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if spec.Requests == 0 || bounds.seconds != 0 { // the number of requests may be the only limit
 				if err := bounds.check(); err != nil {
@@ -64,7 +64,7 @@ func newLoadHTTP(a *app) *cobra.Command {
 				return err
 			}
 			if r.Complete == 0 {
-				return nothing("no request was answered")
+				return noSuccessError("no request was answered")
 			}
 			return nil
 		},

@@ -57,7 +57,7 @@ func newLoadPackets(a *app) *cobra.Command {
 	fl.StringVar(&f.source, "source", "", "source addresses and ports (ICMP: identifiers)")
 	fl.StringVar(&f.dest, "dest", "", "destination addresses and ports")
 	fl.StringVar(&f.protocol, "protocol", "udp", "udp, tcp, icmp or icmpv6")
-	offer(cmd, "protocol", "udp", "tcp", "icmp", "icmpv6")
+	completeFlag(cmd, "protocol", "udp", "tcp", "icmp", "icmpv6")
 	fl.IntVar(&f.spec.Flows, "flows", 0, "distinct tuples; 0: all of both ranges")
 	fl.BoolVar(&f.spec.Shuffled, "shuffled", false, "take the tuples in an order that defeats prefetching")
 	fl.IntVar(&f.spec.Size, "size", 0, "bytes of a frame without FCS; 0: 60 or what the headers need")
@@ -67,8 +67,8 @@ func newLoadPackets(a *app) *cobra.Command {
 	fl.BoolVar(&f.spec.Stamp, "stamp", false, "put sequence number and time into the payload")
 	fl.Float64Var(&f.spec.Rate, "rate", 0, "packets a second, open-loop; 0: as fast as it goes")
 	fl.BoolVar(&f.checksums, "checksums", false, "have the far end verify the checksums of IPv4, TCP, UDP and ICMP")
-	offerFrom(cmd, "from", places)
-	offerFrom(cmd, "to", places)
+	offerFrom(cmd, "from", listInterfaces)
+	offerFrom(cmd, "to", listInterfaces)
 	for _, name := range []string{"from", "source", "dest"} {
 		_ = cmd.MarkFlagRequired(name) // fails for unknown names only
 	}
@@ -191,7 +191,7 @@ func (f *loadPacketsFlags) report(a *app, sender *load.Sender, sink *load.Sink) 
 		return err
 	}
 	if r.Received != nil && r.Received.Packets == 0 && r.Sent > 0 {
-		return nothing("no packet arrived at the far end")
+		return noSuccessError("no packet arrived at the far end")
 	}
 	return nil
 }

@@ -51,14 +51,14 @@ func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	var status exitError
 	if errors.As(err, &status) {
 		if status.err != nil {
-			a.complain(status.err)
+			a.printError(status.err)
 		}
 		return status.code
 	}
 	if err == context.Canceled { // Ctrl-C without another error
 		err = errInterrupted
 	}
-	a.complain(err)
+	a.printError(err)
 	return exitFailure
 }
 
@@ -79,7 +79,7 @@ func newRoot(a *app) *cobra.Command {
 	flags.StringVar(&a.paths.Socket, "socket", "", "the daemon's socket (default STATE-DIR/sluice.sock)")
 	flags.StringVar(&a.paths.State, "state-dir", "", "where socket, lock and pins live (default /run/sluice, or a directory per network namespace below it)")
 	root.SetFlagErrorFunc(flagError)
-	offer(root, "color", "auto", "always", "never")
+	completeFlag(root, "color", "auto", "always", "never")
 	_ = root.MarkPersistentFlagDirname("state-dir")
 	fitHelp(root)
 	root.AddGroup(
@@ -103,8 +103,8 @@ func subcommands(a *app) []*cobra.Command {
 		newDoctor(a), newDrops(a), newProfile(a), newDiscover(a),
 		newDocs(a),
 		newLab(a),
-		tidy(a, newDemo(a)),
-		tidy(a, newBench(a)), newLoad(a),
-		newConns(a), newPlan(a), tidy(a, newTune(a)), newTop(a),
+		withCleanup(a, newDemo(a)),
+		withCleanup(a, newBench(a)), newLoad(a),
+		newConns(a), newPlan(a), withCleanup(a, newTune(a)), newTop(a),
 	}
 }

@@ -30,7 +30,7 @@ replies of their flows must return to this node.
 The drain survives restarts. Node auto ends it.`,
 		Example:   "  sluice node drain\n  sluice node auto",
 		ValidArgs: nodeStates,
-		Args:      exactly("state"),
+		Args:      requireArgs("state"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !slices.Contains(nodeStates, args[0]) {
 				return usageError(cmd, "state %q: write drain or auto", args[0])

@@ -57,20 +57,20 @@ func (k objectKind) command(a *app, cmd *cobra.Command) *cobra.Command {
 	names := strings.ToUpper(strings.Join(k.args, " "))
 	object := strings.Join(strings.Fields(k.example[0])[:len(k.args)], " ")
 	cmd.AddCommand(
-		k.changing(a, "add", &cobra.Command{
+		k.changeCommand(a, "add", &cobra.Command{
 			Use:   "add " + names + " KEY=VALUE... | -",
 			Short: "Add a " + k.word,
 			Long:  "Add adds a " + k.word + " by the keys of the configuration file. VALUE is YAML; - reads the whole\nobject as YAML or JSON from standard input.",
 			Example: "  sluice " + word + " add " + strings.ReplaceAll(k.example[0], " protocol=", " \\\n      protocol=") +
 				"\n  sluice " + word + " add " + object + " - < object.yaml",
 		}),
-		k.changing(a, "patch", &cobra.Command{
+		k.changeCommand(a, "patch", &cobra.Command{
 			Use:     "set " + names + " KEY=VALUE... | -",
 			Short:   "Change keys of a " + k.word,
 			Long:    "Set changes keys of a " + k.word + "; the other keys stay. VALUE is YAML; null removes a key. - reads the\nkeys as YAML or JSON from standard input.",
 			Example: "  sluice " + word + " set " + k.example[1],
 		}),
-		k.changing(a, "remove", &cobra.Command{
+		k.changeCommand(a, "remove", &cobra.Command{
 			Use:     "rm " + names,
 			Short:   "Remove a " + k.word,
 			Long:    "Rm removes a " + k.word + " from the configuration in force. Its connections end as the configuration says.",
@@ -93,7 +93,7 @@ func (k objectKind) path(names []string) string {
 	return config.Join(append(steps, names...)...)
 }
 
-func (k objectKind) changing(a *app, op string, cmd *cobra.Command) *cobra.Command {
+func (k objectKind) changeCommand(a *app, op string, cmd *cobra.Command) *cobra.Command {
 	dryRun := cmd.Flags().Bool("dry-run", false, "change nothing, and show what would change")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) < len(k.args) {
@@ -188,7 +188,7 @@ func (k objectKind) listing(a *app, word string) *cobra.Command {
 	args := noArgs
 	example := "  sluice " + word + " list"
 	if len(of) > 0 {
-		args, example = exactly(of...), example+" web"
+		args, example = requireArgs(of...), example+" web"
 	}
 	return &cobra.Command{
 		Use:     use,

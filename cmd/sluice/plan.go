@@ -73,14 +73,14 @@ The load comes from flags or from a YAML file:
 	flags.DurationVar(&f.habits.Lifetime, "lifetime", 0, "of a connection, for --reverse")
 	flags.DurationVar(&f.habits.Linger, "linger", 0, "of the entry after the last packet, for --reverse (default 2m)")
 	flags.StringVar(&f.output, "output", "table", "table, sysctl (lines for /etc/sysctl.d) or sluice (part of a configuration)")
-	offer(cmd, "output", "table", "sysctl", "sluice")
+	completeFlag(cmd, "output", "table", "sysctl", "sluice")
 	_ = cmd.MarkFlagFilename("for", "yaml", "yml")
 	return cmd
 }
 
 func (f *planFlags) run(cmd *cobra.Command, a *app) error {
 	if f.reverse {
-		return f.carry(cmd, a)
+		return f.runPlan(cmd, a)
 	}
 	if a.json && f.output != "table" {
 		return usageError(cmd, "--output %s: --json has it in the document's sysctls and sluice", f.output)
@@ -235,7 +235,7 @@ func portsBecause(p *capacity.Plan) string {
 	return "if all go to one destination"
 }
 
-func (f *planFlags) carry(cmd *cobra.Command, a *app) error {
+func (f *planFlags) runPlan(cmd *cobra.Command, a *app) error {
 	h := f.load.Host
 	if h.Memory == 0 || h.Cores == 0 {
 		return usageError(cmd, "--reverse: give the host's --memory and --cores")

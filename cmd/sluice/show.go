@@ -30,7 +30,7 @@ func newShow(a *app) *cobra.Command {
 		Example: "  sluice show\n  sluice show backends\n  sluice show flows --owner web --state ESTABLISHED",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return show(cmd.Context(), a, (*api.Client).Status, writeStatus)
+			return fetchAndPrint(cmd.Context(), a, (*api.Client).Status, writeStatus)
 		},
 	}
 	sub := func(use, short string, run func(context.Context) error) {
@@ -38,38 +38,38 @@ func newShow(a *app) *cobra.Command {
 			RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context()) }})
 	}
 	sub("services", "Services, their datapath and counters", func(ctx context.Context) error {
-		return show(ctx, a, (*api.Client).Services, writeServices)
+		return fetchAndPrint(ctx, a, (*api.Client).Services, writeServices)
 	})
 	sub("backends", "Backends, their state and why", func(ctx context.Context) error {
-		return show(ctx, a, (*api.Client).Backends, a.writeBackends)
+		return fetchAndPrint(ctx, a, (*api.Client).Backends, a.writeBackends)
 	})
 	sub("nat", "NAT rules, their datapath and counters", func(ctx context.Context) error {
-		return show(ctx, a, (*api.Client).NAT, writeNAT)
+		return fetchAndPrint(ctx, a, (*api.Client).NAT, writeNAT)
 	})
 	sub("interfaces", "Interfaces, and the hooks of the eBPF datapath there", func(ctx context.Context) error {
-		return show(ctx, a, (*api.Client).Interfaces, writeInterfaces)
+		return fetchAndPrint(ctx, a, (*api.Client).Interfaces, writeInterfaces)
 	})
 	sub("addresses", "Addresses of services and pools, and which host answers for them", func(ctx context.Context) error {
-		return show(ctx, a, (*api.Client).Addresses, writeAddresses)
+		return fetchAndPrint(ctx, a, (*api.Client).Addresses, writeAddresses)
 	})
 	sub("uplinks", "Uplinks, their state and why", func(ctx context.Context) error {
-		return show(ctx, a, (*api.Client).Uplinks, a.writeUplinks)
+		return fetchAndPrint(ctx, a, (*api.Client).Uplinks, a.writeUplinks)
 	})
 	sub("announcements", "Addresses that are announced to routers, or withdrawn, and why", func(ctx context.Context) error {
-		return show(ctx, a, (*api.Client).Announcements, a.writeAnnouncements)
+		return fetchAndPrint(ctx, a, (*api.Client).Announcements, a.writeAnnouncements)
 	})
 	sub("nodes", "Gateways of the cluster, and the pool addresses of each", func(ctx context.Context) error {
-		return show(ctx, a, (*api.Client).Nodes, writeNodes)
+		return fetchAndPrint(ctx, a, (*api.Client).Nodes, writeNodes)
 	})
 	sub("mappings", "Outside ports that inside hosts have asked for by PCP", func(ctx context.Context) error {
-		return show(ctx, a, (*api.Client).Mappings, writeMappings)
+		return fetchAndPrint(ctx, a, (*api.Client).Mappings, writeMappings)
 	})
 	cmd.AddCommand(newShowFlows(a), newShowAccelerated(a))
 	return cmd
 }
 
-// show fetches a value from the daemon and prints it.
-func show[T any](ctx context.Context, a *app, fetch func(*api.Client, context.Context) (T, error), text func(io.Writer, T) error) error {
+// fetchAndPrint fetches a value from the daemon and prints it.
+func fetchAndPrint[T any](ctx context.Context, a *app, fetch func(*api.Client, context.Context) (T, error), text func(io.Writer, T) error) error {
 	c, err := a.client()
 	if err != nil {
 		return err
@@ -101,15 +101,15 @@ func newShowFlows(a *app) *cobra.Command {
 				}
 			}
 			fetch := func(c *api.Client, ctx context.Context) (*api.Flows, error) { return c.Flows(ctx, query) }
-			return show(cmd.Context(), a, fetch, writeFlows)
+			return fetchAndPrint(cmd.Context(), a, fetch, writeFlows)
 		},
 	}
 	for i, k := range keys {
 		cmd.Flags().StringVar(&values[i], k.flag, "", k.usage)
 	}
-	offer(cmd, "protocol", protocolWords...)
-	offer(cmd, "state", stateWords...)
-	offer(cmd, "datapath", "nftables", "ebpf", "kernel")
+	completeFlag(cmd, "protocol", protocolWords...)
+	completeFlag(cmd, "state", stateWords...)
+	completeFlag(cmd, "datapath", "nftables", "ebpf", "kernel")
 	offerFrom(cmd, "owner", a.owners)
 	offerFrom(cmd, "backend", a.backends)
 	return cmd
@@ -144,7 +144,7 @@ func writeServices(w io.Writer, services []api.Service) error {
 				up++
 			}
 		}
-		t.Row(s.Name, s.Protocol+" "+strings.Join(s.Listen, " "), s.Mode, s.Datapath, fmt.Sprintf("%d/%d", up, len(s.Backends)), s.Connections, known(s.Active), s.Refused, size(s.Bytes))
+		t.Row(s.Name, s.Protocol+" "+strings.Join(s.Listen, " "), s.Mode, s.Datapath, fmt.Sprintf("%d/%d", up, len(s.Backends)), s.Connections, countOrUnknown(s.Active), s.Refused, size(s.Bytes))
 	}
 	if err := t.Write(w); err != nil {
 		return err
@@ -165,7 +165,7 @@ func (a *app) writeBackends(w io.Writer, backends []api.Backend) error {
 		if b.InUse {
 			used = "yes"
 		}
-		t.Row(b.Service, b.Name, endpoint(b), fmt.Sprintf("%d (%d)", b.Weight, b.Priority), table.Styled(a.paint(w, color[b.State], table.Escape(b.State))), used, b.Connections, known(b.Active), joined(b.Why, leftText(b.Drain)))
+		t.Row(b.Service, b.Name, endpoint(b), fmt.Sprintf("%d (%d)", b.Weight, b.Priority), table.Styled(a.colour(w, color[b.State], table.Escape(b.State))), used, b.Connections, countOrUnknown(b.Active), joinTexts(b.Why, leftText(b.Drain)))
 	}
 	return t.Write(w)
 }
@@ -244,7 +244,7 @@ func (a *app) writeUplinks(w io.Writer, uplinks []api.Uplink) error {
 	}
 	t := table.New("UPLINK", "INTERFACE", "STATE", ">WEIGHT", "ADDRESS", "GATEWAY", ">TABLE")
 	for _, u := range uplinks {
-		t.Row(u.Name, u.Interface, table.Styled(a.paint(w, color[u.State], table.Escape(u.State))), fmt.Sprintf("%d (%d)", u.Weight, u.Priority), join(u.Addresses), join(u.Gateways), u.Table)
+		t.Row(u.Name, u.Interface, table.Styled(a.colour(w, color[u.State], table.Escape(u.State))), fmt.Sprintf("%d (%d)", u.Weight, u.Priority), join(u.Addresses), join(u.Gateways), u.Table)
 	}
 	if err := t.Write(w); err != nil {
 		return err
@@ -265,7 +265,7 @@ func (a *app) writeAnnouncements(w io.Writer, announcements []api.Announcement) 
 	color := map[string]string{"announced": green, "withdrawn": red}
 	t := table.New("ADDRESS", "STATE", ">TABLE", ">METRIC", "OF")
 	for _, n := range announcements {
-		t.Row(n.Address, table.Styled(a.paint(w, color[n.State], table.Escape(n.State))), n.Table, n.Metric, strings.Join(n.Owners, ", "))
+		t.Row(n.Address, table.Styled(a.colour(w, color[n.State], table.Escape(n.State))), n.Table, n.Metric, strings.Join(n.Owners, ", "))
 	}
 	if err := t.Write(w); err != nil {
 		return err
@@ -325,8 +325,8 @@ func writeFlows(w io.Writer, f *api.Flows) error {
 	return nil
 }
 
-// known prints a count that may be unknown.
-func known(n int) string {
+// countOrUnknown prints a count that may be unknown.
+func countOrUnknown(n int) string {
 	if n < 0 {
 		return "-"
 	}

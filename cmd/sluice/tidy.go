@@ -16,9 +16,9 @@ import (
 	"github.com/sluice-lb/sluice/table"
 )
 
-// tidy wraps commands that create or change something and undo it at the end. A closed terminal or
+// withCleanup wraps commands that create or change something and undo it at the end. A closed terminal or
 // output pipe then ends the command like Ctrl-C, so that it can clean up.
-func tidy(a *app, cmd *cobra.Command) *cobra.Command {
+func withCleanup(a *app, cmd *cobra.Command) *cobra.Command {
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx, end := context.WithCancel(cmd.Context())
@@ -36,7 +36,7 @@ func tidy(a *app, cmd *cobra.Command) *cobra.Command {
 			for {
 				select {
 				case <-pipe:
-					if unread(a.stdout) || unread(a.stderr) {
+					if isReaderGone(a.stdout) || isReaderGone(a.stderr) {
 						end()
 					}
 				case <-ctx.Done():
@@ -46,7 +46,7 @@ func tidy(a *app, cmd *cobra.Command) *cobra.Command {
 		}()
 		cmd.SetContext(ctx)
 		err := run(cmd, args)
-		if errors.Is(err, syscall.EPIPE) && unread(a.stdout) {
+		if errors.Is(err, syscall.EPIPE) && isReaderGone(a.stdout) {
 			return exitError{code: exitFailure} // no message, like a command killed by the signal
 		}
 		return err
@@ -54,8 +54,8 @@ func tidy(a *app, cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// unread reports whether the reader of a stream has closed it.
-func unread(w io.Writer) bool {
+// isReaderGone reports whether the reader of a stream has closed it.
+func isReaderGone(w io.Writer) bool {
 	f, ok := table.File(w)
 	if !ok {
 		return false

@@ -53,7 +53,7 @@ func TestTidy(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ended := false
-			cmd := tidy(&c.app, &cobra.Command{RunE: func(cmd *cobra.Command, _ []string) error {
+			cmd := withCleanup(&c.app, &cobra.Command{RunE: func(cmd *cobra.Command, _ []string) error {
 				if err := c.do(); err != nil && !errors.Is(err, syscall.EPIPE) {
 					return err
 				}
@@ -83,7 +83,7 @@ func TestTidy(t *testing.T) {
 // TestTidyIsQuietBehindHead: a result without a reader is not an error.
 func TestTidyIsQuietBehindHead(t *testing.T) {
 	a := &app{stdout: closedPipe(t), stderr: os.Stderr}
-	cmd := tidy(a, &cobra.Command{RunE: func(*cobra.Command, []string) error { return a.writeJSON(a.stdout, "x") }})
+	cmd := withCleanup(a, &cobra.Command{RunE: func(*cobra.Command, []string) error { return a.writeJSON(a.stdout, "x") }})
 	cmd.SetArgs([]string{})
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	var status exitError
@@ -95,11 +95,11 @@ func TestTidyIsQuietBehindHead(t *testing.T) {
 // TestInterruptedSaysWhatIsLeft: an interrupted case study reports a restored host only if it is restored.
 func TestInterruptedSaysWhatIsLeft(t *testing.T) {
 	const fine = "everything is as it was before"
-	if err := interrupted("the demo", fmt.Errorf("client: %w", context.Canceled)); !strings.Contains(err.Error(), fine) {
+	if err := interruptedError("the demo", fmt.Errorf("client: %w", context.Canceled)); !strings.Contains(err.Error(), fine) {
 		t.Error(err)
 	}
 	for _, left := range []error{fmt.Errorf("lab 1: %w: busy", lab.ErrDown), fmt.Errorf("host settings: %w: refused", faults.ErrRestore)} {
-		err := interrupted("the demo", errors.Join(context.Canceled, left))
+		err := interruptedError("the demo", errors.Join(context.Canceled, left))
 		if strings.Contains(err.Error(), fine) || !strings.Contains(err.Error(), left.Error()) {
 			t.Error(err)
 		}

@@ -89,7 +89,7 @@ func (a *app) runTop(cmd *cobra.Command, h *top.Host, once bool, rows int) error
 		if err != nil {
 			return err
 		}
-		if !a.colored(a.stdout) {
+		if !a.usesColour(a.stdout) {
 			text = ansi.Strip(text)
 		}
 		_, err = fmt.Fprintln(a.terminal, text)
@@ -102,7 +102,7 @@ func (a *app) runTop(cmd *cobra.Command, h *top.Host, once bool, rows int) error
 
 // topOptions disables colours if requested.
 func (a *app) topOptions() []tea.ProgramOption {
-	if a.colored(a.stdout) {
+	if a.usesColour(a.stdout) {
 		return nil
 	}
 	return []tea.ProgramOption{tea.WithColorProfile(colorprofile.ASCII)}

@@ -99,7 +99,7 @@ func (f *tuneFlags) run(cmd *cobra.Command, a *app, args []string) error {
 	if err != nil {
 		return err
 	}
-	p, err := f.propose(cmd, a, s, args)
+	p, err := f.computeProposal(cmd, a, s, args)
 	if err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func (f *tuneFlags) run(cmd *cobra.Command, a *app, args []string) error {
 	return nil
 }
 
-func (f *tuneFlags) propose(cmd *cobra.Command, a *app, s *tune.System, args []string) (*tune.Proposal, error) {
+func (f *tuneFlags) computeProposal(cmd *cobra.Command, a *app, s *tune.System, args []string) (*tune.Proposal, error) {
 	o := tune.Options{Force: f.force}
 	for _, text := range f.set {
 		key, value, ok := strings.Cut(text, "=")

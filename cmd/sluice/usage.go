@@ -52,22 +52,22 @@ func badUsage(cmd *cobra.Command, err error) error {
 	return exitError{exitUsage, fmt.Errorf("%w\nUsage: %s", err, useLine(cmd, "       "))}
 }
 
-// exactly requires each of the named arguments.
-func exactly(names ...string) cobra.PositionalArgs {
+// requireArgs requires each of the named arguments.
+func requireArgs(names ...string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) < len(names) {
 			return fmt.Errorf("which %s?", names[len(args)])
 		}
-		return surplus(args, len(names))
+		return surplusError(args, len(names))
 	}
 }
 
 // atMost accepts up to n arguments.
 func atMost(n int) cobra.PositionalArgs {
-	return func(_ *cobra.Command, args []string) error { return surplus(args, n) }
+	return func(_ *cobra.Command, args []string) error { return surplusError(args, n) }
 }
 
-func surplus(args []string, n int) error {
+func surplusError(args []string, n int) error {
 	if len(args) > n {
 		return fmt.Errorf("argument %q is one too many", args[n])
 	}
@@ -78,7 +78,7 @@ func surplus(args []string, n int) error {
 // one.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 || !cmd.HasAvailableSubCommands() {
-		return surplus(args, 0)
+		return surplusError(args, 0)
 	}
 	var known []string
 	for _, sub := range cmd.Commands() {

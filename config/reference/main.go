@@ -28,8 +28,8 @@ func main() {
 	}
 }
 
-// pages are the generated files by name.
-func pages() (map[string][]byte, error) {
+// generatedFiles are the generated files by name.
+func generatedFiles() (map[string][]byte, error) {
 	c, err := readComments(sourceDir())
 	if err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func pages() (map[string][]byte, error) {
 }
 
 func write(dir string) error {
-	files, err := pages()
+	files, err := generatedFiles()
 	if err != nil {
 		return err
 	}
@@ -64,12 +64,12 @@ func sourceDir() string {
 	}
 }
 
-// comments are doc comments by type ("Service") and field ("Service.Name").
-type comments map[string]string
+// docComments are doc comments by type ("Service") and field ("Service.Name").
+type docComments map[string]string
 
-// of returns the comment of a type, or of its field if field is not empty. The Go field name at the
+// commentOf returns the comment of a type, or of its field if field is not empty. The Go field name at the
 // start of the comment is replaced by its key.
-func (c comments) of(t reflect.Type, field string) string {
+func (c docComments) commentOf(t reflect.Type, field string) string {
 	if field == "" {
 		return c[t.Name()]
 	}
@@ -82,12 +82,12 @@ func (c comments) of(t reflect.Type, field string) string {
 	return text
 }
 
-func readComments(dir string) (comments, error) {
+func readComments(dir string) (docComments, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	if err != nil {
 		return nil, err
 	}
-	c, set := comments{}, token.NewFileSet()
+	c, set := docComments{}, token.NewFileSet()
 	for _, file := range files {
 		if strings.HasSuffix(file, "_test.go") {
 			continue
@@ -106,7 +106,7 @@ func readComments(dir string) (comments, error) {
 	return c, nil
 }
 
-func (c comments) add(decl *ast.GenDecl) {
+func (c docComments) add(decl *ast.GenDecl) {
 	for _, spec := range decl.Specs {
 		ts := spec.(*ast.TypeSpec)
 		c[ts.Name.Name] = sentence(decl.Doc)

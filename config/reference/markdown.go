@@ -47,7 +47,7 @@ const values = `## Values
 `
 
 // markdown renders the reference page: a section for each mapping, in order of first use.
-func markdown(c comments) []byte {
+func markdown(c docComments) []byte {
 	var b bytes.Buffer
 	b.WriteString(intro)
 	p := page{w: &b, comments: c, done: map[reflect.Type]string{}}
@@ -63,7 +63,7 @@ func markdown(c comments) []byte {
 
 type page struct {
 	w        *bytes.Buffer
-	comments comments
+	comments docComments
 	done     map[reflect.Type]string // path of the section
 	next     []struct {
 		t    reflect.Type
@@ -72,7 +72,7 @@ type page struct {
 }
 
 func (p *page) section(t reflect.Type, title, path string) {
-	fmt.Fprintf(p.w, "## %s\n\n%s\n\n| key | type | default | meaning |\n|---|---|---|---|\n", title, p.comments.of(t, ""))
+	fmt.Fprintf(p.w, "## %s\n\n%s\n\n| key | type | default | meaning |\n|---|---|---|---|\n", title, p.comments.commentOf(t, ""))
 	for i := range t.NumField() {
 		f := t.Field(i)
 		key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
@@ -80,7 +80,7 @@ func (p *page) section(t reflect.Type, title, path string) {
 			continue
 		}
 		tag := f.Tag.Get("jsonschema")
-		fmt.Fprintf(p.w, "| `%s` | %s | %s | %s |\n", key, cell(p.kind(f, strings.TrimPrefix(path+"."+key, "."))), cell(fallback(tag)), cell(p.comments.of(t, f.Name)))
+		fmt.Fprintf(p.w, "| `%s` | %s | %s | %s |\n", key, escapeCell(p.kind(f, strings.TrimPrefix(path+"."+key, "."))), escapeCell(fallback(tag)), escapeCell(p.comments.commentOf(t, f.Name)))
 	}
 	p.w.WriteString("\n")
 }
@@ -165,4 +165,4 @@ func fallback(tag string) string {
 	return ""
 }
 
-func cell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
+func escapeCell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }

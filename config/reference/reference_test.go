@@ -21,7 +21,7 @@ import (
 
 // TestCurrent: the shipped files are what the types say.
 func TestCurrent(t *testing.T) {
-	files, err := pages()
+	files, err := generatedFiles()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func TestEveryKeyIsExplained(t *testing.T) {
 			if !f.IsExported() {
 				continue
 			}
-			if c.of(typ, f.Name) == "" {
+			if c.commentOf(typ, f.Name) == "" {
 				t.Errorf("%s.%s has no doc comment", typ.Name(), f.Name)
 			}
 			visit(f.Type)

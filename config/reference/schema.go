@@ -16,14 +16,14 @@ import (
 )
 
 // schema renders the JSON Schema (draft 2020-12) of a configuration.
-func schema(c comments) ([]byte, error) {
+func schema(c docComments) ([]byte, error) {
 	r := jsonschema.Reflector{
 		FieldNameTag:               "yaml",
 		RequiredFromJSONSchemaTags: true,
 		ExpandedStruct:             true,
 		Anonymous:                  true,
-		LookupComment:              c.of,
-		Mapper:                     textual,
+		LookupComment:              c.commentOf,
+		Mapper:                     textSchema,
 	}
 	s := r.Reflect(&config.Config{})
 	s.Title = "Sluice configuration"
@@ -45,8 +45,8 @@ func schema(c comments) ([]byte, error) {
 
 const portPattern = `([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])`
 
-// textual maps types with the form of a scalar, or with one of two forms.
-func textual(t reflect.Type) *jsonschema.Schema {
+// textSchema maps types with the form of a scalar, or with one of two forms.
+func textSchema(t reflect.Type) *jsonschema.Schema {
 	text := func(pattern, example string) *jsonschema.Schema {
 		return &jsonschema.Schema{Type: "string", Pattern: pattern, Examples: []any{example}}
 	}
@@ -94,17 +94,17 @@ func textual(t reflect.Type) *jsonschema.Schema {
 		word := &jsonschema.Schema{Type: "string", Pattern: `^[^/: \t\n*,]{1,15}\*?$`, Examples: []any{"wan0", "ppp*"}}
 		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{word, {Type: "array", Items: word}}}
 	case reflect.TypeFor[config.PortSet]():
-		ports := textual(reflect.TypeFor[flow.Ports]())
+		ports := textSchema(reflect.TypeFor[flow.Ports]())
 		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{{AnyOf: ports.AnyOf}, {Type: "array", Items: ports}}}
 	case reflect.TypeFor[config.Helpers]():
 		word := &jsonschema.Schema{Type: "string", Enum: []any{"ftp", "tftp", "sip", "pptp", "snmp", "amanda", "irc"}}
 		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{word, {Type: "array", Items: word}}}
 	case reflect.TypeFor[config.Target]():
 		endpoint := jsonschema.NewProperties()
-		endpoint.Set("address", textual(reflect.TypeFor[netip.Addr]()))
-		endpoint.Set("port", textual(reflect.TypeFor[uint16]()))
+		endpoint.Set("address", textSchema(reflect.TypeFor[netip.Addr]()))
+		endpoint.Set("port", textSchema(reflect.TypeFor[uint16]()))
 		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{
-			{Type: "array", Items: textual(reflect.TypeFor[config.AddressRange]())},
+			{Type: "array", Items: textSchema(reflect.TypeFor[config.AddressRange]())},
 			{Type: "object", Properties: endpoint, AdditionalProperties: jsonschema.FalseSchema, Required: []string{"address"}},
 		}}
 	}

@@ -64,7 +64,7 @@ func (d *Datapath) probeAging(ctx context.Context, w *netdev.Watcher, lost *atom
 			if probed == probesPerTick {
 				break
 			}
-			if !hops.uses(n) {
+			if !hops.wasUsed(n) {
 				continue
 			}
 			probed++
@@ -123,7 +123,7 @@ func (u *usedHops) read(m *ebpf.Map) error {
 	return nil
 }
 
-// uses reports whether packets were sent to the hardware address of a neighbour.
-func (u *usedHops) uses(n netdev.Aging) bool {
+// wasUsed reports whether packets were sent to the hardware address of a neighbour.
+func (u *usedHops) wasUsed(n netdev.Aging) bool {
 	return u.full || u.used[hopKey{uint32(n.Ifindex), [6]uint8(n.MAC)}]
 }

@@ -37,7 +37,7 @@ func (d *Datapath) putAmendment(a *compile.Amendment, s *datapath.Snapshot) (end
 	for n := range a.Gone {
 		d.drainBackend(n)
 	}
-	d.bump()
+	d.invalidateHops()
 	err = errors.Join(d.readBackWords(a.Small), table.SameChanges(d.t.Maps["hosts"], a.Hosts), table.SameChanges(d.t.Maps["reverses"], a.Reverses))
 	if err != nil {
 		return 0, err

@@ -100,7 +100,7 @@ func TestAmendmentsEqualWholes(t *testing.T) {
 				}
 			}
 		}
-		if err := d.inside(func() error { return amendBoth(t, d, s, &moved, &small, &whole) }); err != nil {
+		if err := d.inNamespace(func() error { return amendBoth(t, d, s, &moved, &small, &whole) }); err != nil {
 			if strings.Contains(err.Error(), "mode stateless") || strings.Contains(err.Error(), "refused") {
 				continue // the full compilation refuses it, too
 			}

@@ -27,8 +27,8 @@ import (
 func (d *Datapath) Plan(_ context.Context, s *datapath.Snapshot) (change *datapath.Change, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	err = d.inside(func() error {
-		if d.t == nil && d.idle(s) {
+	err = d.inNamespace(func() error {
+		if d.t == nil && d.hasNothing(s) {
 			change = &datapath.Change{Datapath: d.Name()}
 			return nil
 		}
@@ -51,8 +51,8 @@ func (d *Datapath) Plan(_ context.Context, s *datapath.Snapshot) (change *datapa
 	return change, err
 }
 
-// idle reports whether the snapshot is empty and no earlier process has left tables.
-func (d *Datapath) idle(s *datapath.Snapshot) bool {
+// hasNothing reports whether the snapshot is empty and no earlier process has left tables.
+func (d *Datapath) hasNothing(s *datapath.Snapshot) bool {
 	if len(s.Services)+len(s.NAT)+len(s.Rules) > 0 {
 		return false
 	}
@@ -65,8 +65,8 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	start := time.Now()
-	err = d.inside(func() error {
-		if d.t == nil && d.idle(s) {
+	err = d.inNamespace(func() error {
+		if d.t == nil && d.hasNothing(s) {
 			change = &datapath.Change{Datapath: d.Name()}
 			return nil
 		}
@@ -112,8 +112,8 @@ func (d *Datapath) openTables(s *datapath.Snapshot) (*compile.Host, error) {
 	return h, err
 }
 
-// compiled is a desired state and the state of the host for which it was compiled.
-type compiled struct {
+// compiledState is a desired state and the state of the host for which it was compiled.
+type compiledState struct {
 	want     *compile.Desired
 	host     *compile.Host
 	mismatch error // why the present host does not suffice, or nil
@@ -121,10 +121,10 @@ type compiled struct {
 
 // compile compiles a snapshot. If a needed interface, address or route has disappeared, it adds the host of the last
 // Apply: the configuration stays in force, because changes of backends must still be applied.
-func (d *Datapath) compile(s *datapath.Snapshot, h *compile.Host) (compiled, error) {
+func (d *Datapath) compile(s *datapath.Snapshot, h *compile.Host) (compiledState, error) {
 	st := stateOf(d.t, s)
 	want, err := compile.Compile(s, st, h)
-	c := compiled{want, h, err}
+	c := compiledState{want, h, err}
 	if err == nil && want.Waiting == 0 || d.appliedHost == nil || d.snapshot == nil || s.Config != d.snapshot.Config {
 		return c, err
 	}
@@ -262,11 +262,11 @@ func (d *Datapath) put(want *compile.Desired, s *datapath.Snapshot, h *compile.H
 	if err := d.retireMappings(want); err != nil {
 		return err
 	}
-	d.retire(want)
+	d.deactivateRemoved(want)
 	if err := d.retirePools(want, h); err != nil {
 		return err
 	}
-	d.bump()
+	d.invalidateHops()
 	d.inForce, d.snapshot, d.lastHost = want, s, h
 	t.IDs.InForce = want.Draft.Want
 	d.logs.Store(&want.Names.Log)
@@ -360,8 +360,8 @@ func withoutNewlyOwned[K comparable](want, had map[K]uint64, list func(K) uint32
 	return before, owned
 }
 
-// bump makes every flow look up its next hop again.
-func (d *Datapath) bump() { atomic.AddUint32(&d.t.Control.Values[0].Generation, 1) }
+// invalidateHops makes every flow look up its next hop again.
+func (d *Datapath) invalidateHops() { atomic.AddUint32(&d.t.Control.Values[0].Generation, 1) }
 
 // load returns the programs in force and their copy for held packets, or loads new ones if a switch
 // has changed.
@@ -418,9 +418,9 @@ func startSweeper(c *ebpf.Collection) error {
 	}
 }
 
-// retire deactivates services, backends and rules that are no longer configured. The sweeper ends
+// deactivateRemoved deactivates services, backends and rules that are no longer configured. The sweeper ends
 // flows of removed services and rules.
-func (d *Datapath) retire(want *compile.Desired) {
+func (d *Datapath) deactivateRemoved(want *compile.Desired) {
 	for id := range d.t.Services.Values {
 		v := &d.t.Services.Values[id]
 		if _, ok := want.Services[uint32(id)]; !ok && v.Active != 0 {

@@ -85,7 +85,7 @@ func (d *Datapath) attach(c *config.Config, paired bool, h *compile.Host, progra
 		if err != nil {
 			spared := false
 			if errors.Is(err, unix.EOPNOTSUPP) && len(c.Interfaces) == 0 {
-				spared = unused(c, h, i)
+				spared = needsNoProgram(c, h, i)
 				err = fmt.Errorf("%w: name those that are to have a program under 'interfaces', or choose attach: auto", err)
 			}
 			if !inForce && !spared {
@@ -167,14 +167,14 @@ func (d *Datapath) attachOne(hook config.Attach, i netdev.Interface, programs *e
 		delete(d.attached, at)
 	}
 	a := &attachment{ids: d.t.Maps["ids"], noTCX: d.opt.NoTCX, attachPoint: at, name: i.Name, bare: i.Bare(), pin: filepath.Join(d.dir, fmt.Sprintf("link-%d-%s", i.Index, hook))}
-	if err := a.make(programs); err != nil {
+	if err := a.attachPrograms(programs); err != nil {
 		return fmt.Errorf("%s: %w", hook, err)
 	}
 	d.attached[at] = a
 	return nil
 }
 
-func (a *attachment) make(programs *ebpf.Collection) (err error) {
+func (a *attachment) attachPrograms(programs *ebpf.Collection) (err error) {
 	p := programs.Programs[a.program()]
 	switch a.hook {
 	case config.AttachTC:
@@ -276,7 +276,7 @@ func clsact(ifindex int) netlink.Qdisc {
 func (a *attachment) filter(p *ebpf.Program) error {
 	switch err := netlink.QdiscAdd(clsact(a.ifindex)); {
 	case err == nil:
-		if err := note(a.ids, clsactNote(a.ifindex)); err != nil {
+		if err := recordID(a.ids, clsactNote(a.ifindex)); err != nil {
 			return err
 		}
 	case !errors.Is(err, unix.EEXIST):
@@ -311,7 +311,7 @@ func (a *attachment) isAttached() (bool, error) {
 func (d *Datapath) Touched() (touched bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	err = d.inside(func() error {
+	err = d.inNamespace(func() error {
 		for _, a := range d.attached {
 			stands, err := a.isAttached()
 			if err != nil {
@@ -340,7 +340,7 @@ func (a *attachment) detach() error {
 		if a.ids.Lookup(&k, &v) != nil { // Sluice did not create the qdisc
 			return nil
 		}
-		return errors.Join(dropClsact(a.ifindex), unnote(a.ids, clsactNote(a.ifindex)))
+		return errors.Join(dropClsact(a.ifindex), removeID(a.ids, clsactNote(a.ifindex)))
 	}
 	err := os.Remove(a.pin)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -447,7 +447,7 @@ func filtersOf(ifindex int) (ours []netlink.Filter) {
 func (d *Datapath) Left() (left bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	err = d.inside(func() error {
+	err = d.inNamespace(func() error {
 		dir, err := d.pinDir(false)
 		if err != nil {
 			return err

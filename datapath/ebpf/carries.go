@@ -63,7 +63,7 @@ func (d *Datapath) hostNow() *compile.Host {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.changes.Changed() || d.placementHost == nil {
-		if err := d.inside(func() (err error) { d.placementHost, err = readHost(); return err }); err != nil {
+		if err := d.inNamespace(func() (err error) { d.placementHost, err = readHost(); return err }); err != nil {
 			d.placementHost = nil
 		}
 	}
@@ -76,7 +76,7 @@ var _ datapath.Bypasser = (*Datapath)(nil)
 // host.
 func (d *Datapath) BypassesService(s *config.Service) error {
 	if h := d.hostNow(); h != nil {
-		return bypasses(h.BypassedByService(s))
+		return bypassError(h.BypassedByService(s))
 	}
 	return nil
 }
@@ -84,12 +84,12 @@ func (d *Datapath) BypassesService(s *config.Service) error {
 // BypassesNAT returns an error if packets of a NAT rule would bypass an IPsec policy of the host.
 func (d *Datapath) BypassesNAT(n *config.NATRule) error {
 	if h := d.hostNow(); h != nil {
-		return bypasses(h.BypassedByNAT(n))
+		return bypassError(h.BypassedByNAT(n))
 	}
 	return nil
 }
 
-func bypasses(p netdev.IPsecPolicy, found bool) error {
+func bypassError(p netdev.IPsecPolicy, found bool) error {
 	if !found {
 		return nil
 	}
@@ -105,7 +105,7 @@ func (d *Datapath) checkInterfaces(names ...string) error {
 	if len(names) == 0 {
 		return nil
 	}
-	return d.inside(func() error {
+	return d.inNamespace(func() error {
 		for _, name := range names {
 			for _, i := range matchingInterfaces(config.Interfaces(name)) { // a missing interface may be added with another type
 				if !i.Ethernet() && !i.Bare() {

@@ -21,7 +21,7 @@ func (d *Datapath) Counters(context.Context) (*datapath.Counters, error) {
 	defer d.mu.Unlock()
 	c, err := d.gauges()
 	if err == nil && d.t != nil && d.inForce != nil {
-		err = d.owned(c)
+		err = d.addOwnerCounters(c)
 	}
 	return c, err
 }
@@ -45,8 +45,8 @@ func (d *Datapath) gauges() (c *datapath.Counters, err error) {
 	return c, nil
 }
 
-// owned adds the counters of ended and live flows.
-func (d *Datapath) owned(c *datapath.Counters) error {
+// addOwnerCounters adds the counters of ended and live flows.
+func (d *Datapath) addOwnerCounters(c *datapath.Counters) error {
 	services, backends, rules := map[uint16]table.Traffic{}, map[uint16]table.Traffic{}, map[uint16]table.Traffic{}
 	add := func(m map[uint16]table.Traffic, k uint16, s, twin table.Entry) {
 		t := m[k]
@@ -64,7 +64,7 @@ func (d *Datapath) owned(c *datapath.Counters) error {
 		}
 		return true
 	})
-	tallies, err := d.tallies()
+	tallies, err := d.backendCounters()
 	if err != nil {
 		return err
 	}
@@ -119,8 +119,8 @@ func (d *Datapath) owned(c *datapath.Counters) error {
 	return nil
 }
 
-// tallies returns the counters of all backends with an id.
-func (d *Datapath) tallies() ([]table.Traffic, error) {
+// backendCounters returns the counters of all backends with an id.
+func (d *Datapath) backendCounters() ([]table.Traffic, error) {
 	below := uint32(0)
 	for k, n := range d.t.IDs.Known {
 		if k.Kind == ids.Backend {
@@ -135,7 +135,7 @@ func (d *Datapath) resetBackends(services map[uint16]bool) error {
 	if len(services) == 0 {
 		return nil
 	}
-	tallies, err := d.tallies()
+	tallies, err := d.backendCounters()
 	if err != nil {
 		return err
 	}

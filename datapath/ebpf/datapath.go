@@ -121,7 +121,7 @@ func Open(opt Options) (*Datapath, error) {
 		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
 	}
 	d := &Datapath{opt: opt, ns: ns, cookie: cookie, hz: hz, regions: map[uint32]table.Region{}, attached: map[attachPoint]*attachment{}}
-	if err := d.pinnable(); err != nil {
+	if err := d.checkPinning(); err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
 	}
 	if d.changes, err = netdev.OpenPolled(); err != nil {
@@ -133,8 +133,8 @@ func Open(opt Options) (*Datapath, error) {
 // Name returns "ebpf".
 func (d *Datapath) Name() string { return "ebpf" }
 
-// inside runs f in the datapath's network namespace.
-func (d *Datapath) inside(f func() error) error {
+// inNamespace runs f in the datapath's network namespace.
+func (d *Datapath) inNamespace(f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	here, err := netns.Get()
@@ -195,7 +195,7 @@ func (d *Datapath) release() (err error) {
 func (d *Datapath) Remove(context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.inside(func() error {
+	return d.inNamespace(func() error {
 		if d.dir == "" {
 			dir, err := d.pinDir(false)
 			if err != nil {

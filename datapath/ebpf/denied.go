@@ -15,7 +15,7 @@ import (
 // change. Otherwise, it returns nil.
 func (d *Datapath) denyFirst(want *compile.Desired) *compile.Desired {
 	had := d.inForce
-	if had == nil || d.programs == nil || len(want.Denied) == 0 || slices.Equal(had.Firewall, want.Firewall) || !slices.ContainsFunc(had.Firewall, denies) {
+	if had == nil || d.programs == nil || len(want.Denied) == 0 || slices.Equal(had.Firewall, want.Firewall) || !slices.ContainsFunc(had.Firewall, dropsSources) {
 		return nil
 	}
 	first := *want
@@ -30,8 +30,8 @@ func (d *Datapath) denyFirst(want *compile.Desired) *compile.Desired {
 	return &first
 }
 
-// denies reports whether a rule drops sources without another condition.
-func denies(r wire.FirewallRule) bool {
+// dropsSources reports whether a rule drops sources without another condition.
+func dropsSources(r wire.FirewallRule) bool {
 	return r == (wire.FirewallRule{Action: wire.ActionDrop, Sources: r.Sources}) && r.Sources != 0
 }
 

@@ -43,8 +43,8 @@ func (d *Datapath) Explain(_ context.Context, q datapath.Question) (*datapath.Ex
 		return nil, fmt.Errorf("explain: %w", err)
 	}
 	var e *datapath.Explanation
-	err = d.inside(func() error {
-		in, err := d.arrival(q)
+	err = d.inNamespace(func() error {
+		in, err := d.ingressInterface(q)
 		if err != nil {
 			return err
 		}
@@ -61,8 +61,8 @@ func (d *Datapath) Explain(_ context.Context, q datapath.Question) (*datapath.Ex
 	return e, nil
 }
 
-// arrival returns the ingress interface of a question.
-func (d *Datapath) arrival(q datapath.Question) (netdev.Interface, error) {
+// ingressInterface returns the ingress interface of a question.
+func (d *Datapath) ingressInterface(q datapath.Question) (netdev.Interface, error) {
 	h, err := readHost()
 	if err != nil {
 		return netdev.Interface{}, err
@@ -139,7 +139,7 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 	if e.Backend != "" {
 		step("backend %s", e.Backend)
 	}
-	if forwarded(&p) {
+	if isForwarded(&p) {
 		v6 := p.Family == wire.Family6
 		e.After = wire.TupleOf(wire.AddrFrom(wire.Addr(p.To.Saddr), v6), wire.AddrFrom(wire.Addr(p.To.Daddr), v6), p.To.Sport, p.To.Dport, p.To.L4Proto)
 		if e.After != e.Before {
@@ -149,7 +149,7 @@ func (d *Datapath) explanation(q datapath.Question, in netdev.Interface, w *wire
 			e.Notes = append(e.Notes, n)
 		}
 	}
-	if forwarded(&p) && p.Flags&wire.PlanRouted != 0 {
+	if isForwarded(&p) && p.Flags&wire.PlanRouted != 0 {
 		h := wire.Hop(w.Hop)
 		if p.Hop != 0 {
 			_ = d.t.Maps["hops"].Lookup(uint32(p.Hop), &h) // an array: every index exists
@@ -250,8 +250,8 @@ func (d *Datapath) poolOf(owner string) []config.AddressRange {
 	return nil
 }
 
-// forwarded reports whether the plan sends a packet on, by the program or by the kernel.
-func forwarded(p *wire.Plan) bool {
+// isForwarded reports whether the plan sends a packet on, by the program or by the kernel.
+func isForwarded(p *wire.Plan) bool {
 	return p.Action == wire.ActionForward || p.Flags&wire.PlanKernel != 0
 }
 
@@ -277,7 +277,7 @@ func (d *Datapath) owner(e *datapath.Explanation, w *wire.Work) {
 	switch kind {
 	case wire.OwnerService:
 		e.Owner = n.Service[uint32(owner)]
-		if forwarded(&w.Plan) && !n.PortForward[uint32(owner)] {
+		if isForwarded(&w.Plan) && !n.PortForward[uint32(owner)] {
 			e.Backend = n.Backend[uint32(backend)]
 		}
 	case wire.OwnerSource:

@@ -144,7 +144,7 @@ func TestExplain(t *testing.T) {
 // forwarding is the cause.
 func TestExplainForwardingOff(t *testing.T) {
 	s := explained(t)
-	err := s.d.inside(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0o644) })
+	err := s.d.inNamespace(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0o644) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -97,7 +97,7 @@ func (d *Datapath) describe(s, twin table.Entry, now uint32) flow.Flow {
 	return f
 }
 
-func transitory(s, twin table.Entry, hz uint32) bool {
+func isTransitory(s, twin table.Entry, hz uint32) bool {
 	return (s.Flags|twin.Flags)&wire.EntrySettled == 0 || s.Heard&twin.Heard&wire.HeardFIN != 0 ||
 		s.Heard&wire.HeardRST != 0 && int32(twin.Seen-s.Seen-hz) <= 0 || twin.Heard&wire.HeardRST != 0 && int32(s.Seen-twin.Seen-hz) <= 0
 }
@@ -106,7 +106,7 @@ func (d *Datapath) timeout(s, twin table.Entry) uint32 {
 	w := d.switches
 	switch s.Key.Protocol {
 	case flow.TCP:
-		if transitory(s, twin, d.hz) {
+		if isTransitory(s, twin, d.hz) {
 			return w.Transitory
 		}
 		return w.Established

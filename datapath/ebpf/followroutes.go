@@ -161,7 +161,7 @@ func newRouteFollower() *routeFollower {
 	return f
 }
 
-func (f *routeFollower) note(e netdev.Event) {
+func (f *routeFollower) addEvent(e netdev.Event) {
 	scan := e.Kind == netdev.Lost || e.Special || (e.Kind == netdev.Route || e.Kind == netdev.Link) && f.mtus.Load() > 0
 	if scan {
 		f.scan.Store(true)

@@ -43,7 +43,7 @@ type holder struct {
 	waiting    map[wire.FragmentKey][]heldFrame
 	senders    map[wire.Addr]int
 	frames     int
-	unresolved map[netdev.Hop]*unresolved
+	unresolved map[netdev.Hop]*waitingPackets
 	expired    time.Duration // monotonic time of the last call of expire
 
 	failed   int // dropped packets that are not yet logged
@@ -83,10 +83,10 @@ type heldFrame struct {
 	hop     netdev.Hop // Next hop that the packet has waited for; zero for none.
 }
 
-// hold handles the packets from the programs until the ring is closed.
-func (d *Datapath) hold(ring *ringbuf.Reader) {
-	h := &holder{d: d, waiting: map[wire.FragmentKey][]heldFrame{}, senders: map[wire.Addr]int{}, unresolved: map[netdev.Hop]*unresolved{}}
-	if err := h.enter(); err != nil {
+// handleUnresolved handles the packets from the programs until the ring is closed.
+func (d *Datapath) handleUnresolved(ring *ringbuf.Reader) {
+	h := &holder{d: d, waiting: map[wire.FragmentKey][]heldFrame{}, senders: map[wire.Addr]int{}, unresolved: map[netdev.Hop]*waitingPackets{}}
+	if err := h.enterNamespace(); err != nil {
 		d.opt.Log.Warn("packets to unresolved next hops, and fragments before their first one, are dropped", "error", err)
 		return
 	}
@@ -133,8 +133,8 @@ func (h *holder) serve(ring heldRing, holding *uint32) {
 	}
 }
 
-// enter locks the goroutine to a thread in the datapath's namespace and opens the packet socket.
-func (h *holder) enter() (err error) {
+// enterNamespace locks the goroutine to a thread in the datapath's namespace and opens the packet socket.
+func (h *holder) enterNamespace() (err error) {
 	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 	if err := netdev.EnterNamespace(h.d.ns); err != nil {
 		return err

@@ -99,7 +99,7 @@ func TestNextHopsAreLookedAtAtOnce(t *testing.T) {
 		"quiet":          {},
 		"fragments wait": {frames: 1},
 	} {
-		h.unresolved = map[netdev.Hop]*unresolved{{Ifindex: 1}: {nextCheck: 1}}
+		h.unresolved = map[netdev.Hop]*waitingPackets{{Ifindex: 1}: {nextCheck: 1}}
 		var ring deadlineRing
 		if h.serve(&ring, new(uint32)); ring.late {
 			t.Errorf("%s: the next hop is not looked at now", name)

@@ -77,7 +77,7 @@ func TestInterfaceGoneMeanwhile(t *testing.T) {
 			h := *d.lastHost
 			h.Interfaces = append(slices.Clone(h.Interfaces), netdev.Interface{Index: 9999, Name: "gone0", MAC: make(net.HardwareAddr, 6), Up: true, Kind: "veth"})
 			c := *d.snapshot.Config // a configuration for which every interface matters
-			if err := d.inside(func() error { return d.attach(&c, false, &h, d.programs) }); err != nil {
+			if err := d.inNamespace(func() error { return d.attach(&c, false, &h, d.programs) }); err != nil {
 				t.Error(err)
 			}
 		})

@@ -123,7 +123,7 @@ func (d *Datapath) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error)
 			return m, fmt.Errorf("mappings: %s", wire.NameOf(wire.ReasonNames(), int(made.Reason)))
 		}
 		m.Outside = outsideOf(made.Mapping)
-		if !d.taken(m.Protocol, m.Outside) {
+		if !d.isTaken(m.Protocol, m.Outside) {
 			return m, nil
 		}
 		if err := d.runMapProgram("map_close", d.switches, &made); err != nil { // its port is in hold-down, so the next attempt gets another port
@@ -135,9 +135,9 @@ func (d *Datapath) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error)
 
 const mapTries = 4 // attempts to find a port without another user
 
-// taken reports whether an outside endpoint has another user: a service, a port-forward, or a
+// isTaken reports whether an outside endpoint has another user: a service, a port-forward, or a
 // socket of this host.
-func (d *Datapath) taken(p flow.Protocol, at netip.AddrPort) bool {
+func (d *Datapath) isTaken(p flow.Protocol, at netip.AddrPort) bool {
 	listens := func(protocol flow.Protocol, l *config.Listen) bool {
 		a := l.Address
 		if l.Follows() {
@@ -159,11 +159,11 @@ func (d *Datapath) taken(p flow.Protocol, at netip.AddrPort) bool {
 			return true
 		}
 	}
-	return d.lastHost.Owns(at.Addr()) && errors.Is(d.inside(func() error { return bindable(p, at) }), unix.EADDRINUSE)
+	return d.lastHost.Owns(at.Addr()) && errors.Is(d.inNamespace(func() error { return tryBind(p, at) }), unix.EADDRINUSE)
 }
 
-// bindable tries to bind a socket like a server.
-func bindable(p flow.Protocol, at netip.AddrPort) error {
+// tryBind tries to bind a socket like a server.
+func tryBind(p flow.Protocol, at netip.AddrPort) error {
 	kind := unix.SOCK_STREAM
 	if p == flow.UDP {
 		kind = unix.SOCK_DGRAM

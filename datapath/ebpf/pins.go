@@ -18,8 +18,8 @@ import (
 // namespace ("ip netns exec", a unit with PrivateMounts) ends with the process; the namespace of
 // process 1 does not.
 
-// outside returns the root directory of process 1, or "" if this process has the same.
-func outside() string {
+// hostRoot returns the root directory of process 1, or "" if this process has the same.
+func hostRoot() string {
 	own, err := os.Stat("/proc/thread-self/ns/mnt")
 	if err != nil {
 		return ""
@@ -52,7 +52,7 @@ func (d *Datapath) pinDir(mount bool) (string, error) {
 	if d.opt.Dir != "" {
 		return d.opt.Dir, nil
 	}
-	root := outside()
+	root := hostRoot()
 	for _, dir := range []string{"/sys/fs/bpf", root + "/sys/fs/bpf"} {
 		if isBPFFS(dir) {
 			return fmt.Sprintf("%s/sluice/%d", dir, d.cookie), nil
@@ -79,9 +79,9 @@ func (d *Datapath) pinDir(mount bool) (string, error) {
 	return filepath.Join(root+dir, "sluice"), nil
 }
 
-// pinnable returns an error if pinning is impossible, for example in a container without a bpffs
+// checkPinning returns an error if pinning is impossible, for example in a container without a bpffs
 // and without the privilege to mount one.
-func (d *Datapath) pinnable() error {
+func (d *Datapath) checkPinning() error {
 	if dir, err := d.pinDir(false); dir != "" || err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func (d *Datapath) unmount() error {
 
 // inMountsOfInit runs f on a thread in the mount namespace of process 1.
 func inMountsOfInit(f func() error) error {
-	if outside() == "" {
+	if hostRoot() == "" {
 		return f()
 	}
 	done := make(chan error)

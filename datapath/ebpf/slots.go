@@ -17,11 +17,11 @@ import (
 // them.
 func (d *Datapath) putServices(want *compile.Desired) error {
 	fresh, again := map[uint32]table.Region{}, map[uint16]bool{}
-	gaps := d.gaps()
+	gaps := d.freeRegions()
 	for id, w := range want.Services {
 		now := d.regions[id]
 		if _, known := d.regions[id]; !known || !d.slotsEqual(now, want.Slots[id]) {
-			r, ok := place(gaps, uint32(len(want.Slots[id])))
+			r, ok := firstFit(gaps, uint32(len(want.Slots[id])))
 			if !ok {
 				return fmt.Errorf("service %s: its scheduler table of %d slots finds no room among %d; use a scheduler without a hash, or make larger tables: %s",
 					want.Names.Service[id], len(want.Slots[id]), d.t.Slots*4, wire.WayOut)
@@ -101,8 +101,8 @@ func (d *Datapath) writeSlots(r table.Region, slots []uint16) {
 	}
 }
 
-// gaps lists the free parts of the slots map, between the tables in force.
-func (d *Datapath) gaps() []table.Region {
+// freeRegions lists the free parts of the slots map, between the tables in force.
+func (d *Datapath) freeRegions() []table.Region {
 	taken := make([]table.Region, 0, len(d.regions))
 	for _, r := range d.regions {
 		if r.Count > 0 {
@@ -127,8 +127,8 @@ func (d *Datapath) gaps() []table.Region {
 // wholeWords rounds a number of slots up to the words that hold them.
 func wholeWords(slots uint32) uint32 { return (slots + 3) / 4 * 4 }
 
-// place allocates a scheduler table in the first sufficient gap.
-func place(gaps []table.Region, count uint32) (table.Region, bool) {
+// firstFit allocates a scheduler table in the first sufficient gap.
+func firstFit(gaps []table.Region, count uint32) (table.Region, bool) {
 	for i := range gaps {
 		if g := &gaps[i]; g.Count >= wholeWords(count) {
 			r := table.Region{First: g.First, Count: count}

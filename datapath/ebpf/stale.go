@@ -96,7 +96,7 @@ func (s *staleFlows) ends(f, twin table.Entry) bool {
 		return s.mayEnd(f, twin)
 	}
 	pool := s.services[s.want.Names.Service[id]]
-	return pool != nil && w.Mode == wire.ModeFullnat && len(pool.SourcePool) > 0 && !holds(pool.SourcePool, twin.Key.Dest) && s.mayEnd(f, twin)
+	return pool != nil && w.Mode == wire.ModeFullnat && len(pool.SourcePool) > 0 && !poolContains(pool.SourcePool, twin.Key.Dest) && s.mayEnd(f, twin)
 }
 
 // sourceEnds reports whether a flow of a rule that translates sources must end. Either side may
@@ -118,7 +118,7 @@ func (s *staleFlows) sourceEnds(f, twin table.Entry, at []datapath.Listener) boo
 	return (!inside || taken || excepted || !outside) && s.mayEnd(f, twin)
 }
 
-func holds(pool []config.AddressRange, a netip.AddrPort) bool {
+func poolContains(pool []config.AddressRange, a netip.AddrPort) bool {
 	return slices.ContainsFunc(pool, func(r config.AddressRange) bool { return r.Contains(a.Addr()) })
 }
 
@@ -132,11 +132,11 @@ func (s *staleFlows) mayEnd(f, twin table.Entry) bool {
 		return true
 	}
 	f.Flags |= wire.EntrySettled
-	return transitory(f, twin, s.hz)
+	return isTransitory(f, twin, s.hz)
 }
 
-// moves reports whether a flow that ends here continues in the other datapath.
-func (s *staleFlows) moves(f table.Entry) bool {
+// continuesElsewhere reports whether a flow that ends here continues in the other datapath.
+func (s *staleFlows) continuesElsewhere(f table.Entry) bool {
 	return s.have != nil && f.Flags&wire.EntryNAT == 0 && f.Twin != wire.NoEntry && s.snapshot.Moves(listenerName(s.have, uint32(f.Owner)), f.Key.Protocol)
 }
 
@@ -146,7 +146,7 @@ func (s *staleFlows) countIn(t *table.Tables) (n int) {
 		return 0
 	}
 	t.Primaries(func(f table.Entry) bool {
-		if s.ends(f, t.Twin(f)) && !s.moves(f) {
+		if s.ends(f, t.Twin(f)) && !s.continuesElsewhere(f) {
 			n++
 		}
 		return true
@@ -176,7 +176,7 @@ func (d *Datapath) end(s *staleFlows) (n int, err error) {
 		if _, err := d.runOnDemand("sweep_end", d.switches, &ebpf.RunOptions{Context: victim}); err != nil {
 			return n, fmt.Errorf("flow %s: end: %w", f.Key, err)
 		}
-		if !s.moves(f) {
+		if !s.continuesElsewhere(f) {
 			n++
 		}
 	}

@@ -32,7 +32,7 @@ func neighbourNote(n netdev.Hop) string {
 	return fmt.Sprintf("%sneighbour %d %s", notePrefix, n.Ifindex, n.Addr)
 }
 
-func note(idMap *ebpf.Map, name string) error {
+func recordID(idMap *ebpf.Map, name string) error {
 	k := ids.KeyOf(ids.Meta, name)
 	if err := idMap.Put(&k, uint32(1)); err != nil {
 		return fmt.Errorf("ids: %w", err)
@@ -40,7 +40,7 @@ func note(idMap *ebpf.Map, name string) error {
 	return nil
 }
 
-func unnote(idMap *ebpf.Map, name string) error {
+func removeID(idMap *ebpf.Map, name string) error {
 	k := ids.KeyOf(ids.Meta, name)
 	if err := idMap.Delete(&k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("ids: %w", err)
@@ -167,7 +167,7 @@ func (n *neighbours) resolve(idMap *ebpf.Map, list map[netdev.Hop]bool) error {
 			continue
 		}
 		if !n.ours[hop] {
-			if err := note(idMap, neighbourNote(hop)); err != nil {
+			if err := recordID(idMap, neighbourNote(hop)); err != nil {
 				return err
 			}
 			n.ours[hop] = true
@@ -187,7 +187,7 @@ func (n *neighbours) releaseUnused(idMap *ebpf.Map) error {
 	}
 	err := releaseNeighbours(list)
 	for _, hop := range list {
-		err = errors.Join(err, unnote(idMap, neighbourNote(hop)))
+		err = errors.Join(err, removeID(idMap, neighbourNote(hop)))
 		delete(n.ours, hop)
 	}
 	return err

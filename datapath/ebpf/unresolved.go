@@ -27,8 +27,8 @@ const (
 // quarter of the time waited, at most maxCheckInterval.
 const minCheckInterval, maxCheckInterval = time.Millisecond, 100 * time.Millisecond
 
-// unresolved contains the packets of one next hop as received, the oldest first.
-type unresolved struct {
+// waitingPackets contains the packets of one next hop as received, the oldest first.
+type waitingPackets struct {
 	frames    []heldFrame
 	nextCheck time.Duration // Monotonic time of the next check of the neighbour table.
 	asked     bool          // The kernel has sent requests since the first packet.
@@ -38,7 +38,7 @@ type unresolved struct {
 func (h *holder) enqueue(hop netdev.Hop, f heldFrame) {
 	u := h.unresolved[hop]
 	if u == nil && len(h.unresolved) < unresolvedHops {
-		u = &unresolved{nextCheck: f.at + minCheckInterval}
+		u = &waitingPackets{nextCheck: f.at + minCheckInterval}
 		h.unresolved[hop] = u
 	}
 	if u == nil || len(u.frames) >= unresolvedPerHop {

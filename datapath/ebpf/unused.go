@@ -13,10 +13,10 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// unused reports whether the configuration works without a program on an interface. No rule may
+// needsNoProgram reports whether the configuration works without a program on an interface. No rule may
 // name the interface, no configured address may be in one of its networks, and no default route may
 // use it.
-func unused(c *config.Config, h *compile.Host, i netdev.Interface) bool {
+func needsNoProgram(c *config.Config, h *compile.Host, i netdev.Interface) bool {
 	var addresses []netip.Addr
 	var prefixes []netip.Prefix
 	names := func(which config.Interfaces) bool { return which != "" && which.Has(i.Name) }

@@ -58,7 +58,7 @@ func TestUnused(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", text, err)
 		}
-		if got := unused(c, h, i); got != want {
+		if got := needsNoProgram(c, h, i); got != want {
 			t.Errorf("%s: unused %v, want %v", text, got, want)
 		}
 	}

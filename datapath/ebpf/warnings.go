@@ -32,7 +32,7 @@ func (d *Datapath) Warnings() (out []string) {
 	for _, u := range d.inForce.Unreached {
 		out = append(out, u+"; it gets no new connections until there is one")
 	}
-	_ = d.inside(func() error { // if the namespace cannot be entered, there is nothing to warn about
+	_ = d.inNamespace(func() error { // if the namespace cannot be entered, there is nothing to warn about
 		named, others := d.forwardingInterfaces()
 		v4, v6 := d.snapshot.Forwards()
 		out = append(out, kernel.ForwardingWarnings(kernel.Sysctl, v4, v6, named, others)...)
@@ -48,7 +48,7 @@ func (d *Datapath) Warnings() (out []string) {
 	out = append(out, datapath.Bypassed(datapath.Resolve(d.snapshot, d.lastHost.ListenAddress), d.lastHost.Networks)...)
 	sourced := func(name string, v6 bool) (has bool) {
 		i, _ := d.lastHost.ByName(name)
-		_ = d.inside(func() error {
+		_ = d.inNamespace(func() error {
 			has = d.lastHost.Addressed(i.Index, v6)
 			return nil
 		})
@@ -187,10 +187,10 @@ func (d *Datapath) bypassWarnings() (out []string) {
 	}
 	for i := range d.snapshot.Services {
 		s := d.snapshot.Services[i].Service
-		warn("service "+s.Name, bypasses(d.lastHost.BypassedByService(s)))
+		warn("service "+s.Name, bypassError(d.lastHost.BypassedByService(s)))
 	}
 	for _, n := range d.snapshot.NAT {
-		warn("nat rule "+n.Name, bypasses(d.lastHost.BypassedByNAT(n)))
+		warn("nat rule "+n.Name, bypassError(d.lastHost.BypassedByNAT(n)))
 	}
 	return out
 }

@@ -64,7 +64,7 @@ func (d *Datapath) watch() {
 				if e.Kind == netdev.Lost {
 					lost.Store(true)
 				}
-				routes.note(e)
+				routes.addEvent(e)
 				if e.Kind == netdev.Link || e.Kind == netdev.Lost {
 					select {
 					case changed <- struct{}{}:
@@ -81,7 +81,7 @@ func (d *Datapath) watch() {
 		d.watching.Go(func() { d.serve(events) })
 	}
 	if early != nil {
-		d.watching.Go(func() { d.hold(early) })
+		d.watching.Go(func() { d.handleUnresolved(early) })
 	}
 }
 

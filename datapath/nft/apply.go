@@ -29,7 +29,7 @@ func (d *Datapath) Apply(ctx context.Context, s *datapath.Snapshot) (*datapath.C
 	}
 	change := d.describe(result, delta)
 	if !delta.Empty() {
-		ended := d.retire(delta)
+		ended := d.readRetired(delta)
 		if err := d.conn.Apply(delta); err != nil {
 			return nil, d.checkRefused(err)
 		}
@@ -77,7 +77,7 @@ func (d *Datapath) checkRefused(cause error) error {
 	if err != nil {
 		return errors.Join(cause, err)
 	}
-	left, err := d.difference(read, before)
+	left, err := d.diffFromKernel(read, before)
 	if err != nil {
 		return errors.Join(cause, err)
 	}
@@ -116,21 +116,21 @@ func (d *Datapath) verifyAll(result *compile.Result) error {
 	if err != nil {
 		return err
 	}
-	left, err := d.difference(read, result.Ruleset)
+	left, err := d.diffFromKernel(read, result.Ruleset)
 	if err != nil {
 		return err
 	}
 	if !left.Empty() {
-		return fmt.Errorf("rules read back differ from those written: %s", first(describe(left, 1)))
+		return fmt.Errorf("rules read back differ from those written: %s", firstLine(describe(left, 1)))
 	}
 	return nil
 }
 
-// difference compares the ruleset read from the kernel with the expected one. The kernel dumps a
+// diffFromKernel compares the ruleset read from the kernel with the expected one. The kernel dumps a
 // set by walking a hash table. For each message it starts again and skips the number of elements
 // already dumped (nft_rhash_walk). For some milliseconds after many additions the table is resized,
 // and a dump then omits elements. Missing elements are therefore requested one by one.
-func (d *Datapath) difference(read *ruleset.Fragment, want *ruleset.Ruleset) (*ruleset.Delta, error) {
+func (d *Datapath) diffFromKernel(read *ruleset.Fragment, want *ruleset.Ruleset) (*ruleset.Delta, error) {
 	left := ruleset.Diff(&ruleset.Ruleset{Fragments: []*ruleset.Fragment{read}}, want)
 	lacking := left.AddElements
 	left.AddElements = nil
@@ -166,7 +166,7 @@ func (d *Datapath) verifyElements(delta *ruleset.Delta) error {
 		}
 	}
 	for id, list := range added {
-		missing, err := d.missing(delta.Sets[id], list)
+		missing, err := d.missingElements(delta.Sets[id], list)
 		if err != nil {
 			return fmt.Errorf("set %s: read back: %w", id.Name, err)
 		}
@@ -178,7 +178,7 @@ func (d *Datapath) verifyElements(delta *ruleset.Delta) error {
 		list = slices.DeleteFunc(list, func(e ruleset.Element) bool { // replaced, not removed
 			return slices.ContainsFunc(added[id], func(a ruleset.Element) bool { return a.Key == e.Key && a.End == e.End })
 		})
-		missing, err := d.missing(delta.Sets[id], list)
+		missing, err := d.missingElements(delta.Sets[id], list)
 		if err != nil {
 			return fmt.Errorf("set %s: read back: %w", id.Name, err)
 		}
@@ -189,9 +189,9 @@ func (d *Datapath) verifyElements(delta *ruleset.Delta) error {
 	return nil
 }
 
-// missing returns the elements that the kernel does not have. See difference for omissions in a
+// missingElements returns the elements that the kernel does not have. See diffFromKernel for omissions in a
 // dump.
-func (d *Datapath) missing(set *ruleset.Set, list []ruleset.Element) ([]ruleset.Element, error) {
+func (d *Datapath) missingElements(set *ruleset.Set, list []ruleset.Element) ([]ruleset.Element, error) {
 	if len(list) <= manyElements && !set.Interval {
 		return d.conn.Has(set, list)
 	}
@@ -236,7 +236,7 @@ func (d *Datapath) describe(result *compile.Result, delta *ruleset.Delta) *datap
 	return c
 }
 
-func first(lines []string) string {
+func firstLine(lines []string) string {
 	if len(lines) == 0 {
 		return "in a definition"
 	}

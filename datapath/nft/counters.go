@@ -17,12 +17,12 @@ import (
 	"github.com/sluice-lb/sluice/datapath/nft/ruleset"
 )
 
-// retired has the counts of rules and elements that were rewritten or removed, by owner and
+// retiredCounts has the counts of rules and elements that were rewritten or removed, by owner and
 // backend. Counters of Sluice never decrease while it runs.
-type retired map[meter]nfnl.Counts
+type retiredCounts map[counterKey]nfnl.Counts
 
-// meter identifies a counter: a backend of a service, its refused packets, a NAT rule, or a reason.
-type meter struct {
+// counterKey identifies a counter: a backend of a service, its refused packets, a NAT rule, or a reason.
+type counterKey struct {
 	owner   string // "service web", "nat office", or for untranslated packets the reason: "reason invalid".
 	backend string // Key of the backend; "refused"; "" for NAT rules; the family for reasons.
 }
@@ -32,24 +32,24 @@ const (
 	reasonPrefix = "reason "
 )
 
-// retire reads the counts that a delta is about to remove. A count that cannot be read is omitted,
+// readRetired reads the counts that a delta is about to remove. A count that cannot be read is omitted,
 // so that it does not fail the apply.
-func (d *Datapath) retire(delta *ruleset.Delta) retired {
-	ended := make(retired)
+func (d *Datapath) readRetired(delta *ruleset.Delta) retiredCounts {
+	ended := make(retiredCounts)
 	if d.compiled == nil {
 		return ended
 	}
 	d.retireChains(delta, ended)
-	ending := make(map[ruleset.ID]map[ruleset.Element]meter)
+	ending := make(map[ruleset.ID]map[ruleset.Element]counterKey)
 	for _, e := range delta.DelElements {
 		s := d.compiled.Service(strings.TrimPrefix(e.Owner, "service "))
 		if set := delta.Sets[e.Of.Set]; s == nil || set == nil || !set.Counter {
 			continue
 		}
 		if ending[e.Of.Set] == nil {
-			ending[e.Of.Set] = make(map[ruleset.Element]meter)
+			ending[e.Of.Set] = make(map[ruleset.Element]counterKey)
 		}
-		ending[e.Of.Set][e.Of] = meter{e.Owner, s.SlotOwner(e.Of)}
+		ending[e.Of.Set][e.Of] = counterKey{e.Owner, s.SlotOwner(e.Of)}
 	}
 	for id, elements := range ending {
 		set := delta.Sets[id]
@@ -70,9 +70,9 @@ func (d *Datapath) retire(delta *ruleset.Delta) retired {
 	return ended
 }
 
-// retireChains is like retire, for the rules of chains.
-func (d *Datapath) retireChains(delta *ruleset.Delta, ended retired) {
-	ending := make(map[ruleset.ID]meter)
+// retireChains is like readRetired, for the rules of chains.
+func (d *Datapath) retireChains(delta *ruleset.Delta, ended retiredCounts) {
+	ending := make(map[ruleset.ID]counterKey)
 	for _, c := range delta.FlushChains {
 		if m, ok := d.chainMeter(c.Owner, c.Of); ok {
 			ending[c.Of.ID] = m
@@ -82,7 +82,7 @@ func (d *Datapath) retireChains(delta *ruleset.Delta, ended retired) {
 }
 
 // chainCounts adds the counts of the rules in chains. A missing chain has no counts.
-func (d *Datapath) chainCounts(chains map[ruleset.ID]meter, to retired) error {
+func (d *Datapath) chainCounts(chains map[ruleset.ID]counterKey, to retiredCounts) error {
 	add := func(id ruleset.ID, n nfnl.Counts) {
 		if m, ok := chains[id]; ok && n != (nfnl.Counts{}) {
 			to.add(m, n)
@@ -101,15 +101,15 @@ func (d *Datapath) chainCounts(chains map[ruleset.ID]meter, to retired) error {
 	return nil
 }
 
-func (r retired) add(m meter, n nfnl.Counts) {
+func (r retiredCounts) add(m counterKey, n nfnl.Counts) {
 	was := r[m]
 	r[m] = nfnl.Counts{Packets: was.Packets + n.Packets, Bytes: was.Bytes + n.Bytes}
 }
 
 // merge adds the counts of removed objects.
-func (r *retired) merge(ended retired) {
+func (r *retiredCounts) merge(ended retiredCounts) {
 	if *r == nil {
-		*r = make(retired)
+		*r = make(retiredCounts)
 	}
 	for m, n := range ended {
 		r.add(m, n)
@@ -117,22 +117,22 @@ func (r *retired) merge(ended retired) {
 }
 
 // chainMeter returns the meter of the counters in a chain, and false if they have none.
-func (d *Datapath) chainMeter(owner string, c *ruleset.Chain) (meter, bool) {
+func (d *Datapath) chainMeter(owner string, c *ruleset.Chain) (counterKey, bool) {
 	if reason := compile.StrayReason(c.ID); owner == "" && reason != "" {
-		return meter{reasonPrefix + reason, map[ruleset.Family]string{ruleset.IP: "ipv4", ruleset.IP6: "ipv6"}[c.ID.Table]}, true
+		return counterKey{reasonPrefix + reason, map[ruleset.Family]string{ruleset.IP: "ipv4", ruleset.IP6: "ipv6"}[c.ID.Table]}, true
 	}
 	name, isService := strings.CutPrefix(owner, "service ")
 	if !isService {
-		return meter{owner, ""}, strings.HasPrefix(owner, "nat ") && !compile.DropsWithoutAddress(c.Name)
+		return counterKey{owner, ""}, strings.HasPrefix(owner, "nat ") && !compile.DropsWithoutAddress(c.Name)
 	}
 	s := d.compiled.Service(name)
 	if s == nil {
-		return meter{}, false
+		return counterKey{}, false
 	}
 	if key, ok := s.ChainOwner(c.Name); ok {
-		return meter{owner, key}, true
+		return counterKey{owner, key}, true
 	}
-	return meter{owner, refusedMeter}, strings.HasSuffix(c.Name, "/refused") || s.IsDown(c)
+	return counterKey{owner, refusedMeter}, strings.HasSuffix(c.Name, "/refused") || s.IsDown(c)
 }
 
 // Counters reads all counters. Connections are exact: the first packet of each is counted when its
@@ -146,11 +146,11 @@ func (d *Datapath) Counters(ctx context.Context) (*datapath.Counters, error) {
 	if d.compiled == nil || ctx.Err() != nil {
 		return out, ctx.Err()
 	}
-	counts := make(retired, len(d.retired))
+	counts := make(retiredCounts, len(d.retired))
 	for m, n := range d.retired {
 		counts[m] = n
 	}
-	chains := make(map[ruleset.ID]meter)
+	chains := make(map[ruleset.ID]counterKey)
 	for _, f := range d.compiled.Ruleset.Fragments {
 		for _, c := range f.Chains {
 			if !slices.ContainsFunc(c.Rules, nfnl.HasCounter) {
@@ -169,7 +169,7 @@ func (d *Datapath) Counters(ctx context.Context) (*datapath.Counters, error) {
 	}
 	d.serviceCounters(out, counts)
 	for _, n := range d.snapshot.NAT {
-		c := counts[meter{"nat " + n.Name, ""}]
+		c := counts[counterKey{"nat " + n.Name, ""}]
 		out.NAT = append(out.NAT, datapath.RuleCounters{Name: n.Name, Packets: c.Packets, Bytes: c.Bytes})
 	}
 	for m, n := range counts {
@@ -184,7 +184,7 @@ func (d *Datapath) Counters(ctx context.Context) (*datapath.Counters, error) {
 }
 
 // slotCounts adds the counts of the elements in the shared maps of slots.
-func (d *Datapath) slotCounts(counts retired) error {
+func (d *Datapath) slotCounts(counts retiredCounts) error {
 	counted := map[ruleset.Element]nfnl.Counts{}
 	for _, set := range d.compiled.Ruleset.Fragments[0].Sets {
 		if !set.Counter {
@@ -206,20 +206,20 @@ func (d *Datapath) slotCounts(counts retired) error {
 		owner := "service " + s.Name
 		for _, e := range s.Fragment.Elements {
 			if n, ok := counted[e]; ok && s.InSlots(e) {
-				counts.add(meter{owner, s.SlotOwner(e)}, n)
+				counts.add(counterKey{owner, s.SlotOwner(e)}, n)
 			}
 		}
 	}
 	return nil
 }
 
-func (d *Datapath) serviceCounters(out *datapath.Counters, counts retired) {
+func (d *Datapath) serviceCounters(out *datapath.Counters, counts retiredCounts) {
 	for _, s := range d.snapshot.Services {
 		owner := "service " + s.Name
-		c := datapath.ServiceCounters{Name: s.Name, Active: -1, Refused: counts[meter{owner, refusedMeter}].Packets}
+		c := datapath.ServiceCounters{Name: s.Name, Active: -1, Refused: counts[counterKey{owner, refusedMeter}].Packets}
 		perPacket := s.Mode == "dsr" || s.Mode == "stateless"
 		for _, b := range s.Backends {
-			n := counts[meter{owner, b.Key()}]
+			n := counts[counterKey{owner, b.Key()}]
 			k := datapath.BackendCounters{Name: b.Name, Connections: n.Packets, Packets: n.Packets, Bytes: n.Bytes, Active: -1}
 			if perPacket {
 				k.Connections = 0 // unknown without connection tracking

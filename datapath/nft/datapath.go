@@ -54,7 +54,7 @@ type Datapath struct {
 	// generation is the kernel's generation number of the ruleset when inForce was last verified.
 	generation uint32
 	// retired has the counts of removed objects.
-	retired retired
+	retired retiredCounts
 	// mismatch describes how the host has changed since the configuration was applied; nil if the
 	// snapshot still matches.
 	mismatch error
@@ -208,7 +208,7 @@ func (d *Datapath) refresh() error {
 	}
 	held := &ruleset.Ruleset{Fragments: []*ruleset.Fragment{read}}
 	if d.inForce != nil {
-		left, err := d.difference(read, d.inForce)
+		left, err := d.diffFromKernel(read, d.inForce)
 		if err != nil {
 			return err
 		}

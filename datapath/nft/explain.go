@@ -90,21 +90,21 @@ type explainer struct {
 	nat      *config.NATRule
 }
 
-func (x *explainer) step(format string, args ...any) {
+func (x *explainer) addStep(format string, args ...any) {
 	x.e.Steps = append(x.e.Steps, fmt.Sprintf(format, args...))
 }
 
 func (x *explainer) explanation() *datapath.Explanation {
 	a := x.answer
 	x.e = &datapath.Explanation{Datapath: "nftables", Interface: a.In, Before: x.q.Tuple, After: x.q.Tuple, Existing: x.entry != nil, Notes: a.Omitted}
-	x.step("arrives on %s: %s", a.In, x.q.Tuple)
+	x.addStep("arrives on %s: %s", a.In, x.q.Tuple)
 	if x.entry != nil {
-		x.step("belongs to a tracked connection")
+		x.addStep("belongs to a tracked connection")
 	}
 	for _, s := range a.Steps {
 		x.e.Rules = append(x.e.Rules, matchOf(s))
 	}
-	x.outcome()
+	x.setAction()
 	if x.labels != nil {
 		x.owner()
 	}
@@ -112,16 +112,16 @@ func (x *explainer) explanation() *datapath.Explanation {
 		x.e.Reason = x.forwardReason()
 	}
 	if x.e.After != x.e.Before {
-		x.step("becomes %s", x.e.After)
+		x.addStep("becomes %s", x.e.After)
 	}
 	switch {
 	case x.e.Out != "" && x.e.NextHop.IsValid():
-		x.step("leaves by %s, next hop %s", x.e.Out, x.e.NextHop)
+		x.addStep("leaves by %s, next hop %s", x.e.Out, x.e.NextHop)
 	case x.e.Out != "":
-		x.step("leaves by %s, selected by its mark; see 'ip rule' and 'ip route show table all' for the next hop", x.e.Out)
+		x.addStep("leaves by %s, selected by its mark; see 'ip rule' and 'ip route show table all' for the next hop", x.e.Out)
 	}
-	x.doubts()
-	x.step("%s: %s", x.e.Action, x.e.Reason)
+	x.addCaveats()
+	x.addStep("%s: %s", x.e.Action, x.e.Reason)
 	return x.e
 }
 
@@ -142,15 +142,15 @@ func matchOf(s replay.Step) datapath.Met {
 // stolen is NF_STOLEN: the rule itself has sent the packet.
 const stolen = 2
 
-// outcome sets the action: forward, drop, or pass to the host.
-func (x *explainer) outcome() {
+// setAction sets the action: forward, drop, or pass to the host.
+func (x *explainer) setAction() {
 	a, e := x.answer, x.e
 	var answers []string
 	var left *replay.Sent
 	for i := range a.Sent {
-		if text := x.refusal(a.Sent[i]); text != "" {
+		if text := x.describeRefusal(a.Sent[i]); text != "" {
 			answers = append(answers, text)
-		} else if left == nil && x.same(a.Sent[i].Packet) {
+		} else if left == nil && x.sameProtocol(a.Sent[i].Packet) {
 			left = &a.Sent[i]
 		}
 	}
@@ -177,13 +177,13 @@ func (x *explainer) outcome() {
 		e.Reason = x.kernelReason(answers)
 	}
 	for _, text := range answers {
-		x.step("answered with %s", text)
+		x.addStep("answered with %s", text)
 	}
 }
 
-// same reports whether a packet has the protocol of the question. The kernel also sends packets of
+// sameProtocol reports whether a packet has the protocol of the question. The kernel also sends packets of
 // its own, such as reports of multicast groups.
-func (x *explainer) same(p packet.Packet) bool {
+func (x *explainer) sameProtocol(p packet.Packet) bool {
 	for _, l := range p {
 		switch l := l.(type) {
 		case *packet.TCP:
@@ -207,9 +207,9 @@ func (x *explainer) same(p packet.Packet) bool {
 	return false
 }
 
-// refusal describes a packet that refuses the replayed one: a TCP reset or an ICMP error to its
+// describeRefusal describes a packet that refuses the replayed one: a TCP reset or an ICMP error to its
 // source. It returns "" for other packets.
-func (x *explainer) refusal(s replay.Sent) string {
+func (x *explainer) describeRefusal(s replay.Sent) string {
 	t, _ := x.tuple(s.Packet)
 	if t.Dest.Addr() != x.q.Tuple.Source.Addr() {
 		return ""
@@ -287,21 +287,21 @@ func (x *explainer) kernelReason(answers []string) string {
 	case slices.Contains(answers, "icmp type 3 code 4"), slices.Contains(answers, "icmp type 2 code 0"):
 		return "too-big"
 	case errors.Is(a.NoRoute, unix.EXDEV):
-		x.step("the kernel's reverse path filter (rp_filter) drops it: the way back to %s is not by %s", x.q.Tuple.Source.Addr(), a.In)
+		x.addStep("the kernel's reverse path filter (rp_filter) drops it: the way back to %s is not by %s", x.q.Tuple.Source.Addr(), a.In)
 		return "rp-filter"
 	case errors.Is(a.NoRoute, unix.EINVAL):
-		x.step("the kernel drops it: %s cannot be the source of a packet that arrives, or its destination is a blackhole", x.q.Tuple.Source.Addr())
+		x.addStep("the kernel drops it: %s cannot be the source of a packet that arrives, or its destination is a blackhole", x.q.Tuple.Source.Addr())
 		return "martian"
 	}
 	if off := kernel.ForwardingOff(x.sysctl, a.In, !x.q.Tuple.Source.Addr().Is4()); off != "" {
-		x.step("%s", off)
+		x.addStep("%s", off)
 		return "forwarding-off"
 	}
 	if a.NoRoute != nil {
-		x.step("the kernel does not forward it: %v", a.NoRoute)
+		x.addStep("the kernel does not forward it: %v", a.NoRoute)
 		return "no-route"
 	}
-	x.step("the kernel drops it, not a replayed rule; sluice drops shows the place in the kernel")
+	x.addStep("the kernel drops it, not a replayed rule; sluice drops shows the place in the kernel")
 	return "kernel"
 }
 
@@ -320,12 +320,12 @@ func (x *explainer) owner() {
 	}
 	for i := range x.snapshot.Services {
 		s := x.snapshot.Services[i].Service
-		if e.Owner == s.Name || e.Owner == "" && x.matched("service "+s.Name) {
+		if e.Owner == s.Name || e.Owner == "" && x.matchedRule("service "+s.Name) {
 			e.Owner, x.service = s.Name, s
 		}
 	}
 	for _, n := range x.snapshot.NAT {
-		if e.Owner == n.Name || e.Owner == "" && x.matched("nat "+n.Name) && (e.After != e.Before || e.Action == "drop") {
+		if e.Owner == n.Name || e.Owner == "" && x.matchedRule("nat "+n.Name) && (e.After != e.Before || e.Action == "drop") {
 			e.Owner, x.nat = n.Name, n
 		}
 	}
@@ -342,8 +342,8 @@ func (x *explainer) owner() {
 	}
 }
 
-// matched reports whether the packet matched a rule of an owner.
-func (x *explainer) matched(owner string) bool {
+// matchedRule reports whether the packet matched a rule of an owner.
+func (x *explainer) matchedRule(owner string) bool {
 	return slices.ContainsFunc(x.answer.Steps, func(s replay.Step) bool { return s.Owner == owner })
 }
 
@@ -353,7 +353,7 @@ func (x *explainer) forwardReason() string {
 		return "host-rules"
 	case x.entry != nil:
 		return "flow"
-	case x.service != nil && !tracked(x.service.Mode):
+	case x.service != nil && !isTracked(x.service.Mode):
 		return "stateless"
 	case x.nat != nil && x.nat.Type.OneToOne():
 		return "static"
@@ -363,8 +363,8 @@ func (x *explainer) forwardReason() string {
 	return "not-ours"
 }
 
-// doubts adds notes on possible differences between the replay and a real packet.
-func (x *explainer) doubts() {
+// addCaveats adds notes on possible differences between the replay and a real packet.
+func (x *explainer) addCaveats() {
 	e := x.e
 	note := func(format string, args ...any) { e.Notes = append(e.Notes, fmt.Sprintf(format, args...)) }
 	if e.Action != "forward" {

@@ -54,7 +54,7 @@ type labels struct {
 
 // labels returns an index of the active snapshot.
 func (d *Datapath) labels() *labels {
-	l := &labels{listeners: datapath.NewListeners(d.resolved(d.snapshot))}
+	l := &labels{listeners: datapath.NewListeners(d.resolveAddresses(d.snapshot))}
 	if d.snapshot != nil {
 		l.nat = d.snapshot.NAT
 	}
@@ -129,4 +129,4 @@ func inPrefixes(list []netip.Prefix, a netip.Addr) bool {
 	return len(list) == 0
 }
 
-func tracked(m config.Mode) bool { return m == config.ModeDNAT || m == config.ModeFullNAT }
+func isTracked(m config.Mode) bool { return m == config.ModeDNAT || m == config.ModeFullNAT }

@@ -76,7 +76,7 @@ func (h *host) readEnv() (compile.Env, error) {
 	if err != nil {
 		return compile.Env{}, fmt.Errorf("interfaces: %w", err)
 	}
-	has, err := h.usable()
+	has, err := h.usableInterfaces()
 	if err != nil {
 		return compile.Env{}, fmt.Errorf("addresses: %w", err)
 	}
@@ -127,7 +127,7 @@ func (h *host) namedSource(index int, v6 bool, addresses []netlink.Addr) netip.A
 // hasSource reports whether a masquerade rule has a source address for packets of an egress
 // interface.
 func (h *host) hasSource(name string, v6 bool) bool {
-	if h.addressed(name, v6) {
+	if h.hasUsableAddress(name, v6) {
 		return true
 	}
 	l, err := h.handle.LinkByName(name)
@@ -190,8 +190,8 @@ type address struct {
 	v6    bool
 }
 
-// usable returns the interfaces with addresses that other hosts can reply to.
-func (h *host) usable() (map[address]bool, error) {
+// usableInterfaces returns the interfaces with addresses that other hosts can reply to.
+func (h *host) usableInterfaces() (map[address]bool, error) {
 	list, err := netdev.Whole(func() ([]netlink.Addr, error) { return h.handle.AddrList(nil, netlink.FAMILY_ALL) })
 	has := map[address]bool{}
 	for _, a := range list {
@@ -203,14 +203,14 @@ func (h *host) usable() (map[address]bool, error) {
 	return has, err
 }
 
-// addressed reports whether an interface has an address of a family that other hosts can reply to.
+// hasUsableAddress reports whether an interface has an address of a family that other hosts can reply to.
 // It returns true if the interface cannot be read.
-func (h *host) addressed(name string, v6 bool) bool {
+func (h *host) hasUsableAddress(name string, v6 bool) bool {
 	l, err := h.handle.LinkByName(name)
 	if err != nil {
 		return true
 	}
-	has, err := h.usable()
+	has, err := h.usableInterfaces()
 	return err != nil || has[address{l.Attrs().Index, v6}]
 }
 

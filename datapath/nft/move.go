@@ -22,7 +22,7 @@ var _ datapath.Mover = (*Datapath)(nil)
 // The programs of that datapath run first, so that no new connection is tracked here.
 func (d *Datapath) Give(ctx context.Context, names map[string]bool) (list []flow.Flow, err error) {
 	d.mu.Lock()
-	listeners := datapath.NewListeners(d.resolved(d.snapshot))
+	listeners := datapath.NewListeners(d.resolveAddresses(d.snapshot))
 	d.mu.Unlock()
 	c, err := d.tracking.Sibling()
 	if err != nil {

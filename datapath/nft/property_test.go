@@ -54,7 +54,7 @@ func TestRandomSnapshots(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			left, err := b.d.difference(held, b.d.inForce)
+			left, err := b.d.diffFromKernel(held, b.d.inForce)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -59,16 +59,16 @@ func (d *Datapath) Warnings() []string {
 	for i := range d.interfaces {
 		names[i] = d.interfaces[i].Name
 	}
-	out = append(out, datapath.Bypassed(d.resolved(d.snapshot), d.networks)...)
+	out = append(out, datapath.Bypassed(d.resolveAddresses(d.snapshot), d.networks)...)
 	out = append(out, datapath.Broadcasts(d.snapshot, d.networks, names, d.host.sysctl)...)
-	return append(out, datapath.Waiting(d.snapshot, there, d.host.addressed, d.host.hasSource)...)
+	return append(out, datapath.Waiting(d.snapshot, there, d.host.hasUsableAddress, d.host.hasSource)...)
 }
 
 // loopbacks returns warnings about loopback backends and targets, which only the host itself can
 // reach.
 func (d *Datapath) loopbacks() (out []string) {
 	note := func(owner, what string, a netip.Addr) {
-		if !a.IsLoopback() || a.Is4() && d.localnet() {
+		if !a.IsLoopback() || a.Is4() && d.acceptsLoopback() {
 			return
 		}
 		remedy := "name another address of this host"
@@ -90,8 +90,8 @@ func (d *Datapath) loopbacks() (out []string) {
 	return out
 }
 
-// localnet reports whether interfaces accept packets to loopback addresses.
-func (d *Datapath) localnet() bool {
+// acceptsLoopback reports whether interfaces accept packets to loopback addresses.
+func (d *Datapath) acceptsLoopback() bool {
 	on := func(name string) bool {
 		return d.host.sysctl("net.ipv4.conf."+strings.ReplaceAll(name, ".", "/")+".route_localnet") == "1"
 	}

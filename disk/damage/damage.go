@@ -46,7 +46,7 @@ func Few(intact []byte) []Damage {
 		intact = []byte{' '}
 	}
 	half := len(intact) / 2
-	return append([]Damage{{Name: "cut in half", Content: intact[:half]}, flipped(intact, half, 1)}, kinds...)
+	return append([]Damage{{Name: "cut in half", Content: intact[:half]}, flipBit(intact, half, 1)}, kinds...)
 }
 
 // All returns every damage: the content cut at each length, and bits of each byte flipped. In a
@@ -56,13 +56,13 @@ func All(intact []byte, most int) []Damage {
 	for n := 0; n < len(intact); n += 1 + len(intact)/most {
 		all = append(all, Damage{Name: fmt.Sprintf("cut at %d", n), Content: intact[:n]})
 		for _, bit := range []int{0, 2, 5} { // the last is the case of a letter
-			all = append(all, flipped(intact, n, bit))
+			all = append(all, flipBit(intact, n, bit))
 		}
 	}
 	return all
 }
 
-func flipped(intact []byte, n, bit int) Damage {
+func flipBit(intact []byte, n, bit int) Damage {
 	content := bytes.Clone(intact)
 	content[n] ^= 1 << bit
 	return Damage{Name: fmt.Sprintf("bit %d of byte %d flipped: %q", bit, n, content[n]), Content: content}

@@ -33,20 +33,20 @@ type object struct {
 	lost, next string
 }
 
-// changed adds a note that a line behaves differently.
-func (o *object) changed(line int, text, reason, next string) {
-	o.from(line)
+// noteChanged adds a note that a line behaves differently.
+func (o *object) noteChanged(line int, text, reason, next string) {
+	o.addLines(line)
 	o.notes = append(o.notes, func(name string) { o.d.Changed(name, line, text, reason, next) })
 }
 
-// without adds a note that a part of a line has no equivalent.
-func (o *object) without(line int, text, reason, next string) {
-	o.from(line)
+// noteMissing adds a note that a part of a line has no equivalent.
+func (o *object) noteMissing(line int, text, reason, next string) {
+	o.addLines(line)
 	o.notes = append(o.notes, func(name string) { o.d.LostOf(name, line, text, reason, next) })
 }
 
-// from adds source lines of the service.
-func (o *object) from(lines ...int) { o.lines = append(o.lines, lines...) }
+// addLines adds source lines of the service.
+func (o *object) addLines(lines ...int) { o.lines = append(o.lines, lines...) }
 
 // add adds the service and its notes to the draft, or a note that it has no equivalent.
 func (o *object) add() {
@@ -68,7 +68,7 @@ func (o *object) weights() {
 	most, common, uneven := 1, 0, false
 	for _, b := range o.service.Backends {
 		most = max(most, b.Weight)
-		common = divisor(common, b.Weight)
+		common = gcd(common, b.Weight)
 		uneven = uneven || b.Weight > 1
 	}
 	if !uneven || most <= 256 {
@@ -84,20 +84,20 @@ func (o *object) weights() {
 		}
 	}
 	if !exact && len(o.lines) > 0 {
-		o.changed(o.lines[0], "", fmt.Sprintf("weights up to %d are scaled to at most 256 and rounded", most), "")
+		o.noteChanged(o.lines[0], "", fmt.Sprintf("weights up to %d are scaled to at most 256 and rounded", most), "")
 	}
 }
 
-// divisor returns the greatest common divisor.
-func divisor(a, b int) int {
+// gcd returns the greatest common divisor.
+func gcd(a, b int) int {
 	for b != 0 {
 		a, b = b, a%b
 	}
 	return a
 }
 
-// weighted reports whether the backends have different weights.
-func (o *object) weighted() bool {
+// hasWeights reports whether the backends have different weights.
+func (o *object) hasWeights() bool {
 	seen := 0
 	for _, b := range o.service.Backends {
 		w := max(b.Weight, 1)
@@ -162,7 +162,7 @@ func number(s string) (int, bool) {
 func (o *object) probe(k *config.Check, line int) {
 	const shortest = config.Duration(100 * time.Millisecond)
 	if k.Interval != 0 && k.Interval < shortest {
-		o.changed(line, "", "the interval of checks is at least 100ms", "")
+		o.noteChanged(line, "", "the interval of checks is at least 100ms", "")
 		k.Interval = shortest
 	}
 	interval := k.Interval
@@ -171,7 +171,7 @@ func (o *object) probe(k *config.Check, line int) {
 	}
 	if k.Timeout >= interval {
 		longest := interval / 10 * 9
-		o.changed(line, "", fmt.Sprintf("a check must end within its interval of %s: the timeout is %s, not %s", interval, longest, k.Timeout), "write a longer interval")
+		o.noteChanged(line, "", fmt.Sprintf("a check must end within its interval of %s: the timeout is %s, not %s", interval, longest, k.Timeout), "write a longer interval")
 		k.Timeout = longest
 	}
 	k.Rise, k.Fall = min(k.Rise, 100), min(k.Fall, 100)
@@ -200,7 +200,7 @@ func (o *object) schedule(name string, line int, withPort bool) {
 	}
 	s, known := schedulers[name]
 	if !known {
-		o.changed(line, name, "unknown scheduler, replaced by rr", "write another scheduler")
+		o.noteChanged(line, name, "unknown scheduler, replaced by rr", "write another scheduler")
 		return
 	}
 	o.service.Scheduler = s.ours
@@ -208,9 +208,9 @@ func (o *object) schedule(name string, line int, withPort bool) {
 		o.service.Scheduler = config.SchedulerMaglev
 	}
 	if s.changed != "" {
-		o.changed(line, name, s.changed, "")
+		o.noteChanged(line, name, s.changed, "")
 	}
-	if !o.weighted() && s.ours == config.SchedulerWRR {
+	if !o.hasWeights() && s.ours == config.SchedulerWRR {
 		o.service.Scheduler = config.SchedulerRR
 	}
 	if name == "fo" || name == "ovf" {
@@ -236,9 +236,9 @@ func (o *object) failover(name string, line int) {
 		b.Weight = 0
 	}
 	if len(rank) > 9 {
-		o.changed(line, name, "there are nine priorities; the lowest weights share the last", "")
+		o.noteChanged(line, name, "there are nine priorities; the lowest weights share the last", "")
 	}
 	if name == "ovf" {
-		o.changed(line, name, "a server that is full does not overflow to the next one: its new connections are refused", "write limits and priorities by hand")
+		o.noteChanged(line, name, "a server that is full does not overflow to the next one: its new connections are refused", "write limits and priorities by hand")
 	}
 }

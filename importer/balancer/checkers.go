@@ -36,7 +36,7 @@ func (s *server) realServer(b *block) {
 		case "weight":
 			n, ok := number(value)
 			if !ok {
-				s.without(i.line, i.text(), "not understood", "write weight:")
+				s.noteMissing(i.line, i.text(), "not understood", "write weight:")
 			} else if n == 0 {
 				backend.Drain = true
 			} else if n > 1 {
@@ -45,28 +45,28 @@ func (s *server) realServer(b *block) {
 		case "uthreshold":
 			backend.MaxConnections, _ = number(value)
 		case "lthreshold":
-			s.without(i.line, i.text(), "no equivalent for a lower threshold: a backend takes connections again as soon as one ends", "")
+			s.noteMissing(i.line, i.text(), "no equivalent for a lower threshold: a backend takes connections again as soon as one ends", "")
 		case "inhibit_on_failure":
-			s.changed(i.line, i.text(), "a backend that is down gets no new connections, and its open connections continue", "")
+			s.noteChanged(i.line, i.text(), "a backend that is down gets no new connections, and its open connections continue", "")
 		case "notify_up", "notify_down":
-			s.without(i.line, i.text(), "no equivalent for programs that run on a change of state", "follow 'sluice events --follow --json', or the metric sluice_backend_up")
+			s.noteMissing(i.line, i.text(), "no equivalent for programs that run on a change of state", "follow 'sluice events --follow --json', or the metric sluice_backend_up")
 		case "lvs_method":
 			if mode, _ := s.lvsMethod(i); s.method != "" && mode != s.method {
 				s.d.Lost(b.line, "", "the service is in mode "+string(s.method)+", this server would need mode "+string(mode), "make a service for each mode, or reach all servers in the same way")
 				return
 			}
 		case "delay_loop", "retry", "delay_before_retry", "connect_timeout", "warmup", "alpha", "smtp_alert", "snmp_name":
-			s.without(i.line, i.text(), "no equivalent for a setting of one server", "make another service for the server")
+			s.noteMissing(i.line, i.text(), "no equivalent for a setting of one server", "make another service for the server")
 		case "virtualhost":
 		default:
 			if k := s.checker(i, host); k != nil && check == nil {
 				check = k
 			} else if k != nil {
-				s.without(i.line, i.words[0], "a service has one check", "put both into a program: check: {type: exec}")
+				s.noteMissing(i.line, i.words[0], "a service has one check", "put both into a program: check: {type: exec}")
 			}
 		}
 	}
-	s.from(b.line)
+	s.addLines(b.line)
 	s.service.Backends = append(s.service.Backends, backend)
 	s.useCheck(b, check)
 }
@@ -84,7 +84,7 @@ func (s *server) useCheck(b *block, k *config.Check) {
 		s2 := &server{} // the notes of the first checker are already written
 		s2.probe(&same, b.line)
 		if !reflect.DeepEqual(same, *s.service.Check) {
-			s.changed(b.line, b.text(), "the service has one check for all backends, from "+s.checkOf.arg(1), "make another service for servers with a different check")
+			s.noteChanged(b.line, b.text(), "the service has one check for all backends, from "+s.checkOf.arg(1), "make another service for servers with a different check")
 		}
 	}
 }
@@ -99,7 +99,7 @@ var checkTypes = map[string]config.CheckType{
 func (s *server) checker(b *block, host string) *config.Check {
 	kind, known := checkTypes[b.words[0]]
 	if !known {
-		s.without(b.line, b.text(), "no equivalent", "write a program for it: check: {type: exec}")
+		s.noteMissing(b.line, b.text(), "no equivalent", "write a program for it: check: {type: exec}")
 		return nil
 	}
 	if host == "" {
@@ -110,7 +110,7 @@ func (s *server) checker(b *block, host string) *config.Check {
 		k.Initial = "down"
 	}
 	k.Timeout = config.Duration(5e9)
-	s.tries(k, s.retry)
+	s.setFailures(k, s.retry)
 	if t, ok := seconds(s.timeout); ok {
 		k.Timeout = t
 	}
@@ -119,7 +119,7 @@ func (s *server) checker(b *block, host string) *config.Check {
 		k.InsecureSkipVerify = true // keepalived does not verify certificates
 	case "SMTP_CHECK":
 		k.Expect = "220"
-		s.changed(b.line, b.text(), "the check waits for the server's greeting, and sends nothing", "")
+		s.noteChanged(b.line, b.text(), "the check waits for the server's greeting, and sends nothing", "")
 	case "DNS_CHECK":
 		k.QueryType = "SOA"
 	}
@@ -130,7 +130,7 @@ func (s *server) checker(b *block, host string) *config.Check {
 	for _, i := range b.inner {
 		if i.words[0] == "url" {
 			if urls++; urls > 1 {
-				s.without(i.line, "url", "a check requests only the first URL", "let one URL of the server report the state of the others")
+				s.noteMissing(i.line, "url", "a check requests only the first URL", "let one URL of the server report the state of the others")
 				continue
 			}
 			s.url(k, i)
@@ -139,14 +139,14 @@ func (s *server) checker(b *block, host string) *config.Check {
 		s.checkerLine(k, i)
 	}
 	if kind == config.CheckExec && len(k.Command) == 0 {
-		s.without(b.line, b.text(), "the checker names no program", "write command:")
+		s.noteMissing(b.line, b.text(), "the checker names no program", "write command:")
 		return nil
 	}
 	return k
 }
 
-// tries sets the number of failures: a server is down after one failure more than retries.
-func (s *server) tries(k *config.Check, retry string) {
+// setFailures sets the number of failures: a server is down after one failure more than retries.
+func (s *server) setFailures(k *config.Check, retry string) {
 	if n, ok := number(retry); ok {
 		k.Fall = min(n+1, 100)
 	}
@@ -155,7 +155,7 @@ func (s *server) tries(k *config.Check, retry string) {
 // checkerLine reads one line of a checker.
 func (s *server) checkerLine(k *config.Check, b *block) {
 	value := b.arg(1)
-	no := func(reason, next string) { s.without(b.line, b.text(), reason, next) }
+	no := func(reason, next string) { s.noteMissing(b.line, b.text(), reason, next) }
 	switch b.words[0] {
 	case "connect_port":
 		port, _ := strconv.ParseUint(value, 10, 16)
@@ -165,10 +165,10 @@ func (s *server) checkerLine(k *config.Check, b *block) {
 			k.Timeout = t
 		}
 	case "retry", "nb_get_retry":
-		s.tries(k, value)
+		s.setFailures(k, value)
 	case "delay_before_retry":
 		if t, ok := seconds(value); !ok || t != k.Interval {
-			s.changed(b.line, b.text(), "a failed check is repeated after the interval", "write a shorter interval")
+			s.noteChanged(b.line, b.text(), "a failed check is repeated after the interval", "write a shorter interval")
 		}
 	case "delay_loop":
 		if t, ok := seconds(value); ok {
@@ -213,11 +213,11 @@ func (s *server) url(k *config.Check, b *block) {
 		case "virtualhost":
 			k.Host = i.arg(1)
 		case "digest":
-			s.without(i.line, i.text(), "no equivalent for a digest of the answer", "write body: with a text in the answer")
+			s.noteMissing(i.line, i.text(), "no equivalent for a digest of the answer", "write body: with a text in the answer")
 		case "regex":
-			s.without(i.line, i.text(), "no equivalent for a regular expression", "write body: with a text in the answer")
+			s.noteMissing(i.line, i.text(), "no equivalent for a regular expression", "write body: with a text in the answer")
 		default:
-			s.without(i.line, i.text(), "no equivalent", "")
+			s.noteMissing(i.line, i.text(), "no equivalent", "")
 		}
 	}
 }

@@ -68,7 +68,7 @@ func HAProxy(text string, o Options) (*draft.Result, error) {
 	for _, s := range h.sections {
 		switch s.kind {
 		case "defaults":
-			h.plain(s)
+			h.noteDefaults(s)
 		case "listen":
 			if to, ok := s.get("default_backend"); ok && len(to.words) > 1 {
 				h.frontend(s) // its own servers get no connections
@@ -179,8 +179,8 @@ func (h *haproxy) loseAll(s *section, reason, next string) {
 	}
 }
 
-// plain notes the lines of a defaults section, which later sections inherit.
-func (h *haproxy) plain(s *section) {
+// noteDefaults notes the lines of a defaults section, which later sections inherit.
+func (h *haproxy) noteDefaults(s *section) {
 	h.d.Structure(s.line)
 	for _, l := range s.lines {
 		switch verdict, reason, next := commonLine(l.words); verdict {
@@ -217,8 +217,8 @@ func (h *haproxy) frontend(f *section) {
 	h.loseAll(f, "there is no backend "+to.words[1], "add the backend to the file, and import again")
 }
 
-// proxied is an incomplete service.
-type proxied struct {
+// proxyService is an incomplete service.
+type proxyService struct {
 	object
 	h            *haproxy
 	f, b         *section // Equal for a listen section.
@@ -230,9 +230,9 @@ type proxied struct {
 
 // balance adds a service from the listeners of one section and the servers of another.
 func (h *haproxy) balance(f, b *section) {
-	p := &proxied{object: object{d: h.d}, h: h, f: f, b: b, lists: map[string][]netip.Prefix{}, used: map[string]bool{}}
+	p := &proxyService{object: object{d: h.d}, h: h, f: f, b: b, lists: map[string][]netip.Prefix{}, used: map[string]bool{}}
 	p.service = config.Service{Name: f.name, Protocol: flow.TCP, Mode: config.ModeFullNAT, Backends: []config.Backend{}}
-	p.from(f.line)
+	p.addLines(f.line)
 	for _, s := range []*section{f, b} {
 		if mode, _ := s.get("mode"); len(mode.words) > 1 && mode.words[1] != "tcp" {
 			p.lost, p.next = "mode "+mode.words[1]+" needs a proxy", "keep HAProxy for it"
@@ -240,13 +240,13 @@ func (h *haproxy) balance(f, b *section) {
 	}
 	sections := []*section{f}
 	if f != b {
-		p.from(b.line)
+		p.addLines(b.line)
 		sections = append(sections, b)
 	}
 	for _, s := range sections {
 		for _, l := range s.lines {
 			if p.lost != "" {
-				p.from(l.line)
+				p.addLines(l.line)
 				continue
 			}
 			p.statement(s, l)
@@ -258,7 +258,7 @@ func (h *haproxy) balance(f, b *section) {
 	if p.lost != "" {
 		for _, s := range sections {
 			for _, l := range s.lines {
-				p.from(l.line)
+				p.addLines(l.line)
 			}
 		}
 	}
@@ -270,14 +270,14 @@ func (h *haproxy) balance(f, b *section) {
 }
 
 // statement reads one line of a frontend, backend or listen section.
-func (p *proxied) statement(s *section, l statement) {
+func (p *proxyService) statement(s *section, l statement) {
 	w := l.words
 	switch {
 	case w[0] == "bind":
 		p.bind(l)
 		return
 	case w[0] == "server" && s != p.b:
-		p.without(l.line, l.text(), "default_backend selects another section: the server gets no connections", "move the server to that section if it is needed")
+		p.noteMissing(l.line, l.text(), "default_backend selects another section: the server gets no connections", "move the server to that section if it is needed")
 		return
 	case w[0] == "server":
 		p.server(l)
@@ -287,28 +287,28 @@ func (p *proxied) statement(s *section, l statement) {
 			return
 		}
 	case w[0] == "mode" || w[0] == "default_backend" || w[0] == "balance" || w[0] == "source" || w[0] == "default-server" || isCheckLine(w):
-		p.from(l.line)
+		p.addLines(l.line)
 		return
 	case w[0] == "maxconn" && len(w) > 1 && s == p.f:
 		p.service.Limits.Connections, _ = number(w[1])
-		p.from(l.line)
+		p.addLines(l.line)
 		return
 	case w[0] == "stick-table" || w[0] == "stick":
-		p.stick(l)
+		p.parsePersistence(l)
 		return
 	}
 	switch verdict, reason, next := commonLine(w); verdict {
 	case draft.Implied:
 		p.d.Implied(l.line, "", reason)
 	case draft.Lost:
-		p.without(l.line, l.text(), reason, next)
+		p.noteMissing(l.line, l.text(), reason, next)
 	default:
-		p.without(l.line, l.text(), "no equivalent", "keep HAProxy for this service if it needs the line")
+		p.noteMissing(l.line, l.text(), "no equivalent", "keep HAProxy for this service if it needs the line")
 	}
 }
 
 // bind reads a listener.
-func (p *proxied) bind(l statement) {
+func (p *proxyService) bind(l statement) {
 	if len(l.words) < 2 {
 		return
 	}
@@ -328,13 +328,13 @@ func (p *proxied) bind(l statement) {
 			i++
 		case "transparent", "v4v6", "v6only", "defer-accept", "tfo":
 		default:
-			p.without(l.line, l.words[i], "no equivalent for this option of bind", "keep HAProxy for this service if it needs the option")
+			p.noteMissing(l.line, l.words[i], "no equivalent for this option of bind", "keep HAProxy for this service if it needs the option")
 		}
 	}
 	for _, part := range strings.Split(l.words[1], ",") {
 		list, err := p.h.binds(part, device)
 		if err != nil {
-			p.without(l.line, part, err.Error(), "write listen: by hand")
+			p.noteMissing(l.line, part, err.Error(), "write listen: by hand")
 			if strings.Contains(err.Error(), "host itself") {
 				p.lost, p.next = err.Error(), "keep HAProxy for it"
 			}
@@ -344,7 +344,7 @@ func (p *proxied) bind(l statement) {
 			continue
 		}
 		if len(list) > 0 && !list[0].Address.IsValid() {
-			p.changed(l.line, part, "HAProxy accepts connections to every address of the host, also from the host itself; the service only from outside to the address of "+list[0].Interface, "import again with --outside IFACE1,IFACE2 for more interfaces")
+			p.noteChanged(l.line, part, "HAProxy accepts connections to every address of the host, also from the host itself; the service only from outside to the address of "+list[0].Interface, "import again with --outside IFACE1,IFACE2 for more interfaces")
 		}
 		for _, l := range list {
 			if !slices.ContainsFunc(p.service.Listen, func(o config.Listen) bool { return reflect.DeepEqual(o, l) }) {
@@ -352,7 +352,7 @@ func (p *proxied) bind(l statement) {
 			}
 		}
 	}
-	p.from(l.line)
+	p.addLines(l.line)
 }
 
 // binds reads "192.0.2.1:80", ":8000-8010", "*:80" or "[::]:80".
@@ -396,16 +396,16 @@ func (h *haproxy) binds(s, device string) (list []config.Listen, err error) {
 	return []config.Listen{l}, nil
 }
 
-// stick parses the persistence of clients.
-func (p *proxied) stick(l statement) {
+// parsePersistence parses the persistence of clients.
+func (p *proxyService) parsePersistence(l statement) {
 	w := l.words
 	if w[0] == "stick" {
 		if len(w) < 3 || w[1] != "on" || w[2] != "src" || len(w) > 3 {
-			p.without(l.line, l.text(), "persistence is by addresses and ports of the client", "write persistence: {key: [source-address]}")
+			p.noteMissing(l.line, l.text(), "persistence is by addresses and ports of the client", "write persistence: {key: [source-address]}")
 		} else if p.service.Persistence == nil {
 			p.service.Persistence = &config.Persistence{}
 		}
-		p.from(l.line)
+		p.addLines(l.line)
 		return
 	}
 	k := &config.Persistence{}
@@ -418,7 +418,7 @@ func (p *proxied) stick(l statement) {
 		}
 	}
 	p.service.Persistence = k
-	p.from(l.line)
+	p.addLines(l.line)
 }
 
 // size reads a number with k, m or g.

@@ -71,7 +71,7 @@ var virtualProtocols = map[string]flow.Protocol{
 
 func newVirtual(d *draft.Draft, line int, w []string) *virtual {
 	v := &virtual{object: object{d: d}, line: line, key: w[0] + " " + w[1]}
-	v.from(line)
+	v.addLines(line)
 	v.service.WhenDown = config.WhenDownReject // as IPVS does
 	proto := virtualProtocols[w[0]]
 	a, err := hostPort(w[1])
@@ -109,7 +109,7 @@ func (v *virtual) options(w []string) {
 			v.service.Persistence = p
 		case "-M", "--netmask":
 			if value != "255.255.255.255" && value != "128" {
-				v.changed(v.line, word+" "+value, "persistence is for single clients, not for networks of them", "")
+				v.noteChanged(v.line, word+" "+value, "persistence is for single clients, not for networks of them", "")
 			}
 			i++
 		case "-b", "--sched-flags":
@@ -118,12 +118,12 @@ func (v *virtual) options(w []string) {
 			}
 			i++
 		case "-o", "--ops":
-			v.changed(v.line, word, "datagrams of one client and port stay together", "write mode: stateless, which keeps no flows")
+			v.noteChanged(v.line, word, "datagrams of one client and port stay together", "write mode: stateless, which keeps no flows")
 		case "--pe":
-			v.without(v.line, word+" "+value, "no equivalent for a persistence engine", "helper: sip keeps the media of a call with it (nftables)")
+			v.noteMissing(v.line, word+" "+value, "no equivalent for a persistence engine", "helper: sip keeps the media of a call with it (nftables)")
 			i++
 		default:
-			v.without(v.line, word, "not understood", "write the equivalent by hand")
+			v.noteMissing(v.line, word, "not understood", "write the equivalent by hand")
 		}
 	}
 }
@@ -136,7 +136,7 @@ func (v *virtual) flag(flag string, line int) {
 	case "sh-fallback", "mh-fallback":
 		v.d.Implied(line, flag, "clients of a backend that is down get another one")
 	default:
-		v.without(line, flag, "no equivalent for this flag of the scheduler", "write another scheduler if the service needs it")
+		v.noteMissing(line, flag, "no equivalent for this flag of the scheduler", "write another scheduler if the service needs it")
 	}
 }
 
@@ -171,7 +171,7 @@ func (v *virtual) server(line int, w []string) {
 			i++
 		case "-y", "--l-threshold":
 			if value != "0" {
-				v.without(line, word+" "+value, "no equivalent for a lower threshold: a backend takes connections again as soon as one ends", "")
+				v.noteMissing(line, word+" "+value, "no equivalent for a lower threshold: a backend takes connections again as soon as one ends", "")
 			}
 			i++
 		case "--tun-type":
@@ -185,7 +185,7 @@ func (v *virtual) server(line int, w []string) {
 			tunnel.Port = uint16(port)
 			i++
 		default:
-			v.without(line, word, "not understood", "write the equivalent by hand")
+			v.noteMissing(line, word, "not understood", "write the equivalent by hand")
 		}
 	}
 	if err != nil || !b.Address.IsValid() {
@@ -212,7 +212,7 @@ func (v *virtual) backend(line int, b config.Backend, method config.Mode) {
 	if b.Weight == 1 {
 		b.Weight = 0 // the default
 	}
-	v.from(line)
+	v.addLines(line)
 	v.service.Backends = append(v.service.Backends, b)
 }
 

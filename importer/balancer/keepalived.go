@@ -104,7 +104,7 @@ var methods = map[string]config.Mode{"NAT": config.ModeDNAT, "DR": config.ModeDS
 // virtualServer adds a service from a block.
 func (k *keepalived) virtualServer(b *block) {
 	s := &server{object: object{d: k.d}, k: k, block: b, interval: config.Duration(60 * time.Second), scheduler: "wlc"}
-	s.from(b.lines()...)
+	s.addLines(b.lines()...)
 	s.service.Protocol = flow.TCP
 	s.service.WhenDown = config.WhenDownReject
 	s.address()
@@ -148,19 +148,19 @@ func (s *server) group(name string) {
 		s.lost, s.next = "there is no virtual_server_group "+name, "write the group into the file"
 		return
 	}
-	s.from(g.lines()...)
+	s.addLines(g.lines()...)
 	s.k.used[name] = true
 	for _, e := range g.inner {
 		if e.words[0] == "fwmark" {
-			s.without(e.line, e.text(), "the file does not have the rules that set the mark", "look for it in iptables-save, and add their addresses to listen:")
+			s.noteMissing(e.line, e.text(), "the file does not have the rules that set the mark", "look for it in iptables-save, and add their addresses to listen:")
 			continue
 		}
 		list, err := addresses(e.arg(0), e.arg(1))
 		if err != nil {
-			s.without(e.line, e.text(), err.Error(), "add the address to listen:")
+			s.noteMissing(e.line, e.text(), err.Error(), "add the address to listen:")
 			continue
 		}
-		s.from(e.line)
+		s.addLines(e.line)
 		s.service.Listen = append(s.service.Listen, list...)
 	}
 	if len(s.service.Listen) == 0 {
@@ -228,13 +228,13 @@ func (s *server) statement(b *block) {
 			return
 		}
 		if !ok {
-			s.without(b.line, b.text(), "not understood", "write persistence: {timeout: 5m}")
+			s.noteMissing(b.line, b.text(), "not understood", "write persistence: {timeout: 5m}")
 			return
 		}
 		s.service.Persistence = &config.Persistence{Timeout: t}
 	case "persistence_granularity":
 		if value != "255.255.255.255" && value != "128" {
-			s.changed(b.line, b.text(), "persistence is for single clients, not for networks of them", "")
+			s.noteChanged(b.line, b.text(), "persistence is for single clients, not for networks of them", "")
 		}
 	case "delay_loop":
 		if t, ok := seconds(value); ok {
@@ -257,21 +257,21 @@ func (s *server) statement(b *block) {
 	case "sorry_server":
 		s.sorry = b
 	case "sorry_server_lvs_method", "sorry_server_inhibit":
-		s.without(b.line, b.text(), "no equivalent for options of the sorry server", "write the option at the service, for all backends")
+		s.noteMissing(b.line, b.text(), "no equivalent for options of the sorry server", "write the option at the service, for all backends")
 	case "ops":
-		s.changed(b.line, b.text(), "datagrams of one client and port stay together", "write mode: stateless, which keeps no flows")
+		s.noteChanged(b.line, b.text(), "datagrams of one client and port stay together", "write mode: stateless, which keeps no flows")
 	case "ha_suspend", "ip_family", "hashed", "smtp_alert", "no_alpha":
-		s.without(b.line, b.text(), "no equivalent", "")
+		s.noteMissing(b.line, b.text(), "no equivalent", "")
 	case "omega", "quorum_up", "quorum_down":
-		s.without(b.line, b.text(), "no equivalent for programs that run on a change of state", "follow 'sluice events --follow --json', or the metric sluice_backend_up")
+		s.noteMissing(b.line, b.text(), "no equivalent for programs that run on a change of state", "follow 'sluice events --follow --json', or the metric sluice_backend_up")
 	case "quorum", "hysteresis":
 		if value != "1" && value != "0" {
-			s.changed(b.line, b.text(), "a spare priority takes over when no backend of the one before is up, not below a number of them", "")
+			s.noteChanged(b.line, b.text(), "a spare priority takes over when no backend of the one before is up, not below a number of them", "")
 		}
 	case "weight", "inhibit_on_failure":
-		s.without(b.line, b.text(), "no equivalent for a default of all real servers", "write it at each backend")
+		s.noteMissing(b.line, b.text(), "no equivalent for a default of all real servers", "write it at each backend")
 	default:
-		s.without(b.line, b.text(), "no equivalent", "")
+		s.noteMissing(b.line, b.text(), "no equivalent", "")
 	}
 }
 
@@ -292,7 +292,7 @@ func (s *server) lvsMethod(b *block) (config.Mode, *config.Tunnel) {
 			t.Port = uint16(port)
 			i++
 		default:
-			s.without(b.line, b.words[i], "no equivalent for an option of the tunnel", "use ipip or gue without it at the servers")
+			s.noteMissing(b.line, b.words[i], "no equivalent for an option of the tunnel", "use ipip or gue without it at the servers")
 		}
 	}
 	if t.Type != config.TunnelGUE {
@@ -328,7 +328,7 @@ func (s *server) finish() {
 	}
 	if v.Check != nil {
 		for _, b := range s.unchecked {
-			s.changed(b.line, b.text(), "the server has no checker, and gets the check of the others", "make another service for it")
+			s.noteChanged(b.line, b.text(), "the server has no checker, and gets the check of the others", "make another service for it")
 		}
 	}
 	if s.at == 0 {
@@ -349,12 +349,12 @@ func (s *server) sorryServer() {
 		port, perr = 0, nil
 	}
 	if err != nil || perr != nil {
-		s.without(s.sorry.line, s.sorry.text(), "not understood", "write a backend with priority: 2")
+		s.noteMissing(s.sorry.line, s.sorry.text(), "not understood", "write a backend with priority: 2")
 		return
 	}
-	s.from(s.sorry.line)
+	s.addLines(s.sorry.line)
 	s.service.Backends = append(s.service.Backends, config.Backend{Name: "sorry", Address: a.Addr(), Port: uint16(port), Priority: 2})
 	if s.service.Check != nil {
-		s.changed(s.sorry.line, s.sorry.text(), "the sorry server gets the check of the others", "let it answer the check")
+		s.noteChanged(s.sorry.line, s.sorry.text(), "the sorry server gets the check of the others", "let it answer the check")
 	}
 }

@@ -76,7 +76,7 @@ var farmKeys = map[string]config.PersistenceKey{
 
 func (n *nftlb) farm(v *draft.Value) {
 	f := &farm{object: object{d: n.d}, n: n, value: v}
-	f.from(v.Line)
+	f.addLines(v.Line)
 	s := &f.service
 	s.Name, s.Protocol, s.Mode, s.Backends = v.Get("name").Str(), flow.TCP, config.ModeFullNAT, []config.Backend{}
 	for _, field := range v.Fields { // listeners first, because the ports of backends depend on them
@@ -124,7 +124,7 @@ func (f *farm) listeners() {
 		a, err := netip.ParseAddr(address)
 		list, perr := portList(ports)
 		if err != nil || perr != nil {
-			f.without(line, address+" "+ports, "the address or its ports are not understood", "write listen:")
+			f.noteMissing(line, address+" "+ports, "the address or its ports are not understood", "write listen:")
 			return
 		}
 		if f.service.Protocol == flow.Any {
@@ -139,10 +139,10 @@ func (f *farm) listeners() {
 		if known := f.n.addresses[a.Get("name").Str()]; known != nil && a.Get("ip-addr") == nil {
 			of = known
 		}
-		f.from(a.Line)
+		f.addLines(a.Line)
 		if p := of.Get("protocol").Str(); p != "" && p != f.service.Protocol.String() && !(p == "all" && f.service.Protocol == flow.Any) {
 			if len(f.service.Listen) > 0 {
-				f.without(a.Line, "address "+of.Get("name").Str(), "a service has one protocol, "+f.service.Protocol.String(), "make another service for protocol "+p)
+				f.noteMissing(a.Line, "address "+of.Get("name").Str(), "a service has one protocol, "+f.service.Protocol.String(), "make another service for protocol "+p)
 				continue
 			}
 			f.listenKey(draft.Field{Key: "protocol", Value: of.Get("protocol")})
@@ -205,7 +205,7 @@ func (f *farm) key(field draft.Field) {
 	case "rst-rtlimit":
 		f.rate(&s.Limits.ResetRate, value, line, text)
 		if value != "0" && !s.Limits.ResetRate.IsZero() {
-			f.changed(line, text, "reset-rate limits the resets of all clients together", "")
+			f.noteChanged(line, text, "reset-rate limits the resets of all clients together", "")
 		}
 	case "est-connlimit":
 		s.Limits.ConnectionsPerClient, _ = number(value)
@@ -214,7 +214,7 @@ func (f *farm) key(field draft.Field) {
 	case "log":
 		f.logs = true
 		if value != "input" {
-			f.changed(line, text, "new connections are logged on arrival", "")
+			f.noteChanged(line, text, "new connections are logged on arrival", "")
 		}
 	case "intra-connect":
 		f.local = value == "on"
@@ -235,7 +235,7 @@ func (f *farm) key(field draft.Field) {
 			f.session(session)
 		}
 	default:
-		f.rest(field.Key, value, line, text)
+		f.noteUnsupported(field.Key, value, line, text)
 	}
 }
 
@@ -248,26 +248,26 @@ func (f *farm) dependentKey(key, value string, line int, text string) {
 		f.log.Prefix = value
 	case "new-rtlimit-burst", "rst-rtlimit-burst":
 		if value != "0" {
-			f.without(line, text, "no equivalent for the burst of a limit: it is five above the rate", "write a higher rate if bursts are refused")
+			f.noteMissing(line, text, "no equivalent for the burst of a limit: it is five above the rate", "write a higher rate if bursts are refused")
 		}
 	}
 }
 
-// rest adds notes about keys without an equivalent, if they are set.
-func (f *farm) rest(key, value string, line int, text string) {
+// noteUnsupported adds notes about keys without an equivalent, if they are set.
+func (f *farm) noteUnsupported(key, value string, line int, text string) {
 	switch key {
 	case "queue":
 		if value != "-1" {
-			f.without(line, text, "no equivalent for queues to programs", "")
+			f.noteMissing(line, text, "no equivalent for queues to programs", "")
 		}
 	case "verdict", "limits-ttl", "log-rtlimit", "responsettl":
 		if value != "0" && value != "120" && value != "log" && value != "" && value != "0/second" {
-			f.without(line, text, "no equivalent", "")
+			f.noteMissing(line, text, "no equivalent", "")
 		}
 	case "ether-addr", "oface", "iface", "iface-idx", "virtual-ether-addr", "nports", "bcks_available", "bcks_usable", "total_weight", "total_bcks", "used":
 	default:
 		if !strings.HasSuffix(key, "log-prefix") {
-			f.without(line, text, "not understood", "write the equivalent by hand")
+			f.noteMissing(line, text, "not understood", "write the equivalent by hand")
 		}
 	}
 }
@@ -289,7 +289,7 @@ func (f *farm) rate(to *config.Rate, value string, line int, text string) {
 		unit = "second"
 	}
 	if err := to.UnmarshalText([]byte(count + "/" + unit)); err != nil {
-		f.without(line, text, err.Error(), "")
+		f.noteMissing(line, text, err.Error(), "")
 	}
 }
 
@@ -298,7 +298,7 @@ func (f *farm) persistence(value string, line int) {
 	for _, word := range strings.Fields(value) {
 		key, known := farmKeys[word]
 		if !known {
-			f.without(line, "persistence: "+word, "no equivalent for this part of the key", "write persistence: {key: [...]}")
+			f.noteMissing(line, "persistence: "+word, "no equivalent for this part of the key", "write persistence: {key: [...]}")
 			continue
 		}
 		p.Key = append(p.Key, key)
@@ -317,7 +317,7 @@ func (f *farm) balance() {
 	switch v.Str() {
 	case "", "rr":
 		s.Scheduler = config.SchedulerRR
-		if f.weighted() {
+		if f.hasWeights() {
 			s.Scheduler = config.SchedulerWRR
 		}
 	case "weight":
@@ -329,9 +329,9 @@ func (f *farm) balance() {
 		if param != "" && param != "srcip" && param != "none" {
 			s.Scheduler = config.SchedulerMaglev
 		}
-		f.changed(v.Line, strings.TrimSpace("scheduler: hash "+param), "clients are spread by another hash, of the addresses and ports alone, and move once", "")
+		f.noteChanged(v.Line, strings.TrimSpace("scheduler: hash "+param), "clients are spread by another hash, of the addresses and ports alone, and move once", "")
 	default:
-		f.changed(v.Line, "scheduler: "+v.Str(), "not understood, replaced by rr", "write another scheduler")
+		f.noteChanged(v.Line, "scheduler: "+v.Str(), "not understood, replaced by rr", "write another scheduler")
 	}
 	if s.Mode == config.ModeStateless && !s.Scheduler.Hashes() {
 		s.Scheduler = config.SchedulerSourceHash
@@ -339,7 +339,7 @@ func (f *farm) balance() {
 		if v != nil {
 			line = v.Line
 		}
-		f.changed(line, "scheduler: "+v.Str(), "without state only a hash keeps a client on its backend: source-hash", "")
+		f.noteChanged(line, "scheduler: "+v.Str(), "without state only a hash keeps a client on its backend: source-hash", "")
 	}
 }
 
@@ -377,20 +377,20 @@ func (f *farm) backend(v *draft.Value) {
 			b.MaxConnections, _ = number(value)
 		case "source-addr":
 			if value != "" {
-				f.without(field.Value.Line, text, "no equivalent for the source address of one backend", "make another service with source-pool")
+				f.noteMissing(field.Value.Line, text, "no equivalent for the source address of one backend", "make another service with source-pool")
 			}
 		case "state":
 			if value != "up" && value != "available" {
 				b.Drain = true
-				f.changed(field.Value.Line, text, "a backend that is not up becomes one that drains", "write check:, or sluice backend SERVICE NAME down")
+				f.noteChanged(field.Value.Line, text, "a backend that is not up becomes one that drains", "write check:, or sluice backend SERVICE NAME down")
 			}
 		default:
 			if !strings.HasSuffix(field.Key, "log-prefix") {
-				f.without(field.Value.Line, text, "not understood", "write the equivalent by hand")
+				f.noteMissing(field.Value.Line, text, "not understood", "write the equivalent by hand")
 			}
 		}
 	}
-	f.from(v.Line)
+	f.addLines(v.Line)
 	f.service.Backends = append(f.service.Backends, b)
 }
 
@@ -399,7 +399,7 @@ func (f *farm) policy(v *draft.Value) {
 	name := v.Get("name").Str()
 	of := f.n.policies[name]
 	if of == nil {
-		f.without(v.Line, "policy "+name, "the policy is not in the file", "append the answer of the API to GET /policies, or write firewall: sets:")
+		f.noteMissing(v.Line, "policy "+name, "the policy is not in the file", "append the answer of the API to GET /policies, or write firewall: sets:")
 		return
 	}
 	prefixes := []netip.Prefix{}
@@ -410,11 +410,11 @@ func (f *farm) policy(v *draft.Value) {
 		} else if a, err := netip.ParseAddr(data); err == nil {
 			prefixes = append(prefixes, netip.PrefixFrom(a, a.BitLen()))
 		} else {
-			f.without(e.Line, data, "the element is not an address or a network", "write it in the set")
+			f.noteMissing(e.Line, data, "the element is not an address or a network", "write it in the set")
 		}
 	}
 	if of.Get("type").Str() == "whitelist" {
-		f.without(v.Line, "policy "+name, "a whitelist of nftlb exempts its clients from later blacklists; allow: would refuse all other clients", "take its addresses out of the sets in deny:")
+		f.noteMissing(v.Line, "policy "+name, "a whitelist of nftlb exempts its clients from later blacklists; allow: would refuse all other clients", "take its addresses out of the sets in deny:")
 		return
 	}
 	f.service.Deny = append(f.service.Deny, f.d.Set(name, prefixes))
@@ -432,7 +432,7 @@ func (f *farm) session(v *draft.Value) {
 		p, err = netip.PrefixFrom(a, a.BitLen()), nil
 	}
 	if err != nil {
-		f.without(v.Line, "session of "+client, "a session is for an address or a network", "write sessions:")
+		f.noteMissing(v.Line, "session of "+client, "a session is for an address or a network", "write sessions:")
 		return
 	}
 	f.service.Sessions = append(f.service.Sessions, config.Session{Client: p, Backend: backend})

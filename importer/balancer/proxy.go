@@ -72,7 +72,7 @@ func haproxyTime(s string) (config.Duration, bool) {
 }
 
 // server reads a server line as a backend.
-func (p *proxied) server(l statement) {
+func (p *proxyService) server(l statement) {
 	w := l.words
 	if len(w) < 3 {
 		return
@@ -86,7 +86,7 @@ func (p *proxied) server(l statement) {
 	a, err := netip.ParseAddr(strings.Trim(host, "[]"))
 	n, perr := strconv.ParseUint("0"+port, 10, 16)
 	if err != nil || perr != nil || a.Zone() != "" {
-		p.without(l.line, w[1]+" "+w[2], "the server is a name or a socket, or its port is relative", "write its address as a backend")
+		p.noteMissing(l.line, w[1]+" "+w[2], "the server is a name or a socket, or its port is relative", "write its address as a backend")
 		return
 	}
 	b := config.Backend{Name: w[1], Address: a.Unmap(), Port: uint16(n)}
@@ -102,12 +102,12 @@ func (p *proxied) server(l statement) {
 	if b.Port != 0 {
 		b.Port = portFor(&p.service, b.Port)
 	}
-	p.from(l.line)
+	p.addLines(l.line)
 	p.service.Backends = append(p.service.Backends, b)
 }
 
 // serverOptions reads the words after the address of a server, and reports whether it is checked.
-func (p *proxied) serverOptions(b *config.Backend, l statement, w []string) (checked bool) {
+func (p *proxyService) serverOptions(b *config.Backend, l statement, w []string) (checked bool) {
 	for i := 0; i < len(w); i++ {
 		value := ""
 		if i+1 < len(w) {
@@ -129,34 +129,34 @@ func (p *proxied) serverOptions(b *config.Backend, l statement, w []string) (che
 			b.Priority = 2
 		case "disabled":
 			b.Drain = true
-			p.changed(l.line, w[i], "a disabled server becomes one that drains", "remove it, or sluice backend SERVICE NAME down")
+			p.noteChanged(l.line, w[i], "a disabled server becomes one that drains", "remove it, or sluice backend SERVICE NAME down")
 		case "maxconn":
 			i++
 			b.MaxConnections, _ = number(value)
-			p.changed(l.line, w[i-1]+" "+value, "connections above the limit get another server or are refused; none waits", "")
+			p.noteChanged(l.line, w[i-1]+" "+value, "connections above the limit get another server or are refused; none waits", "")
 		case "inter", "rise", "fall", "port":
 			i++ // option of the check
 		case "send-proxy-v2":
 			p.proxied = append(p.proxied, l)
 		case "send-proxy":
 			p.proxied = append(p.proxied, l)
-			p.changed(l.line, w[i], "the header has version 2", "configure the servers for version 2")
+			p.noteChanged(l.line, w[i], "the header has version 2", "configure the servers for version 2")
 		case "ssl", "check-ssl":
-			p.without(l.line, w[i], "no equivalent for TLS towards the servers", "let the servers end the TLS connections of clients")
+			p.noteMissing(l.line, w[i], "no equivalent for TLS towards the servers", "let the servers end the TLS connections of clients")
 		case "on-error", "on-marked-down", "on-marked-up", "error-limit", "observe", "fastinter", "downinter", "slowstart", "cookie", "id", "minconn", "maxqueue",
 			"source", "addr", "track", "resolvers", "init-addr", "resolve-prefer", "verify", "ca-file", "crt", "sni", "check-sni", "alpn", "pool-max-conn", "verifyhost":
 			i++
-			p.without(l.line, w[i-1]+" "+value, "no equivalent for this option of a server", "keep HAProxy for this service if it needs the option")
+			p.noteMissing(l.line, w[i-1]+" "+value, "no equivalent for this option of a server", "keep HAProxy for this service if it needs the option")
 		case "enabled":
 		default:
-			p.without(l.line, w[i], "no equivalent for this option of a server", "keep HAProxy for this service if it needs the option")
+			p.noteMissing(l.line, w[i], "no equivalent for this option of a server", "keep HAProxy for this service if it needs the option")
 		}
 	}
 	return checked
 }
 
 // scheduler sets the scheduler from the line balance.
-func (p *proxied) scheduler() {
+func (p *proxyService) scheduler() {
 	l, ok := p.b.get("balance")
 	name := "roundrobin"
 	if ok && len(l.words) > 1 {
@@ -166,32 +166,32 @@ func (p *proxied) scheduler() {
 	switch name {
 	case "roundrobin", "static-rr":
 		s.Scheduler = config.SchedulerRR
-		if p.weighted() {
+		if p.hasWeights() {
 			s.Scheduler = config.SchedulerWRR
 		}
 	case "leastconn":
 		s.Scheduler = config.SchedulerLC
-		if p.weighted() {
+		if p.hasWeights() {
 			s.Scheduler = config.SchedulerWLC
 		}
 	case "source":
 		s.Scheduler = config.SchedulerSourceHash
-		p.changed(l.line, l.text(), "clients are spread by another hash and move once", "")
+		p.noteChanged(l.line, l.text(), "clients are spread by another hash and move once", "")
 	case "first":
-		p.changed(l.line, l.text(), "first fills one server before the next; rr distributes evenly", "write priorities and max-connections")
+		p.noteChanged(l.line, l.text(), "first fills one server before the next; rr distributes evenly", "write priorities and max-connections")
 		s.Scheduler = config.SchedulerRR
 	default:
 		if strings.HasPrefix(name, "random") {
 			s.Scheduler = config.SchedulerRandom
 			return
 		}
-		p.changed(l.line, l.text(), "the backend cannot depend on the contents of connections; replaced by rr", "keep HAProxy for it")
+		p.noteChanged(l.line, l.text(), "the backend cannot depend on the contents of connections; replaced by rr", "keep HAProxy for it")
 		s.Scheduler = config.SchedulerRR
 	}
 }
 
 // check sets the check of servers.
-func (p *proxied) check() {
+func (p *proxyService) check() {
 	if p.checked == 0 || p.lost != "" {
 		return
 	}
@@ -199,7 +199,7 @@ func (p *proxied) check() {
 	line := p.b.line
 	for at := p.b; at != nil; at = at.defaults {
 		for _, l := range at.lines {
-			if isCheckLine(l.words) && (at == p.b || !p.overridden(l)) {
+			if isCheckLine(l.words) && (at == p.b || !p.configuresCheck(l)) {
 				p.checkLine(k, l)
 			}
 		}
@@ -207,7 +207,7 @@ func (p *proxied) check() {
 	p.checkOptions(k)
 	p.checkTimeout(k)
 	if p.checked < p.all {
-		p.changed(line, "", "servers without check get the check of the others", "make another service for them")
+		p.noteChanged(line, "", "servers without check get the check of the others", "make another service for them")
 	}
 	if k.Type == config.CheckHTTP && p.tlsChecks() {
 		k.Type = config.CheckHTTPS
@@ -218,7 +218,7 @@ func (p *proxied) check() {
 
 // checkTimeout sets the timeout of a check as HAProxy does. It is "timeout check", otherwise
 // "timeout connect" if that is shorter than the interval, otherwise the interval.
-func (p *proxied) checkTimeout(k *config.Check) {
+func (p *proxyService) checkTimeout(k *config.Check) {
 	if k.Timeout != 0 {
 		return
 	}
@@ -236,7 +236,7 @@ func (p *proxied) checkTimeout(k *config.Check) {
 
 // clients parses "acl NAME src ADDRESSES", and "tcp-request connection accept|reject" with such
 // lists. It reports whether the line has one of these forms.
-func (p *proxied) clients(s *section, l statement) bool {
+func (p *proxyService) clients(s *section, l statement) bool {
 	w := l.words
 	if w[0] == "acl" {
 		if len(w) < 4 || w[2] != "src" {
@@ -254,7 +254,7 @@ func (p *proxied) clients(s *section, l statement) bool {
 			list = append(list, a.Masked())
 		}
 		p.lists[w[1]] = append(p.lists[w[1]], list...)
-		p.from(l.line)
+		p.addLines(l.line)
 		return true
 	}
 	if len(w) != 5 || w[1] != "connection" && w[1] != "content" || w[2] != "accept" && w[2] != "reject" || w[3] != "if" && w[3] != "unless" {
@@ -272,21 +272,21 @@ func (p *proxied) clients(s *section, l statement) bool {
 	default:
 		return false
 	}
-	p.from(l.line)
+	p.addLines(l.line)
 	return true
 }
 
-func (p *proxied) set(name string) string {
+func (p *proxyService) set(name string) string {
 	p.used[name] = true
 	return p.d.Set(p.f.name+"-"+name, p.lists[name])
 }
 
 // refusals adds notes about unused lists of clients, and about servers with a different PROXY
 // header.
-func (p *proxied) refusals() {
+func (p *proxyService) refusals() {
 	for _, l := range p.f.lines {
 		if l.words[0] == "acl" && len(l.words) > 1 && p.lists[l.words[1]] != nil && !p.used[l.words[1]] {
-			p.without(l.line, l.text(), "no equivalent for decisions by this list of clients", "write allow: or deny: for lists of clients")
+			p.noteMissing(l.line, l.text(), "no equivalent for decisions by this list of clients", "write allow: or deny: for lists of clients")
 		}
 	}
 	if len(p.proxied) == 0 {
@@ -295,22 +295,22 @@ func (p *proxied) refusals() {
 	p.service.ClientAddress = config.ClientAddressProxyV2
 	if len(p.proxied) < p.all {
 		for _, l := range p.proxied {
-			p.changed(l.line, l.text(), "all servers of the service get the PROXY header, not only this one", "make another service for servers without it")
+			p.noteChanged(l.line, l.text(), "all servers of the service get the PROXY header, not only this one", "make another service for servers without it")
 		}
 	}
 }
 
-// overridden reports whether the section itself configures the check.
-func (p *proxied) overridden(statement) bool {
+// configuresCheck reports whether the section itself configures the check.
+func (p *proxyService) configuresCheck(statement) bool {
 	return slices.ContainsFunc(p.b.lines, func(l statement) bool { return l.words[0] == "option" && isCheckLine(l.words) })
 }
 
-func (p *proxied) tlsChecks() bool {
+func (p *proxyService) tlsChecks() bool {
 	return slices.ContainsFunc(p.b.lines, func(l statement) bool { return l.words[0] == "server" && slices.Contains(l.words, "check-ssl") })
 }
 
 // checkOptions sets interval, rise, fall and port from the first server with a check.
-func (p *proxied) checkOptions(k *config.Check) {
+func (p *proxyService) checkOptions(k *config.Check) {
 	defaults, _ := p.b.get("default-server")
 	var first []string
 	for _, l := range p.b.lines {
@@ -333,7 +333,7 @@ func (p *proxied) checkOptions(k *config.Check) {
 				setOption(k, mine[i], mine[i+1])
 			}
 		} else if !slices.Equal(append(mine, ""), first) {
-			p.changed(l.line, l.text(), "the service has one check for all backends, from the first server", "make another service for servers with a different check")
+			p.noteChanged(l.line, l.text(), "the service has one check for all backends, from the first server", "make another service for servers with a different check")
 		}
 	}
 }
@@ -353,7 +353,7 @@ func setOption(k *config.Check, name, value string) {
 }
 
 // checkLine parses option httpchk, http-check, tcp-check and similar lines.
-func (p *proxied) checkLine(k *config.Check, l statement) {
+func (p *proxyService) checkLine(k *config.Check, l statement) {
 	w := l.words
 	arg := func(n int) string {
 		if n < len(w) {
@@ -383,37 +383,37 @@ func (p *proxied) checkLine(k *config.Check, l statement) {
 				if n, err := strconv.ParseUint(arg(i), 10, 16); err == nil {
 					k.Port = uint16(n)
 				} else {
-					p.without(l.line, l.text(), "the port of the check is not understood", "write port: at the check")
+					p.noteMissing(l.line, l.text(), "the port of the check is not understood", "write port: at the check")
 				}
 			case "default", "linger":
 			case "comment":
 				i++
 			default:
-				p.without(l.line, l.text(), "no equivalent for "+w[i]+" of tcp-check connect", "write check: {type: exec} with a program for it")
+				p.noteMissing(l.line, l.text(), "no equivalent for "+w[i]+" of tcp-check connect", "write check: {type: exec} with a program for it")
 				return
 			}
 		}
 	case w[0] == "option" && arg(1) == "smtpchk":
 		k.Expect = "220"
-		p.changed(l.line, l.text(), "the check waits for the server's greeting, and sends nothing", "")
+		p.noteChanged(l.line, l.text(), "the check waits for the server's greeting, and sends nothing", "")
 	case w[0] == "tcp-check" && arg(1) == "send":
 		k.Send = strings.NewReplacer(`\r`, "\r", `\n`, "\n").Replace(arg(2))
 	case w[0] == "tcp-check" && arg(1) == "expect" && (arg(2) == "string" || arg(2) == "rstring"):
 		k.Expect = arg(3)
 		if arg(2) == "rstring" {
-			p.changed(l.line, l.text(), "the answer must begin with the text, which is not a regular expression", "")
+			p.noteChanged(l.line, l.text(), "the answer must begin with the text, which is not a regular expression", "")
 		} else {
-			p.changed(l.line, l.text(), "the answer must begin with the text; HAProxy accepts it anywhere", "")
+			p.noteChanged(l.line, l.text(), "the answer must begin with the text; HAProxy accepts it anywhere", "")
 		}
 	case w[0] == "http-check":
 		p.httpCheck(k, l)
 	default:
-		p.changed(l.line, l.text(), "the check only opens a connection", "write check: {type: exec} with a program for it")
+		p.noteChanged(l.line, l.text(), "the check only opens a connection", "write check: {type: exec} with a program for it")
 	}
 }
 
 // httpCheck reads http-check expect and send.
-func (p *proxied) httpCheck(k *config.Check, l statement) {
+func (p *proxyService) httpCheck(k *config.Check, l statement) {
 	w := l.words
 	for i := 1; i < len(w); i++ {
 		value := ""
@@ -447,14 +447,14 @@ func (p *proxied) httpCheck(k *config.Check, l statement) {
 			}
 			i += 2
 		default:
-			p.without(l.line, l.text(), "no equivalent for "+w[i]+" of http-check", "write body: with a text in the answer")
+			p.noteMissing(l.line, l.text(), "no equivalent for "+w[i]+" of http-check", "write body: with a text in the answer")
 			return
 		}
 	}
 }
 
 // sourceAddress sets the mode by the source address that servers see.
-func (p *proxied) sourceAddress() {
+func (p *proxyService) sourceAddress() {
 	l, ok := p.b.get("source")
 	if !ok || len(l.words) < 2 {
 		return
@@ -469,5 +469,5 @@ func (p *proxied) sourceAddress() {
 		}
 		return
 	}
-	p.without(l.line, l.text(), "not understood", "write source-pool:")
+	p.noteMissing(l.line, l.text(), "not understood", "write source-pool:")
 }

@@ -193,21 +193,21 @@ func (d *Draft) mark(lines []int, set func(*mark)) {
 func (d *Draft) Service(s config.Service, lines ...int) string {
 	s.Name = d.name("service", s.Name)
 	d.Config.Services = append(d.Config.Services, s)
-	return d.from("service "+s.Name, lines)
+	return d.originComment("service "+s.Name, lines)
 }
 
 // NAT adds a NAT rule, like Service.
 func (d *Draft) NAT(r config.NATRule, lines ...int) string {
 	r.Name = d.name("nat", r.Name)
 	d.Config.NAT = append(d.Config.NAT, r)
-	return d.from("nat "+r.Name, lines)
+	return d.originComment("nat "+r.Name, lines)
 }
 
 // Rule adds a firewall rule, like Service.
 func (d *Draft) Rule(r config.FirewallRule, lines ...int) string {
 	r.Name = d.name("rule", r.Name)
 	d.Config.Firewall.Rules = append(d.Config.Firewall.Rules, r)
-	return d.from("rule "+r.Name, lines)
+	return d.originComment("rule "+r.Name, lines)
 }
 
 // Set adds a firewall set, or prefixes to one, and returns its name.
@@ -215,7 +215,7 @@ func (d *Draft) Set(name string, prefixes []netip.Prefix) string {
 	if d.Config.Firewall.Sets == nil {
 		d.Config.Firewall.Sets = map[string][]netip.Prefix{}
 	}
-	name = clean(name)
+	name = cleanName(name)
 	all := d.Config.Firewall.Sets[name]
 	for _, p := range prefixes {
 		if !slices.Contains(all, p.Masked()) {
@@ -237,9 +237,9 @@ func (d *Draft) Remark(text string) {
 }
 
 // AlsoFrom adds source lines to an object.
-func (d *Draft) AlsoFrom(object string, lines ...int) { d.from(object, lines) }
+func (d *Draft) AlsoFrom(object string, lines ...int) { d.originComment(object, lines) }
 
-func (d *Draft) from(object string, lines []int) string {
+func (d *Draft) originComment(object string, lines []int) string {
 	for _, n := range lines {
 		if at, found := slices.BinarySearch(d.origin[object], n); n > 0 && !found {
 			d.origin[object] = slices.Insert(d.origin[object], at, n)
@@ -251,31 +251,31 @@ func (d *Draft) from(object string, lines []int) string {
 // Lost adds a note that a line, or the part in text, has no equivalent. An empty text means the
 // whole line.
 func (d *Draft) Lost(line int, text, reason, next string) {
-	d.note(Note{Kind: Lost, Line: line, Text: text, Reason: reason, Next: next})
+	d.addNote(Note{Kind: Lost, Line: line, Text: text, Reason: reason, Next: next})
 }
 
 // Changed adds a note that a line behaves differently in an object.
 func (d *Draft) Changed(object string, line int, text, reason, next string) {
-	d.note(Note{Kind: Changed, Line: line, Text: text, Reason: reason, Next: next, Object: object})
+	d.addNote(Note{Kind: Changed, Line: line, Text: text, Reason: reason, Next: next, Object: object})
 }
 
 // LostOf adds a note that a part of a line has no equivalent in the line's object.
 func (d *Draft) LostOf(object string, line int, text, reason, next string) {
-	d.note(Note{Kind: Lost, Line: line, Text: text, Reason: reason, Next: next, Object: object})
+	d.addNote(Note{Kind: Lost, Line: line, Text: text, Reason: reason, Next: next, Object: object})
 }
 
 // ImpliedBy adds a note that an object has the effect of a line. If validation rejects the object,
 // the line stays in the source's program.
 func (d *Draft) ImpliedBy(object string, line int, text, reason string) {
-	d.note(Note{Kind: Implied, Line: line, Text: text, Reason: reason, Object: object})
+	d.addNote(Note{Kind: Implied, Line: line, Text: text, Reason: reason, Object: object})
 }
 
 // Implied adds a note that a line needs no configuration.
 func (d *Draft) Implied(line int, text, reason string) {
-	d.note(Note{Kind: Implied, Line: line, Text: text, Reason: reason})
+	d.addNote(Note{Kind: Implied, Line: line, Text: text, Reason: reason})
 }
 
-func (d *Draft) note(n Note) {
+func (d *Draft) addNote(n Note) {
 	if n.Text == "" {
 		n.Text = d.Line(n.Line)
 	}
@@ -306,8 +306,8 @@ func printable(s string) string {
 // maxName is the longest name of an object (package config).
 const maxName = 63
 
-// clean converts any text to a name of letters, digits, and - _ . :
-func clean(s string) string {
+// cleanName converts any text to a name of letters, digits, and - _ . :
+func cleanName(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.:", r) {
 			return r
@@ -320,7 +320,7 @@ func clean(s string) string {
 
 // name returns a name that is unique among objects of the kind.
 func (d *Draft) name(kind, wanted string) string {
-	base := clean(wanted)
+	base := cleanName(wanted)
 	name := base
 	for d.names[kind+" "+name] > 0 {
 		d.names[kind+" "+base]++ // the next suffix to try, so that equal names need no search

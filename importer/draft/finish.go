@@ -21,7 +21,7 @@ func (d *Draft) Finish() (*Result, error) {
 		return nil, err
 	}
 	r := &Result{Config: &d.Config, Objects: d.objects(), Remarks: d.remarks, unit: d.unit, program: d.Source}
-	d.place(r)
+	d.classifyLines(r)
 	slices.SortStableFunc(d.notes, func(a, b Note) int { return a.Line - b.Line })
 	r.Notes = d.notes
 	if err := r.check(); err != nil {
@@ -44,9 +44,9 @@ func (d *Draft) hasContent(line string) bool {
 	return text != "" && !slices.ContainsFunc(d.commentMarks, func(mark string) bool { return strings.HasPrefix(text, mark) })
 }
 
-// place sets the place of every line and writes the rest. A line without a place is lost and stays
+// classifyLines sets the place of every line and writes the rest. A line without a place is lost and stays
 // in the source's program.
-func (d *Draft) place(r *Result) {
+func (d *Draft) classifyLines(r *Result) {
 	lost, implied, in := map[int]bool{}, map[int]bool{}, map[int]bool{}
 	for _, n := range d.notes {
 		lost[n.Line] = lost[n.Line] || n.Kind == Lost && n.Object == ""
@@ -196,7 +196,7 @@ func (d *Draft) takeOut(errs config.Errors) bool {
 			gone[m[1]] = map[int]bool{}
 		}
 		gone[m[1]][n] = true
-		why[d.refuse(m[1], n, e)] = e
+		why[d.rejectObject(m[1], n, e)] = e
 	}
 	d.returnLines(why)
 	d.Config.Services = filter(d.Config.Services, gone["services"])
@@ -217,8 +217,8 @@ func filter[T any](list []T, gone map[int]bool) (kept []T) {
 	return kept
 }
 
-// refuse stores a rejected object for a comment, and returns its name.
-func (d *Draft) refuse(section string, n int, e *config.Error) string {
+// rejectObject stores a rejected object for a comment, and returns its name.
+func (d *Draft) rejectObject(section string, n int, e *config.Error) string {
 	one, object := &config.Config{}, ""
 	switch section {
 	case "services":
@@ -241,7 +241,7 @@ func (d *Draft) returnLines(why map[string]*config.Error) {
 	lose := func(object string, lines ...int) {
 		e := why[object]
 		for _, l := range lines {
-			d.note(Note{Kind: Lost, Line: l, Reason: object + " is refused: " + printable(e.Cause), Next: printable(e.Hint)})
+			d.addNote(Note{Kind: Lost, Line: l, Reason: object + " is refused: " + printable(e.Cause), Next: printable(e.Hint)})
 			d.Keep(l)
 			if d.Returned != nil && l > 0 {
 				d.Returned(l)

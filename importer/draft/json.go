@@ -42,11 +42,11 @@ func JSON(text string) (list []*Value, err error) {
 			return list, nil
 		}
 		if err != nil {
-			return nil, p.failed(err)
+			return nil, p.positionedError(err)
 		}
 		v, err := p.value(t, 0)
 		if err != nil {
-			return nil, p.failed(err)
+			return nil, p.positionedError(err)
 		}
 		list = append(list, v)
 	}
@@ -58,15 +58,15 @@ type jsonReader struct {
 	at, line int // offset and line of the last count
 }
 
-func (p *jsonReader) failed(err error) error {
+func (p *jsonReader) positionedError(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		err = errors.New("the text is incomplete")
 	}
-	return fmt.Errorf("line %d: not JSON: %w", p.here(), err)
+	return fmt.Errorf("line %d: not JSON: %w", p.currentLine(), err)
 }
 
-// here returns the current line.
-func (p *jsonReader) here() int {
+// currentLine returns the current line.
+func (p *jsonReader) currentLine() int {
 	to := min(int(p.InputOffset()), len(p.text))
 	p.line += strings.Count(p.text[p.at:to], "\n")
 	p.at = to
@@ -77,7 +77,7 @@ func (p *jsonReader) value(t json.Token, depth int) (*Value, error) {
 	if depth > maxDepth {
 		return nil, fmt.Errorf("values are nested more than %d deep", maxDepth)
 	}
-	v := &Value{Line: p.here()}
+	v := &Value{Line: p.currentLine()}
 	switch t := t.(type) {
 	case json.Delim:
 		v.kind = byte(t)

@@ -200,13 +200,13 @@ func (r *Result) Report(w io.Writer, all bool) error {
 			}
 			continue
 		}
-		say("", g.head(r.unit))
+		say("", g.heading(r.unit))
 		for i, t := range g.texts {
 			if i == maxTexts {
 				fmt.Fprintf(&b, "    ... and %d more\n", len(g.texts)-i)
 				break
 			}
-			fmt.Fprintln(&b, "    "+cut(t, width-4))
+			fmt.Fprintln(&b, "    "+truncateText(t, width-4))
 		}
 		say("  ", g.words())
 	}
@@ -217,8 +217,8 @@ func (r *Result) Report(w io.Writer, all bool) error {
 	return err
 }
 
-// grouped has the notes with one reason.
-type grouped struct {
+// noteGroup has the notes with one reason.
+type noteGroup struct {
 	Note
 	numbers []int
 	texts   []string
@@ -228,8 +228,8 @@ type grouped struct {
 
 // group joins notes that differ only in line and text. If separate is false, it also joins notes
 // about different objects.
-func group(notes []Note, separate bool) (list []*grouped) {
-	index := map[Note]*grouped{}
+func group(notes []Note, separate bool) (list []*noteGroup) {
+	index := map[Note]*noteGroup{}
 	for _, n := range notes {
 		key := n
 		key.Line, key.Text = 0, ""
@@ -238,7 +238,7 @@ func group(notes []Note, separate bool) (list []*grouped) {
 		}
 		g := index[key]
 		if g == nil {
-			g = &grouped{Note: n, seen: map[any]bool{}}
+			g = &noteGroup{Note: n, seen: map[any]bool{}}
 			index[key] = g
 			list = append(list, g)
 		}
@@ -260,8 +260,8 @@ func group(notes []Note, separate bool) (list []*grouped) {
 	return list
 }
 
-// head returns the lines, their kind and their objects: "lines 3, 5: changed in nat web, nat mail".
-func (g *grouped) head(u unit) string {
+// heading returns the lines, their kind and their objects: "lines 3, 5: changed in nat web, nat mail".
+func (g *noteGroup) heading(u unit) string {
 	s := g.lines(u) + ": " + string(g.Kind)
 	if len(g.objects) > 0 {
 		s += " in " + strings.Join(g.objects[:min(len(g.objects), maxTexts)], ", ")
@@ -272,14 +272,14 @@ func (g *grouped) head(u unit) string {
 	return s
 }
 
-func (g *grouped) words() string {
+func (g *noteGroup) words() string {
 	if g.Next == "" {
 		return g.Reason
 	}
 	return g.Reason + "; " + g.Next
 }
 
-func (g *grouped) lines(u unit) string {
+func (g *noteGroup) lines(u unit) string {
 	if len(g.numbers) == 0 {
 		return "the whole"
 	}
@@ -319,8 +319,8 @@ func (u unit) list(numbers []int) string {
 
 func plural(n int, what string) string { return strings.TrimSuffix(hasOrHave(n, what, "", ""), " ") }
 
-// cut shortens s to n columns.
-func cut(s string, n int) string {
+// truncateText shortens s to n columns.
+func truncateText(s string, n int) string {
 	if utf8.RuneCountInString(s) <= n {
 		return s
 	}

@@ -21,7 +21,7 @@ type forward struct {
 	proto  flow.Protocol
 	target netip.Addr
 	port   uint16 // 0: kept
-	made   made
+	made   draftObject
 	// hairpin: a rule for its source was found; reflected: one for its destination.
 	hairpin, reflected bool
 }
@@ -56,15 +56,15 @@ func (t *translator) destinations(w *walker) {
 			t.netmapIn(p)
 		case doAccept, doReturn: // exceptions for later paths
 		case doMark:
-			if t.masquerades(p.rule) {
-				t.implied(p, "marks packets to have their source translated")
+			if t.isMasquerade(p.rule) {
+				t.noteImplied(p, "marks packets to have their source translated")
 			} else {
-				t.lose(p, "marks in a nat chain have no equivalent", "use mark of the service or NAT rule")
+				t.noteLoss(p, "marks in a nat chain have no equivalent", "use mark of the service or NAT rule")
 			}
 		case doRedirect:
-			t.lose(p, "no equivalent for a redirect to a port of the host itself", "let the program listen on that port, or keep it in "+t.program)
+			t.noteLoss(p, "no equivalent for a redirect to a port of the host itself", "let the program listen on that port, or keep it in "+t.program)
 		default:
-			t.lose(p, "no equivalent for "+what(p.rule), "keep it in "+t.program)
+			t.noteLoss(p, "no equivalent for "+actionName(p.rule), "keep it in "+t.program)
 		}
 	}
 	t.byClients(groups)
@@ -92,26 +92,26 @@ func (t *translator) byClients(groups []*group) {
 		}
 		m := g.match
 		m.src, m.notSrc, m.srcSet = nil, nil, ""
-		for _, h := range near.near(m) {
+		for _, h := range near.candidates(m) {
 			o := h.match
 			o.src, o.notSrc, o.srcSet = nil, nil, ""
-			if h != g && h.paths[0].rule.do == doDNAT && h.paths[0].rule.first != g.paths[0].rule.first && m.intersects(o) {
+			if h != g && h.paths[0].rule.do == doDNAT && h.paths[0].rule.first != g.paths[0].rule.first && m.mayOverlap(o) {
 				g.divided, h.divided = true, true
 			}
 		}
 	}
 }
 
-// what returns the action of a rule in the program's words.
-func what(r *rule) string {
+// actionName returns the action of a rule in the program's words.
+func actionName(r *rule) string {
 	if r.to != "" {
 		return r.to
 	}
 	return string(r.do)
 }
 
-// unequal returns the conditions of a match that listeners do not support.
-func (m match) unequal() (list []string) {
+// unsupportedConditions returns the conditions of a match that listeners do not support.
+func (m match) unsupportedConditions() (list []string) {
 	list = append(list, m.other...)
 	add := func(is bool, what string) {
 		if is {
@@ -131,7 +131,7 @@ func (m match) unequal() (list []string) {
 func (t *translator) group(g *group) {
 	loseAll := func(reason, next string) {
 		for _, p := range g.paths {
-			t.lose(p, reason, next)
+			t.noteLoss(p, reason, next)
 		}
 	}
 	first := g.paths[0]
@@ -143,7 +143,7 @@ func (t *translator) group(g *group) {
 		loseAll("no equivalent for one port with different targets by client address", "keep these rules together in "+t.program)
 		return
 	}
-	if list := g.match.unequal(); len(list) > 0 {
+	if list := g.match.unsupportedConditions(); len(list) > 0 {
 		loseAll("no equivalent for "+strings.Join(list, ", "), nextFor(list, t.program))
 		return
 	}
@@ -162,7 +162,7 @@ func (t *translator) group(g *group) {
 		p.except = slices.DeleteFunc(p.except, func(e exception) bool {
 			bare := e.match
 			bare.in, bare.dstLocal = nil, false
-			if len(e.match.in) == 0 || !bare.covers(p.match) {
+			if len(e.match.in) == 0 || !bare.includes(p.match) {
 				return false
 			}
 			g.exempt = union(g.exempt, e.match.in)
@@ -175,11 +175,11 @@ func (t *translator) group(g *group) {
 		loseAll(problem, next)
 		return
 	}
-	masquerade, differences := t.masqueraded(g)
+	masquerade, differences := t.allMasqueraded(g)
 	way := t.wayOut(g)
 	single := len(g.paths) == 1 && first.rule.first == first.rule.last && len(t.masquerading) == 0 && way.all == nil
 	clients := len(g.match.src) > 0 || len(g.match.notSrc) > 0 || g.match.srcSet != ""
-	var names []made
+	var names []draftObject
 	if single && !clients {
 		if t.isHairpinOf(g.match, first) {
 			return
@@ -188,13 +188,13 @@ func (t *translator) group(g *group) {
 	} else if single && t.isReflection(g, first) {
 		return
 	} else {
-		names = []made{t.service(g, listen, in, masquerade || way.all != nil, way.pool)}
+		names = []draftObject{t.service(g, listen, in, masquerade || way.all != nil, way.pool)}
 	}
 	for _, o := range names {
 		t.followWay(way, o.name)
 		for _, p := range g.paths {
-			t.take(p, o)
-			t.exceptions(p, o.name, map[*rule]bool{})
+			t.markTranslated(p, o)
+			t.noteExceptions(p, o.name, map[*rule]bool{})
 		}
 		t.objects = append(t.objects, &objectOf{g.paths[0], o.name})
 		for _, s := range differences {
@@ -204,14 +204,14 @@ func (t *translator) group(g *group) {
 	}
 }
 
-func (t *translator) portForwards(g *group, listen []config.Listen, in config.Interfaces) (names []made) {
+func (t *translator) portForwards(g *group, listen []config.Listen, in config.Interfaces) (names []draftObject) {
 	p := g.paths[0]
 	r := p.rule
 	name := defaultName(g.match)
 	for _, l := range listen {
-		n := config.NATRule{Name: named(p, name), Type: config.NATPortForward, Listen: &l, Protocol: g.match.proto, In: in,
+		n := config.NATRule{Name: objectName(p, name), Type: config.NATPortForward, Listen: &l, Protocol: g.match.proto, In: in,
 			To: config.Target{Address: r.first, Port: targetPort(r, l.Ports)}}
-		o := made{t.d.NAT(n, r.line), -1, len(t.d.Config.NAT) - 1}
+		o := draftObject{t.d.NAT(n, r.line), -1, len(t.d.Config.NAT) - 1}
 		names = append(names, o)
 		t.forwards = append(t.forwards, &forward{object: o.name, listen: []config.Listen{l}, proto: g.match.proto, target: r.first, port: n.To.Port, made: o})
 	}
@@ -236,8 +236,8 @@ func (r *rule) targetsOnePort(asked []flow.Ports) bool {
 // maxSingles is the maximum number of single ports written for a range.
 const maxSingles = 256
 
-// singles expands ranges to single ports, or returns nil if there are none or too many.
-func singles(ports []flow.Ports) (list []flow.Ports) {
+// singlePorts expands ranges to single ports, or returns nil if there are none or too many.
+func singlePorts(ports []flow.Ports) (list []flow.Ports) {
 	for _, r := range ports {
 		for n := int(r.First); n <= int(r.Last); n++ {
 			if list = append(list, flow.Ports{First: uint16(n), Last: uint16(n)}); len(list) > maxSingles {
@@ -274,9 +274,9 @@ func defaultName(m match) string {
 }
 
 // service adds a service with several targets, or with one target for certain clients.
-func (t *translator) service(g *group, listen []config.Listen, in config.Interfaces, fullnat bool, pool []config.AddressRange) made {
+func (t *translator) service(g *group, listen []config.Listen, in config.Interfaces, fullnat bool, pool []config.AddressRange) draftObject {
 	p, m := g.paths[0], g.match
-	s := config.Service{Name: named(p, defaultName(m)), Listen: listen, Protocol: m.proto, Mode: config.ModeDNAT}
+	s := config.Service{Name: objectName(p, defaultName(m)), Listen: listen, Protocol: m.proto, Mode: config.ModeDNAT}
 	if fullnat {
 		s.Mode, s.SourcePool = config.ModeFullNAT, pool
 	}
@@ -295,7 +295,7 @@ func (t *translator) service(g *group, listen []config.Listen, in config.Interfa
 	if len(m.notSrc) > 0 {
 		s.Deny = []string{t.d.Set(s.Name+"-others", m.notSrc)}
 	}
-	o := made{t.d.Service(s, linesOf(g.paths)...), len(t.d.Config.Services) - 1, -1}
+	o := draftObject{t.d.Service(s, linesOf(g.paths)...), len(t.d.Config.Services) - 1, -1}
 	for _, b := range s.Backends {
 		t.forwards = append(t.forwards, &forward{object: o.name, listen: listen, proto: m.proto, target: b.Address, port: b.Port, made: o})
 	}

@@ -31,7 +31,7 @@ func (t *translator) filter(w *walker) {
 		if r.do == doLog || r.do == doMark || r.do == doNotrack {
 			blocked = ended
 		}
-		if why == "" && (r.do != doAccept && r.do != doReturn) && slices.ContainsFunc(blocked, p.match.intersects) {
+		if why == "" && (r.do != doAccept && r.do != doReturn) && slices.ContainsFunc(blocked, p.match.mayOverlap) {
 			why, next = "earlier rules without an equivalent accept some of its packets", "keep the chain in "+t.program+", which Sluice does not change"
 		}
 		if why == "" && len(p.except) > 0 && slices.ContainsFunc(p.except, func(e exception) bool { return !e.ends }) {
@@ -42,7 +42,7 @@ func (t *translator) filter(w *walker) {
 				continue
 			}
 			if (r.do == doAccept || r.do == doReturn) && !w.base.drops && !slices.ContainsFunc(w.paths[i+1:], p.isFollowedBy) {
-				t.implied(p, "accepts packets that no later rule drops")
+				t.noteImplied(p, "accepts packets that no later rule drops")
 				continue
 			}
 			exact = exact && r.do != doAccept && r.do != doReturn
@@ -61,7 +61,7 @@ func (t *translator) filter(w *walker) {
 		rules = append(rules, list...)
 	}
 	t.policy(w, exact, &rules, &of)
-	t.needed(rules, of, w)
+	t.addNeededRules(rules, of, w)
 }
 
 // firewallHook returns the hook of the chain in the configuration, or why there is none.
@@ -86,7 +86,7 @@ func (t *translator) loseFilter(p *path, w *walker, why, next string) {
 	if w.base.hook == hookForward || w.base.hook == hookPrerouting || w.base.hook == hookPostrouting {
 		t.stays = true
 	}
-	t.lose(p, why, next)
+	t.noteLoss(p, why, next)
 }
 
 // policy imports the policy drop of a chain if all its rules were imported.
@@ -117,9 +117,9 @@ func (t *translator) policy(w *walker, exact bool, rules *[]config.FirewallRule,
 	c.drops, c.open = false, true
 }
 
-// needed adds the rules that have an effect. An accept rule is needed only before a rule that does
+// addNeededRules adds the rules that have an effect. An accept rule is needed only before a rule that does
 // not accept.
-func (t *translator) needed(rules []config.FirewallRule, of []*path, w *walker) {
+func (t *translator) addNeededRules(rules []config.FirewallRule, of []*path, w *walker) {
 	last := -1
 	for i, p := range of {
 		if p.rule.do != doAccept && p.rule.do != doReturn {
@@ -135,7 +135,7 @@ func (t *translator) needed(rules []config.FirewallRule, of []*path, w *walker) 
 			if stays {
 				t.loseFilter(p, w, "accepts packets that a later rule or the policy of its chain drops, and that one stays", "keep the chain in "+t.program+", which Sluice does not change")
 			} else {
-				t.implied(p, "accepts packets that no later rule drops")
+				t.noteImplied(p, "accepts packets that no later rule drops")
 			}
 			continue
 		}
@@ -144,16 +144,16 @@ func (t *translator) needed(rules []config.FirewallRule, of []*path, w *walker) 
 			rules[i].Name = fmt.Sprintf("%s-%d", w.base.hook, p.rule.line)
 		}
 		object := t.d.Rule(rules[i], p.rule.line)
-		t.take(p, made{object, -1, -1})
+		t.markTranslated(p, draftObject{object, -1, -1})
 		if p.rule.do == doAccept || p.rule.do == doReturn {
 			t.lost[p.rule] = stays // also needed in the program
 		}
-		t.rejects(p, object)
+		t.noteReject(p, object)
 	}
 }
 
-// rejects adds a note if the reply differs.
-func (t *translator) rejects(p *path, object string) {
+// noteReject adds a note if the reply differs.
+func (t *translator) noteReject(p *path, object string) {
 	r := p.rule
 	if r.do != doReject {
 		return
@@ -170,7 +170,7 @@ func (t *translator) rejects(p *path, object string) {
 func (t *translator) firewallRules(p *path, at config.Hook) (list []config.FirewallRule, why, next string) {
 	m, r := p.match, p.rule
 	base := config.FirewallRule{Hook: at, Protocol: m.proto, Ports: m.dport}
-	if n := named(p, ""); n != "" {
+	if n := objectName(p, ""); n != "" {
 		base.Name = n
 	}
 	switch r.do {
@@ -191,7 +191,7 @@ func (t *translator) firewallRules(p *path, at config.Hook) (list []config.Firew
 	case doHelper:
 		return nil, "a helper is a setting of the object that translates the connections", "write helper: " + r.helper + " at the service, port-forward, masquerade or snat"
 	default:
-		return nil, "no equivalent for " + what(r), "keep it in " + t.program
+		return nil, "no equivalent for " + actionName(r), "keep it in " + t.program
 	}
 	if list := unequalFilter(m, r); len(list) > 0 {
 		return nil, "no equivalent for " + strings.Join(list, ", "), nextFor(list, t.program)
@@ -210,7 +210,7 @@ func (t *translator) firewallRules(p *path, at config.Hook) (list []config.Firew
 	}
 	src := m.src
 	if len(m.src)+len(m.dst) == 0 && m.srcSet+m.dstSet == "" && m.family != 0 {
-		src = []netip.Prefix{everything(m.family)} // rules without addresses are for both families
+		src = []netip.Prefix{allAddresses(m.family)} // rules without addresses are for both families
 	}
 	for _, s := range t.matches(src, m.srcSet, r) {
 		for _, d := range t.matches(m.dst, m.dstSet, r) {
@@ -222,8 +222,8 @@ func (t *translator) firewallRules(p *path, at config.Hook) (list []config.Firew
 	return list, "", ""
 }
 
-// everything is the prefix of all addresses of a family.
-func everything(family int) netip.Prefix {
+// allAddresses is the prefix of all addresses of a family.
+func allAddresses(family int) netip.Prefix {
 	if family == 6 {
 		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}
@@ -282,7 +282,7 @@ func (t *translator) clamp(p *path) bool {
 			if len(p.match.out) == 0 {
 				t.d.Changed(s.object.name, p.rule.line, p.rule.text, "the rule clamps every forwarded connection, mss-clamp only connections through the interfaces of the object", "write mss-clamp at further rules, or keep it in "+t.program)
 			}
-			t.take(p, s.object)
+			t.markTranslated(p, s.object)
 		}
 	}
 	return done
@@ -291,7 +291,7 @@ func (t *translator) clamp(p *path) bool {
 // isFollowedBy reports whether the later path has another action than accept for packets that this
 // path accepts.
 func (p *path) isFollowedBy(later *path) bool {
-	return later.rule.do != doAccept && later.rule.do != doReturn && later.match.intersects(p.match)
+	return later.rule.do != doAccept && later.rule.do != doReturn && later.match.mayOverlap(p.match)
 }
 
 // helperPorts has the port of each protocol with a helper for inside hosts.
@@ -309,13 +309,13 @@ func (t *translator) help(p *path) (done bool) {
 		if !slices.Contains(n.Helper.Each(), config.Helper(helper)) {
 			n.Helper = config.Helpers(strings.TrimPrefix(string(n.Helper)+","+helper, ","))
 		}
-		t.take(p, s.object)
+		t.markTranslated(p, s.object)
 		done = true
 	}
 	for _, f := range t.forwards {
 		if f.made.nat >= 0 && f.proto == m.proto && len(f.listen[0].Ports) == 1 && f.listen[0].Ports[0] == m.dport[0] {
 			t.d.Config.NAT[f.made.nat].Helper = config.Helpers(helper)
-			t.take(p, f.made)
+			t.markTranslated(p, f.made)
 			done = true
 		}
 	}

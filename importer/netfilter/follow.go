@@ -25,7 +25,7 @@ type path struct {
 	// removed before.
 	match  match
 	except []exception
-	marks  []marking // by earlier rules
+	marks  []setMark // by earlier rules
 }
 
 // exception is a rule with which packets leave a chain before later rules.
@@ -35,8 +35,8 @@ type exception struct {
 	ends  bool // leaves the base chain, and has a path of its own
 }
 
-// marking is a mark that a rule sets on matching packets.
-type marking struct {
+// setMark is a mark that a rule sets on matching packets.
+type setMark struct {
 	rule  *rule
 	match match
 	by    *rule // the rule itself, or the last jump
@@ -62,7 +62,7 @@ type walker struct {
 	paths []*path
 	// ended has the packets that an accept removed from the base chain.
 	ended byDestination[exception]
-	marks byDestination[marking]
+	marks byDestination[setMark]
 	open  []*chain // against loops
 	// barren has the jumps to chains without a matching rule.
 	barren []*rule
@@ -71,8 +71,8 @@ type walker struct {
 	err   error
 }
 
-// follow returns the paths of a base chain in the order in which a packet takes them.
-func (s *ruleset) follow(base *chain) (*walker, error) {
+// walkChain returns the paths of a base chain in the order in which a packet takes them.
+func (s *ruleset) walkChain(base *chain) (*walker, error) {
 	w := &walker{set: s, base: base}
 	w.walk(base, match{family: base.family}, nil, nil)
 	return w, w.err
@@ -92,7 +92,7 @@ func (w *walker) walk(c *chain, m match, except []exception, via []*rule) {
 	defer func() { w.open = w.open[:len(w.open)-1] }()
 	c.called = true
 	for _, r := range c.rules {
-		mm, possible := m.and(r.match)
+		mm, possible := m.intersect(r.match)
 		if !possible {
 			w.never = append(w.never, r)
 			continue
@@ -110,43 +110,43 @@ func (w *walker) walk(c *chain, m match, except []exception, via []*rule) {
 			}
 		case doReturn:
 			if c == w.base {
-				w.emit(r, mm, except, via)
+				w.addPath(r, mm, except, via)
 				w.ended.add(mm, exception{r, mm, true})
 			} else {
 				except = append(slices.Clip(except), exception{r, mm, false})
 			}
 		case doAccept:
-			w.emit(r, mm, except, via)
+			w.addPath(r, mm, except, via)
 			w.ended.add(mm, exception{r, mm, true})
 		case doNothing:
 			w.never = append(w.never, r) // a counter
 		default:
-			w.emit(r, mm, except, via)
+			w.addPath(r, mm, except, via)
 			if r.do == doMark {
 				by := r
 				if len(via) > 0 {
 					by = via[len(via)-1]
 				}
-				w.marks.add(mm, marking{r, mm, by})
+				w.marks.add(mm, setMark{r, mm, by})
 			}
 		}
 	}
 }
 
-func (w *walker) emit(r *rule, m match, except []exception, via []*rule) {
+func (w *walker) addPath(r *rule, m match, except []exception, via []*rule) {
 	all := except
 	if w.base.nat { // for a filter, the order of its rules has the same effect
-		all = append(slices.Clip(except), w.ended.near(m)...)
+		all = append(slices.Clip(except), w.ended.candidates(m)...)
 	}
 	var relevant []exception
 	for _, e := range all {
-		if e.match.intersects(m) {
+		if e.match.mayOverlap(m) {
 			relevant = append(relevant, e)
 		}
 	}
-	var marks []marking
-	for _, k := range w.marks.near(m) {
-		if k.match.intersects(m) {
+	var marks []setMark
+	for _, k := range w.marks.candidates(m) {
+		if k.match.mayOverlap(m) {
 			marks = append(marks, k)
 		}
 	}
@@ -173,9 +173,9 @@ func (l *byDestination[T]) add(m match, x T) {
 	l.single[m.dst[0]] = append(l.single[m.dst[0]], x)
 }
 
-// near returns the elements with the destination of a match, and the elements without a single
+// candidates returns the elements with the destination of a match, and the elements without a single
 // destination.
-func (l *byDestination[T]) near(m match) []T {
+func (l *byDestination[T]) candidates(m match) []T {
 	if !m.oneAddress() {
 		return l.all
 	}

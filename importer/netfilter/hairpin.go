@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// difference is a difference to note.
-type difference struct {
+// groupDifference is a difference to note.
+type groupDifference struct {
 	line               int
 	text, reason, next string
 }
@@ -32,26 +32,26 @@ func (t *translator) findMarks(w *walker) {
 	}
 }
 
-func (t *translator) masquerades(r *rule) bool {
-	return slices.ContainsFunc(t.masquerading, func(k marked) bool { return r.do == doMark && r.mark&k.mask == k.value && k.mask != 0 })
+func (t *translator) isMasquerade(r *rule) bool {
+	return slices.ContainsFunc(t.masquerading, func(k packetMark) bool { return r.do == doMark && r.mark&k.mask == k.value && k.mask != 0 })
 }
 
-// masqueraded reports whether the sources of all packets of a group are masqueraded. If only some
+// allMasqueraded reports whether the sources of all packets of a group are masqueraded. If only some
 // are, it returns the notes about these.
-func (t *translator) masqueraded(g *group) (all bool, list []difference) {
+func (t *translator) allMasqueraded(g *group) (all bool, list []groupDifference) {
 	seen := map[*rule]bool{}
 	for _, p := range g.paths {
 		for _, k := range p.marks {
-			if !t.masquerades(k.rule) || seen[k.by] {
+			if !t.isMasquerade(k.rule) || seen[k.by] {
 				continue
 			}
 			switch {
-			case k.match.covers(g.match):
+			case k.match.includes(g.match):
 				return true, nil
 			case len(k.match.src) == 1 && k.match.src[0].IsSingleIP() && k.match.src[0].Addr() == p.rule.first:
-				list = append(list, difference{k.by.line, k.by.text, "a backend that is a client of its own service gets no reply if the service selects the same backend", "write mode: fullnat; backends then see the gateway as the client"})
+				list = append(list, groupDifference{k.by.line, k.by.text, "a backend that is a client of its own service gets no reply if the service selects the same backend", "write mode: fullnat; backends then see the gateway as the client"})
 			default:
-				list = append(list, difference{k.by.line, k.by.text, "the original replaced the address of some clients by the host's; the service replaces none", "write mode: fullnat, which replaces the address of all clients, if backends do not route their replies through this host"})
+				list = append(list, groupDifference{k.by.line, k.by.text, "the original replaced the address of some clients by the host's; the service replaces none", "write mode: fullnat, which replaces the address of all clients, if backends do not route their replies through this host"})
 			}
 			seen[k.by] = true
 		}
@@ -64,7 +64,7 @@ func (t *translator) isHairpinOf(m match, p *path) bool {
 	for _, f := range t.forwards {
 		if f.target == p.rule.first && f.proto == m.proto && sameListen(f, m) && len(m.in) > 0 {
 			f.reflected = true
-			t.implied(p, "inside hosts also reach the published port through "+f.object)
+			t.noteImplied(p, "inside hosts also reach the published port through "+f.object)
 			return true
 		}
 	}
@@ -76,7 +76,7 @@ func (t *translator) isReflection(g *group, p *path) bool {
 	for _, f := range t.forwards {
 		if f.target == p.rule.first && f.proto == g.match.proto && sameListen(f, g.match) {
 			f.reflected = true
-			t.implied(p, "inside hosts also reach the published port through "+f.object)
+			t.noteImplied(p, "inside hosts also reach the published port through "+f.object)
 			return true
 		}
 	}
@@ -97,7 +97,7 @@ func (t *translator) ownConnections(w *walker) {
 		objects := t.made[p.rule]
 		switch {
 		case p.rule.do == doAccept || p.rule.do == doReturn:
-		case len(objects) > 0 && len(p.match.unequal()) == 0:
+		case len(objects) > 0 && len(p.match.unsupportedConditions()) == 0:
 			for _, o := range objects {
 				if o.service >= 0 {
 					t.d.Config.Services[o.service].Datapath = config.DatapathNftables
@@ -107,11 +107,11 @@ func (t *translator) ownConnections(w *walker) {
 				t.d.Remark("Objects with datapath: nftables also translate connections that the host itself opens, as the original did. Remove datapath: if there are none.")
 			}
 		case t.taken[p.rule] && !t.lost[p.rule]:
-		case p.rule.do == doMark && t.masquerades(p.rule):
-			t.implied(p, "marks packets to have their source translated")
+		case p.rule.do == doMark && t.isMasquerade(p.rule):
+			t.noteImplied(p, "marks packets to have their source translated")
 		case t.lost[p.rule]: // already noted
 		default:
-			t.lose(p, "no equivalent for a translation of only the host's own connections", "let the host's programs connect to the target address, or keep it in "+t.program)
+			t.noteLoss(p, "no equivalent for a translation of only the host's own connections", "let the host's programs connect to the target address, or keep it in "+t.program)
 		}
 	}
 }

@@ -22,7 +22,7 @@ func (t *translator) listeners(g *group, target netip.Addr, one bool) (list []co
 		ports = nil
 	}
 	if one {
-		if ports = singles(ports); ports == nil {
+		if ports = singlePorts(ports); ports == nil {
 			return nil, "", "no equivalent for one target port of a range with more than 256 ports", "write a port-forward for each range"
 		}
 	}
@@ -143,14 +143,14 @@ func (t *translator) otherPorts(g *group, object string, listen []config.Listen)
 		return
 	}
 	for _, l := range listen {
-		if l.Interface == "" && t.unowned(object, g.paths[0].rule, l.Address) {
+		if l.Interface == "" && t.noteUnowned(object, g.paths[0].rule, l.Address) {
 			return
 		}
 	}
 }
 
-// unowned adds a note that Sluice owns an address, unless the address is known as the host's own.
-func (t *translator) unowned(object string, r *rule, a netip.Addr) bool {
+// noteUnowned adds a note that Sluice owns an address, unless the address is known as the host's own.
+func (t *translator) noteUnowned(object string, r *rule, a netip.Addr) bool {
 	if t.owns(a) == yes {
 		return false
 	}

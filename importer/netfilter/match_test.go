@@ -74,8 +74,8 @@ func TestMatches(t *testing.T) {
 	met, covered := 0, 0
 	for range 20000 {
 		a, b := c.match(), c.match()
-		both, possible := a.and(b)
-		covers := a.covers(b)
+		both, possible := a.intersect(b)
+		covers := a.includes(b)
 		for range 20 {
 			p := c.packet()
 			inA, inB := p.matches(a), p.matches(b)

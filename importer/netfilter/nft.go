@@ -273,7 +273,7 @@ func (n *nftables) statement(r *rule, key string, v *draft.Value) {
 		if r.do == doNothing {
 			r.do = doLog
 		} else {
-			r.lost = append(r.lost, gap{"log", "write a rule with action: log", "the packets are not logged"})
+			r.lost = append(r.lost, missingPart{"log", "write a rule with action: log", "the packets are not logged"})
 		}
 		r.log.prefix, r.log.level = v.Get("prefix").Str(), levelName(v.Get("level").Str())
 		if r.log.level == "warning" || r.log.level == "warn" { // the default of nft
@@ -284,7 +284,7 @@ func (n *nftables) statement(r *rule, key string, v *draft.Value) {
 	case "notrack":
 		r.do = doNotrack
 	case "mangle":
-		n.mangle(r, v)
+		n.parseMangle(r, v)
 	case "ct helper":
 		r.do, r.helper = doHelper, v.Str()
 	case "xt":
@@ -308,7 +308,7 @@ func (n *nftables) limit(r *rule, v *draft.Value) {
 	}
 }
 
-func (n *nftables) mangle(r *rule, v *draft.Value) {
+func (n *nftables) parseMangle(r *rule, v *draft.Value) {
 	switch {
 	case v.Get("key", "meta", "key").Str() == "mark" && v.Get("value").Str() != "":
 		mark, err := strconv.ParseUint(v.Get("value").Str(), 0, 32)
@@ -378,7 +378,7 @@ func (t *translator) restOf(entries []json.RawMessage, stays func(line int) bool
 	if !t.someAct(stays) {
 		return ""
 	}
-	gone := t.gone(stays)
+	gone := t.removedLines(stays)
 	open := map[int]bool{}
 	for _, c := range t.set.order {
 		open[c.line] = c.open

@@ -115,8 +115,8 @@ func (n *nftables) payload(r *rule, payload, right *draft.Value, not bool, other
 	}
 }
 
-// alternatives returns the values of an anonymous set, or the one value.
-func alternatives(v *draft.Value) []*draft.Value {
+// setValues returns the values of an anonymous set, or the one value.
+func setValues(v *draft.Value) []*draft.Value {
 	if set := v.Get("set"); set != nil {
 		return set.List()
 	}
@@ -125,7 +125,7 @@ func alternatives(v *draft.Value) []*draft.Value {
 
 func ifnames(v *draft.Value, not bool, yes, no *[]string, other func()) {
 	var list []string
-	for _, a := range alternatives(v) {
+	for _, a := range setValues(v) {
 		if a.Str() == "" || strings.HasPrefix(a.Str(), "@") {
 			other()
 			return
@@ -149,7 +149,7 @@ func protocolsOf(match *draft.Value) []flow.Protocol {
 }
 
 func protocolWords(v *draft.Value) (list []flow.Protocol) {
-	for _, a := range alternatives(v) {
+	for _, a := range setValues(v) {
 		var p flow.Protocol
 		word := a.Str()
 		if word == "ipv6-icmp" {
@@ -167,7 +167,7 @@ func protocolWords(v *draft.Value) (list []flow.Protocol) {
 
 // addressesOf reads addresses, prefixes and ranges.
 func addressesOf(v *draft.Value) (list []netip.Prefix, err error) {
-	for _, a := range alternatives(v) {
+	for _, a := range setValues(v) {
 		switch {
 		case a.Get("prefix") != nil:
 			p, err := prefixOf(a.Get("prefix", "addr").Str() + "/" + a.Get("prefix", "len").Str())
@@ -195,7 +195,7 @@ func addressesOf(v *draft.Value) (list []netip.Prefix, err error) {
 
 // portsIn reads single ports and ranges.
 func portsIn(v *draft.Value) (list []flow.Ports, err error) {
-	for _, a := range alternatives(v) {
+	for _, a := range setValues(v) {
 		text := a.Str()
 		if ends := a.Get("range").List(); len(ends) == 2 {
 			text = ends[0].Str() + "-" + ends[1].Str()

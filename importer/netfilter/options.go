@@ -34,7 +34,7 @@ func (o *options) parse() {
 			for len(o.words) > 0 && !strings.HasPrefix(o.words[0], "-") && o.words[0] != "!" {
 				text += " " + o.next()
 			}
-			o.other(not, text)
+			o.addUnsupported(not, text)
 		}
 	}
 	if o.r.do == doDNAT { // stores the client for the rule that checks it
@@ -52,8 +52,8 @@ func (o *options) next() string {
 	return w
 }
 
-// other records a condition without an equivalent.
-func (o *options) other(not bool, text string) {
+// addUnsupported records a condition without an equivalent.
+func (o *options) addUnsupported(not bool, text string) {
 	if o.module != "" {
 		text = "-m " + o.module + " " + text
 	}
@@ -89,7 +89,7 @@ func (o *options) match(word string, not bool) bool {
 		list, err := prefixesOf(o.next())
 		switch {
 		case err != nil || not:
-			o.other(not, word)
+			o.addUnsupported(not, word)
 		case word == "--src-range":
 			m.src = list
 		default:
@@ -116,7 +116,7 @@ func (o *options) match(word string, not bool) bool {
 		m.remember, _ = strconv.Atoi(o.next())
 	case "--reap", "--rsource", "--set":
 		if word == "--set" && o.module == "recent" {
-			o.other(not, word)
+			o.addUnsupported(not, word)
 		}
 	case "--name", "--mask":
 		o.next()
@@ -131,7 +131,7 @@ func (o *options) prefixes(word string, not bool, yes, no *[]netip.Prefix) {
 	list, err := prefixesOf(text)
 	switch {
 	case err != nil:
-		o.other(not, word+" "+text)
+		o.addUnsupported(not, word+" "+text)
 	case not:
 		*no = append(*no, list...)
 	default:
@@ -165,11 +165,11 @@ func (o *options) protocol(not bool) {
 	if n, err := strconv.ParseUint(word, 10, 8); err == nil {
 		p = flow.Protocol(n)
 	} else if err := p.UnmarshalText([]byte(word)); err != nil {
-		o.other(not, "-p "+word)
+		o.addUnsupported(not, "-p "+word)
 		return
 	}
 	if not {
-		o.other(true, "-p "+word)
+		o.addUnsupported(true, "-p "+word)
 		return
 	}
 	o.r.match.proto = p
@@ -179,7 +179,7 @@ func (o *options) ports(word string, not bool, to *[]flow.Ports) {
 	text := o.next()
 	list, err := portsOf(text)
 	if err != nil {
-		o.other(not, word+" "+text)
+		o.addUnsupported(not, word+" "+text)
 		return
 	}
 	if not {
@@ -198,14 +198,14 @@ func (o *options) addressType(word string, not bool) {
 		*local = true
 		return
 	}
-	o.other(not, word+" "+kind)
+	o.addUnsupported(not, word+" "+kind)
 }
 
 func (o *options) matchSet(not bool) {
 	name, ways := o.next(), o.next()
 	switch {
 	case not || ways != "src" && ways != "dst":
-		o.other(not, "--match-set "+name+" "+ways)
+		o.addUnsupported(not, "--match-set "+name+" "+ways)
 	case ways == "src":
 		o.r.match.srcSet = name
 	default:
@@ -218,7 +218,7 @@ func (o *options) mark(not bool) {
 	k, ok := markOf(text)
 	switch {
 	case o.module != "mark" || !ok:
-		o.other(not, "--mark "+text)
+		o.addUnsupported(not, "--mark "+text)
 	case not:
 		o.r.match.notMark = &k
 	default:
@@ -227,14 +227,14 @@ func (o *options) mark(not bool) {
 }
 
 // markOf reads "0x4000/0x4000".
-func markOf(text string) (k marked, ok bool) {
+func markOf(text string) (k packetMark, ok bool) {
 	value, mask, masked := strings.Cut(text, "/")
 	v, err1 := strconv.ParseUint(value, 0, 32)
 	m, err2 := uint64(0xffffffff), error(nil)
 	if masked {
 		m, err2 = strconv.ParseUint(mask, 0, 32)
 	}
-	return marked{uint32(v), uint32(m)}, err1 == nil && err2 == nil
+	return packetMark{uint32(v), uint32(m)}, err1 == nil && err2 == nil
 }
 
 func (o *options) statistic(word string) {
@@ -251,7 +251,7 @@ func (o *options) statistic(word string) {
 	}
 	if !(m.share >= 0 && m.share <= 1) {
 		m.share = 0
-		o.other(false, word+" "+value)
+		o.addUnsupported(false, word+" "+value)
 	}
 }
 
@@ -264,7 +264,7 @@ func prefixesOf(text string) (list []netip.Prefix, err error) {
 			if err1 != nil || err2 != nil || first.BitLen() != last.BitLen() || last.Less(first) {
 				return nil, fmt.Errorf("%q is not a range", s)
 			}
-			list = append(list, cover(first, last)...)
+			list = append(list, rangePrefixes(first, last)...)
 			continue
 		}
 		p, err := prefixOf(s)
@@ -306,8 +306,8 @@ func prefixOf(s string) (netip.Prefix, error) {
 	return p, err
 }
 
-// cover returns the prefixes of a range of addresses.
-func cover(first, last netip.Addr) (list []netip.Prefix) {
+// rangePrefixes returns the prefixes of a range of addresses.
+func rangePrefixes(first, last netip.Addr) (list []netip.Prefix) {
 	for a := first; a.IsValid() && a.Compare(last) <= 0; {
 		bits := a.BitLen()
 		for bits > 0 {

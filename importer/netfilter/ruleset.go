@@ -108,11 +108,11 @@ type rule struct {
 	helper      string
 	// lost are parts of the rule that have no equivalent and do not change which packets match:
 	// each with what to write instead.
-	lost []gap
+	lost []missingPart
 }
 
-// gap is a part of a rule that has no equivalent.
-type gap struct {
+// missingPart is a part of a rule that has no equivalent.
+type missingPart struct {
 	text, next string
 	// effect is the consequence of leaving the part out.
 	effect string
@@ -138,7 +138,7 @@ type match struct {
 	dstLocal, srcLocal bool
 	proto              flow.Protocol
 	sport, dport       []flow.Ports // alternatives, nil is any
-	mark, notMark      *marked
+	mark, notMark      *packetMark
 	rate               string // at most that much, of limit
 	burst              int
 	// share is which part of the packets match, of statistic and numgen; 0 is all.
@@ -150,11 +150,11 @@ type match struct {
 	never bool // no packet matches
 }
 
-// marked is a packet mark with its mask.
-type marked struct{ value, mask uint32 }
+// packetMark is a packet mark with its mask.
+type packetMark struct{ value, mask uint32 }
 
-// and returns the conjunction of both; possible is false when no packet matches.
-func (m match) and(o match) (_ match, possible bool) {
+// intersect returns the conjunction of both; possible is false when no packet matches.
+func (m match) intersect(o match) (_ match, possible bool) {
 	r := m
 	possible = true
 	unless := func(ok bool) { possible = possible && ok }
@@ -163,12 +163,12 @@ func (m match) and(o match) (_ match, possible bool) {
 	} else {
 		r.family = m.family + o.family
 	}
-	r.in, r.out = both(m.in, o.in, narrowName, unless), both(m.out, o.out, narrowName, unless)
+	r.in, r.out = intersectLists(m.in, o.in, narrowName, unless), intersectLists(m.out, o.out, narrowName, unless)
 	r.notIn, r.notOut = union(m.notIn, o.notIn), union(m.notOut, o.notOut)
-	r.in, r.out = without(r.in, r.notIn, unless), without(r.out, r.notOut, unless)
-	r.src, r.dst = both(m.src, o.src, narrowPrefix, unless), both(m.dst, o.dst, narrowPrefix, unless)
+	r.in, r.out = removeNames(r.in, r.notIn, unless), removeNames(r.out, r.notOut, unless)
+	r.src, r.dst = intersectLists(m.src, o.src, narrowPrefix, unless), intersectLists(m.dst, o.dst, narrowPrefix, unless)
 	r.notSrc, r.notDst = union(m.notSrc, o.notSrc), union(m.notDst, o.notDst)
-	r.src, r.dst = outside(r.src, r.notSrc, unless), outside(r.dst, r.notDst, unless)
+	r.src, r.dst = removeInside(r.src, r.notSrc, unless), removeInside(r.dst, r.notDst, unless)
 	r.srcSet, r.dstSet = oneOf(&r, m.srcSet, o.srcSet, "source set "), oneOf(&r, m.dstSet, o.dstSet, "destination set ")
 	r.dstLocal, r.srcLocal = m.dstLocal || o.dstLocal, m.srcLocal || o.srcLocal
 	if m.proto != flow.Any && o.proto != flow.Any {
@@ -176,7 +176,7 @@ func (m match) and(o match) (_ match, possible bool) {
 	} else {
 		r.proto = m.proto + o.proto
 	}
-	r.sport, r.dport = both(m.sport, o.sport, narrowPorts, unless), both(m.dport, o.dport, narrowPorts, unless)
+	r.sport, r.dport = intersectLists(m.sport, o.sport, narrowPorts, unless), intersectLists(m.dport, o.dport, narrowPorts, unless)
 	if r.mark == nil {
 		r.mark = o.mark
 	} else if o.mark != nil && *o.mark != *r.mark {
@@ -211,8 +211,8 @@ func oneOf(r *match, a, b, what string) string {
 	return b
 }
 
-// both returns the intersection of two lists of alternatives; nil is everything.
-func both[T comparable](a, b []T, narrow func(T, T) (T, bool), unless func(bool)) []T {
+// intersectLists returns the intersection of two lists of alternatives; nil is everything.
+func intersectLists[T comparable](a, b []T, narrow func(T, T) (T, bool), unless func(bool)) []T {
 	if len(a) == 0 {
 		return b
 	}
@@ -231,14 +231,14 @@ func both[T comparable](a, b []T, narrow func(T, T) (T, bool), unless func(bool)
 	return list
 }
 
-// outside removes prefixes inside one of not from a list of alternatives.
-func outside(list, not []netip.Prefix, unless func(bool)) []netip.Prefix {
+// removeInside removes prefixes inside one of not from a list of alternatives.
+func removeInside(list, not []netip.Prefix, unless func(bool)) []netip.Prefix {
 	if len(list) == 0 || len(not) == 0 {
 		return list
 	}
 	var kept []netip.Prefix
 	for _, p := range list {
-		if !slices.ContainsFunc(not, func(n netip.Prefix) bool { return inside(p, n) }) {
+		if !slices.ContainsFunc(not, func(n netip.Prefix) bool { return containsPrefix(p, n) }) {
 			kept = append(kept, p)
 		}
 	}
@@ -246,8 +246,8 @@ func outside(list, not []netip.Prefix, unless func(bool)) []netip.Prefix {
 	return kept
 }
 
-// without removes names from a list of alternatives.
-func without(list, not []string, unless func(bool)) []string {
+// removeNames removes names from a list of alternatives.
+func removeNames(list, not []string, unless func(bool)) []string {
 	if len(list) == 0 || len(not) == 0 {
 		return list
 	}
@@ -292,13 +292,13 @@ func narrowName(a, b string) (string, bool) {
 	return "", false
 }
 
-func inside(a, b netip.Prefix) bool { return a.Bits() >= b.Bits() && b.Contains(a.Addr()) }
+func containsPrefix(a, b netip.Prefix) bool { return a.Bits() >= b.Bits() && b.Contains(a.Addr()) }
 
 func narrowPrefix(a, b netip.Prefix) (netip.Prefix, bool) {
 	switch {
-	case inside(a, b):
+	case containsPrefix(a, b):
 		return a, true
-	case inside(b, a):
+	case containsPrefix(b, a):
 		return b, true
 	}
 	return netip.Prefix{}, false
@@ -309,18 +309,18 @@ func narrowPorts(a, b flow.Ports) (flow.Ports, bool) {
 	return r, r.First <= r.Last
 }
 
-// intersects reports whether a packet can match both. Conditions without an equivalent count as
+// mayOverlap reports whether a packet can match both. Conditions without an equivalent count as
 // true.
-func (m match) intersects(o match) bool {
-	_, possible := m.and(o)
+func (m match) mayOverlap(o match) bool {
+	_, possible := m.intersect(o)
 	return possible
 }
 
-// covers reports whether every packet that o matches is matched by m. It is false in doubt.
-func (m match) covers(o match) bool {
+// includes reports whether every packet that o matches is matched by m. It is false in doubt.
+func (m match) includes(o match) bool {
 	within := func(a, b []netip.Prefix) bool { // a within b
 		return len(b) == 0 || len(a) > 0 && !slices.ContainsFunc(a, func(x netip.Prefix) bool {
-			return !slices.ContainsFunc(b, func(y netip.Prefix) bool { return inside(x, y) })
+			return !slices.ContainsFunc(b, func(y netip.Prefix) bool { return containsPrefix(x, y) })
 		})
 	}
 	names := func(a, b []string) bool {

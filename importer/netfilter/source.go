@@ -16,7 +16,7 @@ import (
 // sourceRule is an imported source translation.
 type sourceRule struct {
 	path   *path
-	object made
+	object draftObject
 }
 
 // sources imports the translations of a postrouting chain.
@@ -29,14 +29,14 @@ func (t *translator) sources(w *walker) {
 			t.netmapOut(p)
 		case doAccept, doReturn:
 		case doMark:
-			t.implied(p, "clears the mark that requested the translation")
+			t.noteImplied(p, "clears the mark that requested the translation")
 		default:
-			t.lose(p, "no equivalent for "+what(p.rule), "keep it in "+t.program)
+			t.noteLoss(p, "no equivalent for "+actionName(p.rule), "keep it in "+t.program)
 		}
 	}
 	for _, p := range w.paths { // not used as an exception of an object
 		if (p.rule.do == doAccept || p.rule.do == doReturn) && !t.taken[p.rule] && !t.lost[p.rule] {
-			t.implied(p, "exempts packets that no later rule translates")
+			t.noteImplied(p, "exempts packets that no later rule translates")
 		}
 	}
 }
@@ -45,18 +45,18 @@ func (t *translator) sources(w *walker) {
 func (t *translator) source(p *path, later []*path) {
 	m, r := p.match, p.rule
 	if t.byMark(p) {
-		t.implied(p, "services in mode fullnat translate the source of packets with the mark")
+		t.noteImplied(p, "services in mode fullnat translate the source of packets with the mark")
 		return
 	}
 	if t.hairpin(p) {
 		return
 	}
 	if list := unequalSource(m); len(list) > 0 {
-		t.lose(p, "no equivalent for "+strings.Join(list, ", "), nextFor(list, t.program))
+		t.noteLoss(p, "no equivalent for "+strings.Join(list, ", "), nextFor(list, t.program))
 		return
 	}
 	if m.proto != flow.Any && !t.oneOfAll(p, later) {
-		t.lose(p, "no equivalent for a source translation of a single protocol", "write it for all protocols, or keep it in "+t.program)
+		t.noteLoss(p, "no equivalent for a source translation of a single protocol", "write it for all protocols, or keep it in "+t.program)
 		return
 	}
 	if m.proto != flow.Any {
@@ -71,15 +71,15 @@ func (t *translator) source(p *path, later []*path) {
 		return
 	}
 	if len(m.notSrc) > 0 {
-		t.lose(p, "no equivalent for excluded sources", "name the inside networks in source:")
+		t.noteLoss(p, "no equivalent for excluded sources", "name the inside networks in source:")
 		return
 	}
-	n := config.NATRule{Name: named(p, ""), Type: config.NATMasquerade, Source: m.src, In: interfaces(m.in), Out: interfaces(m.out), FullyRandom: r.random}
+	n := config.NATRule{Name: objectName(p, ""), Type: config.NATMasquerade, Source: m.src, In: interfaces(m.in), Out: interfaces(m.out), FullyRandom: r.random}
 	if r.do == doSNAT {
 		n.Type = config.NATSNAT
 		n.To.Addresses = []config.AddressRange{{First: r.first, Last: r.last}}
 		if !r.first.IsValid() {
-			t.lose(p, "no equivalent for a source translation that changes only the port", "keep it in "+t.program)
+			t.noteLoss(p, "no equivalent for a source translation that changes only the port", "keep it in "+t.program)
 			return
 		}
 	}
@@ -90,26 +90,26 @@ func (t *translator) source(p *path, later []*path) {
 		n.Name = string(n.Type)
 	}
 	if len(n.Source) == 0 && m.family == 6 {
-		n.Source = []netip.Prefix{everything(6)} // without a source the rule applies to IPv4
+		n.Source = []netip.Prefix{allAddresses(6)} // without a source the rule applies to IPv4
 	}
 	if !t.outExcept(p, &n) {
 		return
 	}
 	n.Except = append(n.Except, m.notDst...)
-	exempt, left := t.exempt(p, &n)
+	exempt, left := t.addExceptions(p, &n)
 	left = t.exemptSources(p, n, left)
-	o := made{t.d.NAT(n, r.line), -1, len(t.d.Config.NAT) - 1}
-	t.take(p, o)
+	o := draftObject{t.d.NAT(n, r.line), -1, len(t.d.Config.NAT) - 1}
+	t.markTranslated(p, o)
 	t.sourced = append(t.sourced, &sourceRule{p, o})
 	for _, e := range exempt {
 		t.taken[e] = true
 		t.d.AlsoFrom(o.name, e.line)
 	}
 	p.except = left
-	t.exceptions(p, o.name, map[*rule]bool{})
+	t.noteExceptions(p, o.name, map[*rule]bool{})
 	t.objects = append(t.objects, &objectOf{p, o.name})
 	if r.do == doSNAT {
-		t.unowned(o.name, r, r.last)
+		t.noteUnowned(o.name, r, r.last)
 		if t.forOwnSources(m) && t.d.Config.Datapath != config.DatapathNftables && !t.stays {
 			t.d.Changed(o.name, r.line, r.text, "on eBPF, connections of the gateway itself keep their source", "write datapath: nftables if they need the other address")
 		}
@@ -152,7 +152,7 @@ func unequalSource(m match) (list []string) {
 
 // byMark reports whether a path translates packets with a mark, as services in mode fullnat do.
 func (t *translator) byMark(p *path) bool {
-	is := func(k *marked) bool { return k != nil && slices.Contains(t.masquerading, *k) }
+	is := func(k *packetMark) bool { return k != nil && slices.Contains(t.masquerading, *k) }
 	return is(p.match.mark) || slices.ContainsFunc(p.except, func(e exception) bool { return is(e.match.notMark) })
 }
 
@@ -175,7 +175,7 @@ func (t *translator) hairpin(p *path) (found bool) {
 		if len(m.dport) > 0 && f.port != 0 && (len(m.dport) != 1 || m.dport[0] != flow.Ports{First: f.port, Last: f.port}) {
 			continue
 		}
-		if len(unequalSource(match{other: m.other, srcSet: m.srcSet, mark: m.mark, notMark: m.notMark, rate: m.rate, share: m.share})) > 0 || !t.turns(p, f.target) {
+		if len(unequalSource(match{other: m.other, srcSet: m.srcSet, mark: m.mark, notMark: m.notMark, rate: m.rate, share: m.share})) > 0 || !t.isHairpin(p, f.target) {
 			continue
 		}
 		f.hairpin = true
@@ -186,7 +186,7 @@ func (t *translator) hairpin(p *path) (found bool) {
 		return true
 	}
 	if m.srcLocal && len(m.out) > 0 && len(m.src)+len(m.dst) == 0 { // Docker without its proxy
-		t.implied(p, "the host's own connections already have an address of their output interface")
+		t.noteImplied(p, "the host's own connections already have an address of their output interface")
 		return true
 	}
 	return false
@@ -199,9 +199,9 @@ func (t *translator) onlyTargets(m match, objects []string) bool {
 	})
 }
 
-// turns reports whether a path is a hairpin: hosts on the target's network, or only the target, get
+// isHairpin reports whether a path is a hairpin: hosts on the target's network, or only the target, get
 // an address of the gateway as source.
-func (t *translator) turns(p *path, target netip.Addr) bool {
+func (t *translator) isHairpin(p *path, target netip.Addr) bool {
 	m := p.match
 	if len(m.src) == 0 || len(m.notSrc) > 0 {
 		return false
@@ -269,7 +269,7 @@ func (t *translator) oneOfAll(p *path, later []*path) bool {
 			if l.rule.ports == (flow.Ports{}) {
 				l.rule.ports = p.rule.ports
 			}
-			t.implied(p, "a rule for all protocols follows, and its object has these ports")
+			t.noteImplied(p, "a rule for all protocols follows, and its object has these ports")
 			return true
 		}
 	}
@@ -290,7 +290,7 @@ func (t *translator) outExcept(p *path, n *config.NATRule) bool {
 	case len(n.Source) > 0 && len(not) == 1 && t.networkOf(not[0], n.Source):
 		n.Except = append(n.Except, n.Source...)
 	default:
-		t.lose(p, "no equivalent for an excluded interface: "+strings.Join(not, ", "), "name the interfaces towards the outside in out:")
+		t.noteLoss(p, "no equivalent for an excluded interface: "+strings.Join(not, ", "), "name the interfaces towards the outside in out:")
 		return false
 	}
 	return true
@@ -310,16 +310,16 @@ func (t *translator) networkOf(name string, prefixes []netip.Prefix) bool {
 	})
 }
 
-// exempt adds earlier exceptions as except. It returns the rules that became except, and the
+// addExceptions adds earlier exceptions as except. It returns the rules that became except, and the
 // exceptions without such a form.
-func (t *translator) exempt(p *path, n *config.NATRule) (done []*rule, left []exception) {
+func (t *translator) addExceptions(p *path, n *config.NATRule) (done []*rule, left []exception) {
 	for _, e := range p.except {
 		if e.match.notMark != nil && slices.Contains(t.masquerading, *e.match.notMark) {
 			continue
 		}
 		wide := e.match
 		wide.dst, wide.dstLocal = nil, false
-		if len(e.match.dst) > 0 && wide.covers(p.match) && !e.match.dstLocal {
+		if len(e.match.dst) > 0 && wide.includes(p.match) && !e.match.dstLocal {
 			for _, d := range e.match.dst {
 				if !slices.Contains(n.Except, d) {
 					n.Except = append(n.Except, d)
@@ -343,13 +343,13 @@ func (t *translator) exemptSources(p *path, n config.NATRule, list []exception) 
 	var parts []*narrow
 	exempt := map[*rule][2][]netip.Prefix{} // sources and destinations
 	for _, e := range list {
-		both, _ := e.match.and(p.match)
-		if slices.ContainsFunc(t.sourced, func(s *sourceRule) bool { return s.path.base == p.base && s.path.match.covers(both) }) {
+		both, _ := e.match.intersect(p.match)
+		if slices.ContainsFunc(t.sourced, func(s *sourceRule) bool { return s.path.base == p.base && s.path.match.includes(both) }) {
 			continue // an earlier rule matches these packets
 		}
 		wide := e.match
 		wide.dst, wide.src = nil, nil
-		if len(e.match.dst) == 0 || len(e.match.src) == 0 || len(e.match.notDst) > 0 || e.match.dstLocal || !wide.covers(p.match) {
+		if len(e.match.dst) == 0 || len(e.match.src) == 0 || len(e.match.notDst) > 0 || e.match.dstLocal || !wide.includes(p.match) {
 			left = append(left, e)
 			continue
 		}
@@ -361,7 +361,7 @@ func (t *translator) exemptSources(p *path, n config.NATRule, list []exception) 
 		}
 		parts[at].rules = append(parts[at].rules, e.rule)
 	}
-	slices.SortStableFunc(parts, func(a, b *narrow) int { return narrowest(b.sources) - narrowest(a.sources) })
+	slices.SortStableFunc(parts, func(a, b *narrow) int { return longestPrefix(b.sources) - longestPrefix(a.sources) })
 	for _, part := range parts {
 		one := n
 		one.Source, one.Except = part.sources, slices.Clone(n.Except)
@@ -374,9 +374,9 @@ func (t *translator) exemptSources(p *path, n config.NATRule, list []exception) 
 			one.Except = union(one.Except, x[1])
 			lines = append(lines, e.rule.line)
 		}
-		o := made{t.d.NAT(one, lines...), -1, len(t.d.Config.NAT) - 1}
-		t.take(p, o)
-		t.sourced = append(t.sourced, &sourceRule{&path{base: p.base, rule: p.rule, match: p.match.from(part.sources)}, o})
+		o := draftObject{t.d.NAT(one, lines...), -1, len(t.d.Config.NAT) - 1}
+		t.markTranslated(p, o)
+		t.sourced = append(t.sourced, &sourceRule{&path{base: p.base, rule: p.rule, match: p.match.withSources(part.sources)}, o})
 		for _, r := range part.rules {
 			t.taken[r] = true
 		}
@@ -384,13 +384,13 @@ func (t *translator) exemptSources(p *path, n config.NATRule, list []exception) 
 	return left
 }
 
-// from returns the match limited to these sources.
-func (m match) from(sources []netip.Prefix) match {
+// withSources returns the match limited to these sources.
+func (m match) withSources(sources []netip.Prefix) match {
 	m.src = sources
 	return m
 }
 
-func narrowest(list []netip.Prefix) (bits int) {
+func longestPrefix(list []netip.Prefix) (bits int) {
 	for _, p := range list {
 		bits = max(bits, p.Bits())
 	}
@@ -418,7 +418,7 @@ func (t *translator) sourceDifferences(p *path, object string, n config.NATRule,
 		other := m
 		other.notDst, other.dst = nil, []netip.Prefix{d}
 		for _, l := range later {
-			if (l.rule.do == doMasq || l.rule.do == doSNAT) && l.match.intersects(other) && l.match.proto == flow.Any && len(l.match.dst) == 0 {
+			if (l.rule.do == doMasq || l.rule.do == doSNAT) && l.match.mayOverlap(other) && l.match.proto == flow.Any && len(l.match.dst) == 0 {
 				t.d.Changed(object, p.rule.line, p.rule.text, "packets to "+d.String()+" continued to a later rule; except: exempts them from all rules", "order the rules by hand")
 				break
 			}
@@ -428,23 +428,23 @@ func (t *translator) sourceDifferences(p *path, object string, n config.NATRule,
 
 // netmapIn stores the inbound rule of a one-to-one mapping for its outbound rule.
 func (t *translator) netmapIn(p *path) {
-	if len(p.match.dst) != 1 || len(p.rule.addresses) != 1 || p.match.dst[0].Bits() != p.rule.addresses[0].Bits() || len(p.match.unequal()) > 0 ||
+	if len(p.match.dst) != 1 || len(p.rule.addresses) != 1 || p.match.dst[0].Bits() != p.rule.addresses[0].Bits() || len(p.match.unsupportedConditions()) > 0 ||
 		p.match.proto != flow.Any || len(p.match.dport) > 0 || len(p.match.src) > 0 {
-		t.lose(p, "no equivalent for a mapping of prefixes with other conditions", "write type: static with external and internal")
+		t.noteLoss(p, "no equivalent for a mapping of prefixes with other conditions", "write type: static with external and internal")
 		return
 	}
-	n := config.NATRule{Name: named(p, "static"), Type: config.NATStatic, External: p.match.dst[0], Internal: p.rule.addresses[0]}
-	o := made{t.d.NAT(n, p.rule.line), -1, len(t.d.Config.NAT) - 1}
-	t.take(p, o)
+	n := config.NATRule{Name: objectName(p, "static"), Type: config.NATStatic, External: p.match.dst[0], Internal: p.rule.addresses[0]}
+	o := draftObject{t.d.NAT(n, p.rule.line), -1, len(t.d.Config.NAT) - 1}
+	t.markTranslated(p, o)
 	if len(p.match.in) > 0 {
 		t.d.Implied(p.rule.line, "-i "+strings.Join(p.match.in, ","), "external addresses are routed to the host through that interface")
 	}
-	t.exceptions(p, o.name, map[*rule]bool{})
-	t.mapped(p, o.name)
+	t.noteExceptions(p, o.name, map[*rule]bool{})
+	t.noteMapping(p, o.name)
 }
 
-// mapped adds a note about connections inside a one-to-one mapping.
-func (t *translator) mapped(p *path, object string) {
+// noteMapping adds a note about connections inside a one-to-one mapping.
+func (t *translator) noteMapping(p *path, object string) {
 	t.d.Changed(object, p.rule.line, p.rule.text, "for inside hosts that use an outside address of the mapping, both addresses are translated, or neither in replies", "let inside hosts use the inside addresses")
 }
 
@@ -453,20 +453,20 @@ func (t *translator) mapped(p *path, object string) {
 func (t *translator) netmapOut(p *path) {
 	m := p.match
 	if len(m.src) != 1 || len(p.rule.addresses) != 1 || m.src[0].Bits() != p.rule.addresses[0].Bits() || len(unequalSource(m)) > 0 || m.proto != flow.Any {
-		t.lose(p, "no equivalent for a mapping of prefixes with other conditions", "write type: static with external and internal")
+		t.noteLoss(p, "no equivalent for a mapping of prefixes with other conditions", "write type: static with external and internal")
 		return
 	}
 	for i := range t.d.Config.NAT {
 		n := &t.d.Config.NAT[i]
 		if n.Type == config.NATStatic && n.External == p.rule.addresses[0] && n.Internal == m.src[0] {
 			n.Out = interfaces(m.out)
-			t.take(p, made{"nat " + n.Name, -1, i})
+			t.markTranslated(p, draftObject{"nat " + n.Name, -1, i})
 			return
 		}
 	}
-	n := config.NATRule{Name: named(p, "static"), Type: config.NATStatic, External: p.rule.addresses[0], Internal: m.src[0], Out: interfaces(m.out)}
-	o := made{t.d.NAT(n, p.rule.line), -1, len(t.d.Config.NAT) - 1}
-	t.take(p, o)
-	t.mapped(p, o.name)
+	n := config.NATRule{Name: objectName(p, "static"), Type: config.NATStatic, External: p.rule.addresses[0], Internal: m.src[0], Out: interfaces(m.out)}
+	o := draftObject{t.d.NAT(n, p.rule.line), -1, len(t.d.Config.NAT) - 1}
+	t.markTranslated(p, o)
+	t.noteMapping(p, o.name)
 	t.d.Changed(o.name, p.rule.line, p.rule.text, "connections from outside are translated too; the original had no rule for them", "add a firewall rule that drops them")
 }

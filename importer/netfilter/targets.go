@@ -51,13 +51,13 @@ func (o *options) target(word string) bool {
 		if list, err := portsOf(text); err == nil && len(list) == 1 {
 			r.ports = list[0]
 		} else {
-			o.lose(word+" "+text, "", "")
+			o.addLoss(word+" "+text, "", "")
 		}
 	case "--random", "--random-fully":
 		r.random = true
 	case "--persistent", "--log-tcp-options", "--log-ip-options", "--log-uid", "--log-tcp-sequence", "--log-macdecode":
 		if word != "--persistent" {
-			o.lose(word, "the log lines of Sluice have less detail", "")
+			o.addLoss(word, "the log lines of Sluice have less detail", "")
 		}
 	case "--reject-with":
 		how := o.next()
@@ -85,8 +85,8 @@ func (o *options) target(word string) bool {
 	return true
 }
 
-func (o *options) lose(text, effect, next string) {
-	o.r.lost = append(o.r.lost, gap{text, next, effect})
+func (o *options) addLoss(text, effect, next string) {
+	o.r.lost = append(o.r.lost, missingPart{text, next, effect})
 }
 
 func levelName(s string) string {

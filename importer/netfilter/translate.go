@@ -32,17 +32,17 @@ type translator struct {
 	// taken has the imported rules, lost the rules that are not imported completely.
 	taken, lost map[*rule]bool
 	// made has the objects of each rule.
-	made     map[*rule][]made
+	made     map[*rule][]draftObject
 	forwards []*forward
 	// leaving has the paths of postrouting chains in order. forwardedTo has the objects with
 	// connections that a path gives another source.
 	leaving     []*path
 	forwardedTo map[*path][]string
-	ways        []*way
+	ways        []*sourceTranslation
 	forOwn      map[*rule]bool // rules for the host's own connections
 	objects     []*objectOf
 	// masquerading has the marks of packets with source translation in postrouting.
-	masquerading []marked
+	masquerading []packetMark
 	sourced      []*sourceRule
 	// missed has the translations without an equivalent.
 	missed []*path
@@ -52,8 +52,8 @@ type translator struct {
 	stays bool
 }
 
-// made is an object of the draft.
-type made struct {
+// draftObject is an object of the draft.
+type draftObject struct {
 	name    string
 	service int // index, or -1
 	nat     int
@@ -70,12 +70,12 @@ func IPTables(text string, o Options) (*draft.Result, error) {
 	if err := t.translate(); err != nil {
 		return nil, err
 	}
-	d.Rest = t.rest
+	d.Rest = t.remainingLines
 	return d.Finish()
 }
 
 func newTranslator(d *draft.Draft, set *ruleset, program string, o Options) *translator {
-	return &translator{Options: o, d: d, set: set, program: program, taken: map[*rule]bool{}, lost: map[*rule]bool{}, made: map[*rule][]made{}, returned: map[string]bool{}, forwardedTo: map[*path][]string{}, forOwn: map[*rule]bool{}}
+	return &translator{Options: o, d: d, set: set, program: program, taken: map[*rule]bool{}, lost: map[*rule]bool{}, made: map[*rule][]draftObject{}, returned: map[string]bool{}, forwardedTo: map[*path][]string{}, forOwn: map[*rule]bool{}}
 }
 
 // translate follows every base chain: chains that translate first, then chains that filter.
@@ -86,7 +86,7 @@ func (t *translator) translate() error {
 		if c.hook == "" {
 			continue
 		}
-		w, err := t.set.follow(c)
+		w, err := t.set.walkChain(c)
 		if err != nil {
 			return err
 		}
@@ -121,10 +121,10 @@ func (t *translator) translate() error {
 	}
 	t.hairpins()
 	t.noteWays()
-	t.overtakes()
+	t.noteOrder()
 	for _, w := range walks[hookInput] {
 		for _, p := range w.paths {
-			t.lose(p, "no equivalent for a translation of packets to the host itself", "keep it in "+t.program)
+			t.noteLoss(p, "no equivalent for a translation of packets to the host itself", "keep it in "+t.program)
 		}
 	}
 	for _, w := range filters {
@@ -139,7 +139,7 @@ func (t *translator) translate() error {
 		t.d.Config.Datapath = config.DatapathNftables
 		t.d.Remark("datapath: nftables is set because a rule publishes all ports of an address of the gateway. On eBPF, the gateway's own connections from that address would lose their answers.")
 	}
-	t.remarks()
+	t.addGeneralNotes()
 	return nil
 }
 
@@ -148,9 +148,9 @@ func (t *translator) dropDead(w *walker) {
 	var ends byDestination[*path]
 	alive := w.paths[:0:0]
 	for _, p := range w.paths {
-		covered := slices.ContainsFunc(ends.near(p.match), func(q *path) bool { return q.match.covers(p.match) })
+		covered := slices.ContainsFunc(ends.candidates(p.match), func(q *path) bool { return q.match.includes(p.match) })
 		if covered {
-			t.implied(p, "an earlier rule takes these packets")
+			t.noteImplied(p, "an earlier rule takes these packets")
 			continue
 		}
 		alive = append(alive, p)
@@ -181,8 +181,8 @@ func (t *translator) publishesGateway() bool {
 		slices.ContainsFunc(t.d.Config.Services, func(s config.Service) bool { return slices.ContainsFunc(s.Listen, all) })
 }
 
-// remarks adds the differences that every configuration of this form has.
-func (t *translator) remarks() {
+// addGeneralNotes adds the differences that every configuration of this form has.
+func (t *translator) addGeneralNotes() {
 	sources := slices.ContainsFunc(t.d.Config.NAT, func(n config.NATRule) bool {
 		return n.Type.RewritesSource() || n.Type == config.NATStatic
 	})
@@ -275,8 +275,8 @@ func (t *translator) useSet(name string, r *rule) string {
 	return t.d.Set(name, list)
 }
 
-// lose adds a note that a path has no equivalent.
-func (t *translator) lose(p *path, reason, next string) {
+// noteLoss adds a note that a path has no equivalent.
+func (t *translator) noteLoss(p *path, reason, next string) {
 	t.lost[p.rule] = true
 	if p.base.nat && p.rule.do != doLog && p.rule.do != doMark {
 		t.missed = append(t.missed, p)
@@ -288,8 +288,8 @@ func (t *translator) lose(p *path, reason, next string) {
 	t.d.Lost(p.rule.line, p.rule.text, reason, next)
 }
 
-// take records that an object has the effect of a path.
-func (t *translator) take(p *path, o made) {
+// markTranslated records that an object has the effect of a path.
+func (t *translator) markTranslated(p *path, o draftObject) {
 	t.taken[p.rule] = true
 	t.made[p.rule] = append(t.made[p.rule], o)
 	t.d.AlsoFrom(o.name, p.rule.line)
@@ -298,8 +298,8 @@ func (t *translator) take(p *path, o made) {
 	}
 }
 
-// implied adds a note that a path needs no object.
-func (t *translator) implied(p *path, reason string) {
+// noteImplied adds a note that a path needs no object.
+func (t *translator) noteImplied(p *path, reason string) {
 	t.taken[p.rule] = true
 	t.d.Implied(p.rule.line, p.rule.text, reason)
 }
@@ -370,9 +370,9 @@ func nextFor(conditions []string, program string) string {
 	return "keep it in " + program + ", which Sluice does not change"
 }
 
-// exceptions adds notes to an object about the packets that an earlier rule exempted in the
+// noteExceptions adds notes to an object about the packets that an earlier rule exempted in the
 // original.
-func (t *translator) exceptions(p *path, object string, noted map[*rule]bool) {
+func (t *translator) noteExceptions(p *path, object string, noted map[*rule]bool) {
 	for _, e := range p.except {
 		if !noted[e.rule] {
 			noted[e.rule] = true
@@ -388,16 +388,16 @@ type objectOf struct {
 	name string
 }
 
-// overtakes adds notes to objects if an earlier translation without an equivalent matched some of
+// noteOrder adds notes to objects if an earlier translation without an equivalent matched some of
 // their packets. Sluice's rules run before the rules that stay.
-func (t *translator) overtakes() {
+func (t *translator) noteOrder() {
 	var missed byDestination[*path]
 	for _, q := range t.missed {
 		missed.add(q.match, q)
 	}
 	for _, o := range t.objects {
-		for _, q := range missed.near(o.path.match) {
-			if q.base == o.path.base && q.place < o.path.place && q.match.intersects(o.path.match) {
+		for _, q := range missed.candidates(o.path.match) {
+			if q.base == o.path.base && q.place < o.path.place && q.match.mayOverlap(o.path.match) {
 				t.d.Changed(o.name, q.rule.line, q.rule.text, "an earlier rule without an equivalent matched some of the object's packets", "make the two rules match different packets")
 			}
 		}
@@ -407,28 +407,28 @@ func (t *translator) overtakes() {
 // interfaces returns names in the form of the configuration.
 func interfaces(names []string) config.Interfaces { return config.Interfaces(strings.Join(names, ",")) }
 
-// named returns the name of an object from the rule's comment, otherwise the default.
-func named(p *path, otherwise string) string {
+// objectName returns the name of an object from the rule's comment, otherwise the default.
+func objectName(p *path, otherwise string) string {
 	if n := strings.TrimPrefix(p.name(), "!fw4: "); n != "" && !strings.ContainsAny(n, " \t") {
 		return strings.ReplaceAll(n, "/", "-")
 	}
 	return otherwise
 }
 
-// acts reports whether a rule that stays has an effect of its own.
-func (r *rule) acts(c *chain) bool {
+// hasEffect reports whether a rule that stays has an effect of its own.
+func (r *rule) hasEffect(c *chain) bool {
 	return r.do != doJump && r.do != doGoto && r.do != doReturn && r.do != doNothing && (r.do != doAccept || c.drops || c.hook == "" && !c.nat)
 }
 
 // someAct reports whether a rule or policy that stays has an effect.
 func (t *translator) someAct(stays func(line int) bool) bool {
 	return slices.ContainsFunc(t.set.order, func(c *chain) bool {
-		return c.drops || slices.ContainsFunc(c.rules, func(r *rule) bool { return stays(r.line) && r.acts(c) })
+		return c.drops || slices.ContainsFunc(c.rules, func(r *rule) bool { return stays(r.line) && r.hasEffect(c) })
 	})
 }
 
-// gone returns the lines of rules that do not stay.
-func (t *translator) gone(stays func(line int) bool) map[int]bool {
+// removedLines returns the lines of rules that do not stay.
+func (t *translator) removedLines(stays func(line int) bool) map[int]bool {
 	gone := map[int]bool{}
 	for _, c := range t.set.order {
 		for _, r := range c.rules {
@@ -438,12 +438,12 @@ func (t *translator) gone(stays func(line int) bool) map[int]bool {
 	return gone
 }
 
-// rest returns the iptables lines that stay, or "" if none has an effect.
-func (t *translator) rest(stays func(line int) bool) string {
+// remainingLines returns the iptables lines that stay, or "" if none has an effect.
+func (t *translator) remainingLines(stays func(line int) bool) string {
 	if !t.someAct(stays) {
 		return ""
 	}
-	gone := t.gone(stays)
+	gone := t.removedLines(stays)
 	open := map[int]string{}
 	for _, c := range t.set.order {
 		if c.open {

@@ -11,17 +11,17 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// answer is yes, no, or unknown if the rules do not determine it.
-type answer int
+// triState is yes, no, or unknown if the rules do not determine it.
+type triState int
 
 const (
-	unknown answer = iota
+	unknown triState = iota
 	yes
 	no
 )
 
 // owns reports whether an address is the host's own.
-func (t *translator) owns(a netip.Addr) answer {
+func (t *translator) owns(a netip.Addr) triState {
 	if t.Addresses == nil {
 		return unknown
 	}
@@ -60,9 +60,9 @@ func (t *translator) isNetwork(p netip.Prefix) bool {
 	return false
 }
 
-// way describes the source translation of connections to the targets of a group in the postrouting
+// sourceTranslation describes the source translation of connections to the targets of a group in the postrouting
 // chains.
-type way struct {
+type sourceTranslation struct {
 	target netip.Addr
 	// all is the path that replaces the source of all connections. pool has its addresses, or is
 	// empty for masquerade.
@@ -76,7 +76,7 @@ type way struct {
 }
 
 // wayOut follows the connections of a group to their targets through the postrouting chains.
-func (t *translator) wayOut(g *group) (w way) {
+func (t *translator) wayOut(g *group) (w sourceTranslation) {
 	for i, p := range g.paths {
 		one := t.wayTo(g, p.rule)
 		if i == 0 {
@@ -89,7 +89,7 @@ func (t *translator) wayOut(g *group) (w way) {
 	return w
 }
 
-func (t *translator) wayTo(g *group, r *rule) (w way) {
+func (t *translator) wayTo(g *group, r *rule) (w sourceTranslation) {
 	w.target = r.first
 	host := netip.PrefixFrom(r.first, r.first.BitLen())
 	v := match{family: g.match.family, src: g.match.src, notSrc: g.match.notSrc, srcSet: g.match.srcSet, proto: g.match.proto, dst: []netip.Prefix{host}, dport: g.match.dport}
@@ -100,14 +100,14 @@ func (t *translator) wayTo(g *group, r *rule) (w way) {
 	for _, q := range t.leaving {
 		bare := q.match
 		bare.out, bare.notOut = nil, nil
-		if t.byMark(q) || !bare.intersects(v) {
+		if t.byMark(q) || !bare.mayOverlap(v) {
 			continue
 		}
 		leaves, guessed := t.leavesBy(q, r.first, g)
 		if leaves == no {
 			continue
 		}
-		whole := bare.covers(v) && leaves == yes
+		whole := bare.includes(v) && leaves == yes
 		switch q.rule.do {
 		case doAccept, doReturn:
 			if whole {
@@ -115,10 +115,10 @@ func (t *translator) wayTo(g *group, r *rule) (w way) {
 			}
 			partly = true
 		case doMasq, doSNAT:
-			if slices.ContainsFunc(q.except, func(e exception) bool { return !e.ends && e.match.intersects(v) }) {
+			if slices.ContainsFunc(q.except, func(e exception) bool { return !e.ends && e.match.mayOverlap(v) }) {
 				whole = false
 			}
-			if whole && !partly && !t.turns(q, r.first) && r.first == r.last && q.rule.ports == (flow.Ports{}) && (q.rule.do == doMasq || q.rule.first.IsValid()) {
+			if whole && !partly && !t.isHairpin(q, r.first) && r.first == r.last && q.rule.ports == (flow.Ports{}) && (q.rule.do == doMasq || q.rule.first.IsValid()) {
 				w.all, w.guessed = q, guessed
 				if q.rule.do == doSNAT {
 					w.pool = []config.AddressRange{{First: q.rule.first, Last: q.rule.last}}
@@ -137,7 +137,7 @@ func (t *translator) wayTo(g *group, r *rule) (w way) {
 
 // leavesBy reports whether packets to a target leave by the interfaces of a path. Guessed is true
 // if that is an assumption about routes.
-func (t *translator) leavesBy(q *path, target netip.Addr, g *group) (_ answer, guessed bool) {
+func (t *translator) leavesBy(q *path, target netip.Addr, g *group) (_ triState, guessed bool) {
 	m := q.match
 	var not []string
 	for _, name := range m.notOut {
@@ -180,18 +180,18 @@ func (t *translator) leavesBy(q *path, target netip.Addr, g *group) (_ answer, g
 }
 
 // followWay records the source translation of an object's clients.
-func (t *translator) followWay(w way, object string) {
+func (t *translator) followWay(w sourceTranslation, object string) {
 	w.object = object
 	t.ways = append(t.ways, &w)
 	for _, f := range t.forwards {
-		if f.object == object && slices.ContainsFunc(w.some, func(q *path) bool { return q.rule.do != doAccept && t.turns(q, f.target) }) {
+		if f.object == object && slices.ContainsFunc(w.some, func(q *path) bool { return q.rule.do != doAccept && t.isHairpin(q, f.target) }) {
 			f.hairpin = true
 		}
 	}
 	if w.all != nil {
 		t.forwardedTo[w.all] = append(t.forwardedTo[w.all], object)
 		for _, r := range w.pool {
-			t.unowned(object, w.all.rule, r.First)
+			t.noteUnowned(object, w.all.rule, r.First)
 		}
 	}
 }
@@ -208,7 +208,7 @@ func (t *translator) noteWays() {
 			if !t.taken[q.rule] || t.lost[q.rule] || len(t.forwardedTo[q]) > 0 && slices.Contains(t.forwardedTo[q], w.object) {
 				continue
 			}
-			if t.turns(q, w.target) {
+			if t.isHairpin(q, w.target) {
 				continue
 			}
 			reason := "the rule also replaced the source of clients of the target; the object keeps it"

@@ -46,7 +46,7 @@ func NewPair(h model.Host, open func() (Datapath, error)) (p *Pair, err error) {
 	if p.imported, err = newGateway(h); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-	err = p.imported.inside(func() error {
+	err = p.imported.inNamespace(func() error {
 		p.datapath, err = open()
 		return err
 	})
@@ -60,7 +60,7 @@ func NewPair(h model.Host, open func() (Datapath, error)) (p *Pair, err error) {
 func (p *Pair) Close() error {
 	var errs []error
 	if p.datapath != nil {
-		errs = append(errs, p.imported.inside(p.datapath.Close))
+		errs = append(errs, p.imported.inNamespace(p.datapath.Close))
 	}
 	for _, g := range []*gateway{p.original, p.imported} {
 		if g != nil {
@@ -89,7 +89,7 @@ func (p *Pair) Load(program Program, text string, r *draft.Result) error {
 	p.anyPort = cfg.Datapath != config.DatapathNftables || slices.ContainsFunc(cfg.NAT, func(n config.NATRule) bool { return n.FullyRandom })
 	last := p.program
 	p.program = program
-	err = p.original.inside(func() error {
+	err = p.original.inNamespace(func() error {
 		if last != "" {
 			if err := last.flush(); err != nil {
 				return err
@@ -105,7 +105,7 @@ func (p *Pair) Load(program Program, text string, r *draft.Result) error {
 	if err != nil {
 		return fmt.Errorf("original rules: %w", err)
 	}
-	return p.imported.inside(func() error {
+	return p.imported.inNamespace(func() error {
 		if last != "" {
 			if err := p.datapath.Apply(context.Background(), empty); err != nil {
 				return err
@@ -158,11 +158,11 @@ func (p *Pair) Compare(ctx context.Context, probes []Probe) (list []Difference, 
 		if probe.SrcPort == 0 {
 			probe.SrcPort = p.sourcePort
 		}
-		one, err := p.original.converse(probe, p.anyPort)
+		one, err := p.original.runProbe(probe, p.anyPort)
 		if err != nil {
 			return nil, err
 		}
-		other, err := p.imported.converse(probe, p.anyPort)
+		other, err := p.imported.runProbe(probe, p.anyPort)
 		if err != nil {
 			return nil, err
 		}
@@ -180,9 +180,9 @@ func (p *Pair) Compare(ctx context.Context, probes []Probe) (list []Difference, 
 
 // explain repeats a probe with the original rules, to find the rules that match.
 func (p *Pair) explain(d *Difference) error {
-	var before, after counted
-	count := func(c *counted) error {
-		return p.original.inside(func() (err error) {
+	var before, after ruleCounters
+	count := func(c *ruleCounters) error {
+		return p.original.inNamespace(func() (err error) {
 			if *c, err = p.program.counters(p.text); err != nil {
 				return err
 			}
@@ -192,41 +192,41 @@ func (p *Pair) explain(d *Difference) error {
 	if err := count(&before); err != nil {
 		return err
 	}
-	if _, err := p.original.converse(d.Probe, false); err != nil {
+	if _, err := p.original.runProbe(d.Probe, false); err != nil {
 		return err
 	}
 	if err := count(&after); err != nil {
 		return err
 	}
-	lines := after.since(before)
+	lines := after.increasedLines(before)
 	for l := range lines {
 		d.Lines = append(d.Lines, l)
 	}
 	slices.Sort(d.Lines)
-	about := p.about(d.Probe)
-	d.Known = p.known(d)
+	about := p.concernedObjects(d.Probe)
+	d.Known = p.knownDifference(d)
 	d.Announced = slices.ContainsFunc(p.result.Notes, func(n draft.Note) bool {
 		return n.Kind != draft.Implied && (lines[n.Line] || about[n.Object])
 	})
 	return nil
 }
 
-// known returns the name of a deliberate difference, or "".
-func (p *Pair) known(d *Difference) string {
-	switch asked := p.about(d.Probe); {
+// knownDifference returns the name of a deliberate difference, or "".
+func (p *Pair) knownDifference(d *Difference) string {
+	switch asked := p.concernedObjects(d.Probe); {
 	case p.anyPort && len(d.Original) > 0 && strings.Contains(d.Original[0], d.Probe.Src.String()+" > "+d.Probe.Dst.String()+" ") && (len(d.Imported) == 0 || d.Original[0] == d.Imported[0]):
 		return "eBPF translates the reply of an inside host to a direct connection to its address"
 	case len(asked) == 0:
 	case d.Probe.In == "" && len(d.Lines) == 0:
 		return "the nftables datapath translates connections of the gateway itself, too"
-	case p.routed(d.Probe.Dst) == d.Probe.In:
+	case p.outputInterface(d.Probe.Dst) == d.Probe.In:
 		return "a packet to the address of a listener would leave by its input interface"
 	}
 	return ""
 }
 
-// routed returns the output interface of the host's route to an address, or "" for the host's own.
-func (p *Pair) routed(a netip.Addr) (name string) {
+// outputInterface returns the output interface of the host's route to an address, or "" for the host's own.
+func (p *Pair) outputInterface(a netip.Addr) (name string) {
 	bits := -1
 	for _, i := range p.host.Interfaces {
 		for _, x := range i.Addresses {
@@ -246,9 +246,9 @@ func (p *Pair) routed(a netip.Addr) (name string) {
 	return name
 }
 
-// about returns the objects that a probe concerns: the ones with its destination, and the ones that
+// concernedObjects returns the objects that a probe concerns: the ones with its destination, and the ones that
 // may translate its source.
-func (p *Pair) about(probe Probe) map[string]bool {
+func (p *Pair) concernedObjects(probe Probe) map[string]bool {
 	list := map[string]bool{}
 	c := p.result.Config
 	listens := func(l *config.Listen) bool { // also for other ports of the address

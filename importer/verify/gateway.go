@@ -69,8 +69,8 @@ func (g *gateway) close() error {
 	return errors.Join(errs...)
 }
 
-// inside runs f in the gateway's namespace.
-func (g *gateway) inside(f func() error) error {
+// inNamespace runs f in the gateway's namespace.
+func (g *gateway) inNamespace(f func() error) error {
 	done := make(chan error)
 	g.thread <- func() { done <- f() }
 	return <-done
@@ -209,17 +209,17 @@ const marker = 0x88b5
 
 var markerFrame = packet.Packet{&packet.Ethernet{Type: packet.Force(marker)}, &packet.Data{Bytes: make([]byte, 46)}}.Build()
 
-// step sends a frame to the gateway and returns the frames that leave it.
-func (g *gateway) step(in model.Arrival) ([]model.Departure, error) {
+// sendFrame sends a frame to the gateway and returns the frames that leave it.
+func (g *gateway) sendFrame(in model.Arrival) ([]model.Departure, error) {
 	if err := unix.Sendto(g.send, in.Frame, 0, &unix.SockaddrLinklayer{Ifindex: g.peers[in.Interface]}); err != nil {
 		return nil, err
 	}
-	return g.departures()
+	return g.receivedFrames()
 }
 
-// departures returns the frames that have left the gateway. The kernel handles a frame on the thread
+// receivedFrames returns the frames that have left the gateway. The kernel handles a frame on the thread
 // that sends it, so that all are on their way when the markers are sent.
-func (g *gateway) departures() (out []model.Departure, err error) {
+func (g *gateway) receivedFrames() (out []model.Departure, err error) {
 	for _, index := range g.ifaces {
 		if err := unix.Sendto(g.out, markerFrame, 0, &unix.SockaddrLinklayer{Ifindex: index}); err != nil {
 			return nil, err

@@ -25,10 +25,10 @@ const (
 	mtuOutside = 1400
 )
 
-// guess builds a host for rules.
-type guess struct {
+// hostGuess builds a host for rules.
+type hostGuess struct {
 	h     model.Host
-	rules []mentions
+	rules []ruleValues
 	taken map[netip.Addr]bool // own addresses and routers
 }
 
@@ -36,7 +36,7 @@ type guess struct {
 // for their addresses. addresses has the host's own addresses by interface. Without them the
 // outside interface gets public addresses, and inside interfaces get private networks.
 func Guess(r *draft.Result, outside []string, addresses map[string][]netip.Prefix) model.Host {
-	g := &guess{taken: map[netip.Addr]bool{}}
+	g := &hostGuess{taken: map[netip.Addr]bool{}}
 	var named, leaving []string
 	for _, l := range r.Lines {
 		m := mentionsOf(l.Text)
@@ -48,7 +48,7 @@ func Guess(r *draft.Result, outside []string, addresses map[string][]netip.Prefi
 			leaving = append(leaving, out...)
 		}
 	}
-	out := g.outside(outside, leaving, named)
+	out := g.outsideInterface(outside, leaving, named)
 	for _, name := range append([]string{out}, append(named, "lan0")...) {
 		g.add(name, mtuInside)
 	}
@@ -76,8 +76,8 @@ func Guess(r *draft.Result, outside []string, addresses map[string][]netip.Prefi
 	return g.h
 }
 
-// literal returns an interface name for a pattern: "ppp0" for "ppp+".
-func literal(name string) string {
+// literalInterface returns an interface name for a pattern: "ppp0" for "ppp+".
+func literalInterface(name string) string {
 	if s := strings.TrimRight(name, "+*"); s != name {
 		return s + "0"
 	}
@@ -91,25 +91,25 @@ func outNames(text string) (list []string) {
 	return list
 }
 
-// outside chooses the interface of the default route.
-func (g *guess) outside(given, leaving, named []string) string {
+// outsideInterface chooses the interface of the default route.
+func (g *hostGuess) outsideInterface(given, leaving, named []string) string {
 	for _, name := range slices.Concat(given, leaving, named) {
-		if name = literal(name); name != "lo" && name != "" {
+		if name = literalInterface(name); name != "lo" && name != "" {
 			return name
 		}
 	}
 	return "wan0"
 }
 
-func (g *guess) add(name string, mtu int) {
-	name = literal(name)
+func (g *hostGuess) add(name string, mtu int) {
+	name = literalInterface(name)
 	if _, there := g.h.Interface(name); there || name == "lo" || name == "" || len(name) > 15 || strings.ContainsAny(name, "/ :") || len(g.h.Interfaces) == maxInterfaces {
 		return
 	}
 	g.h.Interfaces = append(g.h.Interfaces, model.Interface{Name: name, MAC: packet.MAC{2, 0, 0, 1, byte(len(g.h.Interfaces)), 1}, MTU: mtu})
 }
 
-func (g *guess) address(i int, p netip.Prefix) {
+func (g *hostGuess) address(i int, p netip.Prefix) {
 	if !g.taken[p.Addr()] {
 		g.taken[p.Addr()] = true
 		g.h.Interfaces[i].Addresses = append(g.h.Interfaces[i].Addresses, p)
@@ -118,7 +118,7 @@ func (g *guess) address(i int, p netip.Prefix) {
 
 // networks sets the addresses of interfaces. Each inside interface gets the networks in its rules,
 // the first one also all other networks.
-func (g *guess) networks(out string) {
+func (g *hostGuess) networks(out string) {
 	index := func(name string) int {
 		return slices.IndexFunc(g.h.Interfaces, func(i model.Interface) bool { return i.Name == name })
 	}
@@ -142,7 +142,7 @@ func (g *guess) networks(out string) {
 		}
 		used[p] = true
 		own := p.Addr().Next()
-		for g.named(own) {
+		for g.isNamed(own) {
 			own = own.Next()
 		}
 		g.address(i, netip.PrefixFrom(own, bits))
@@ -150,7 +150,7 @@ func (g *guess) networks(out string) {
 	for _, m := range g.rules {
 		at := inner
 		for _, name := range m.interfaces {
-			if i := index(literal(name)); i >= 0 && i != outer {
+			if i := index(literalInterface(name)); i >= 0 && i != outer {
 				at = i
 			}
 		}
@@ -166,7 +166,7 @@ func (g *guess) networks(out string) {
 		}
 	}
 	for _, m := range g.rules { // public destinations are addresses of the host unless a rule has an inside input interface
-		inside := slices.ContainsFunc(m.interfaces, func(name string) bool { return literal(name) != out })
+		inside := slices.ContainsFunc(m.interfaces, func(name string) bool { return literalInterface(name) != out })
 		for _, p := range m.dests {
 			if p.IsSingleIP() && !p.Addr().IsPrivate() && !inside && len(m.targets) > 0 && len(g.h.Interfaces[outer].Addresses) < 64 {
 				g.address(outer, p)
@@ -175,17 +175,17 @@ func (g *guess) networks(out string) {
 	}
 }
 
-// named reports whether a rule has the address of a single host.
-func (g *guess) named(a netip.Addr) bool {
-	return slices.ContainsFunc(g.rules, func(m mentions) bool {
+// isNamed reports whether a rule has the address of a single host.
+func (g *hostGuess) isNamed(a netip.Addr) bool {
+	return slices.ContainsFunc(g.rules, func(m ruleValues) bool {
 		return slices.Contains(m.targets, a) || slices.ContainsFunc(slices.Concat(m.sources, m.dests), func(p netip.Prefix) bool { return p.IsSingleIP() && p.Addr() == a })
 	})
 }
 
 // router returns an address of the network that is not the host's.
-func (g *guess) router(p netip.Prefix) netip.Addr {
+func (g *hostGuess) router(p netip.Prefix) netip.Addr {
 	a := p.Masked().Addr().Next()
-	for g.taken[a] || g.named(a) {
+	for g.taken[a] || g.isNamed(a) {
 		a = a.Next()
 	}
 	return a
@@ -193,7 +193,7 @@ func (g *guess) router(p netip.Prefix) netip.Addr {
 
 // routes sets the default route to a router on the outside interface. The private networks in rules
 // have a route to a router on the first inside interface.
-func (g *guess) routes(out string) {
+func (g *hostGuess) routes(out string) {
 	add := func(to string, iface model.Interface) {
 		dst := netip.MustParsePrefix(to)
 		for _, p := range iface.Addresses {
@@ -221,7 +221,7 @@ func (g *guess) routes(out string) {
 	}
 }
 
-func (g *guess) neighbour(iface string, a netip.Addr) {
+func (g *hostGuess) neighbour(iface string, a netip.Addr) {
 	if g.taken[a] || len(g.h.Neighbours) >= maxNeighbours {
 		return
 	}
@@ -232,7 +232,7 @@ func (g *guess) neighbour(iface string, a netip.Addr) {
 
 // neighbours adds the hosts in rules that are on the networks of the interfaces, and two more on
 // each network.
-func (g *guess) neighbours() {
+func (g *hostGuess) neighbours() {
 	on := func(a netip.Addr) (string, bool) {
 		for _, i := range g.h.Interfaces {
 			for _, p := range i.Addresses {

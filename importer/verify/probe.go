@@ -70,8 +70,8 @@ func (p Probe) frame() []byte {
 	return list.Build()
 }
 
-// converse sends a probe, answers the packets that leave the gateway, and returns all frames as text.
-func (g *gateway) converse(p Probe, anyPort bool) (seen []string, err error) {
+// runProbe sends a probe, answers the packets that leave the gateway, and returns all frames as text.
+func (g *gateway) runProbe(p Probe, anyPort bool) (seen []string, err error) {
 	var out []model.Departure
 	if p.In == "" {
 		var done func()
@@ -79,12 +79,12 @@ func (g *gateway) converse(p Probe, anyPort bool) (seen []string, err error) {
 			return nil, err
 		}
 		defer done()
-	} else if out, err = g.step(model.Arrival{Interface: p.In, Frame: p.frame()}); err != nil {
+	} else if out, err = g.sendFrame(model.Arrival{Interface: p.In, Frame: p.frame()}); err != nil {
 		return nil, err
 	}
 	for _, d := range out {
 		if !isARP(d) {
-			seen = append(seen, p.show(d, anyPort))
+			seen = append(seen, p.describeFrame(d, anyPort))
 		}
 	}
 	for _, d := range out {
@@ -92,13 +92,13 @@ func (g *gateway) converse(p Probe, anyPort bool) (seen []string, err error) {
 		if !ok {
 			continue
 		}
-		back, err := g.step(model.Arrival{Interface: d.Interface, Frame: answer})
+		back, err := g.sendFrame(model.Arrival{Interface: d.Interface, Frame: answer})
 		if err != nil {
 			return nil, err
 		}
 		for _, d := range back {
 			if !isARP(d) {
-				seen = append(seen, "answer: "+p.show(d, anyPort && p.In == ""))
+				seen = append(seen, "answer: "+p.describeFrame(d, anyPort && p.In == ""))
 			}
 		}
 	}
@@ -108,7 +108,7 @@ func (g *gateway) converse(p Probe, anyPort bool) (seen []string, err error) {
 // fromInside opens a connection from a socket of the gateway. Done closes it.
 func (g *gateway) fromInside(p Probe) (out []model.Departure, done func(), err error) {
 	fd := -1
-	err = g.inside(func() (err error) {
+	err = g.inNamespace(func() (err error) {
 		family, kind := unix.AF_INET, unix.SOCK_DGRAM
 		var local, remote unix.Sockaddr = &unix.SockaddrInet4{Port: int(p.SrcPort)}, &unix.SockaddrInet4{Port: int(p.DstPort), Addr: [4]byte{}}
 		if p.Dst.Is6() {
@@ -139,7 +139,7 @@ func (g *gateway) fromInside(p Probe) (out []model.Departure, done func(), err e
 	})
 	done = func() {
 		unix.Close(fd)
-		_, _ = g.departures() // a reset, which is not compared
+		_, _ = g.receivedFrames() // a reset, which is not compared
 	}
 	if err != nil {
 		if fd >= 0 {
@@ -147,7 +147,7 @@ func (g *gateway) fromInside(p Probe) (out []model.Departure, done func(), err e
 		}
 		return nil, nil, err
 	}
-	if out, err = g.departures(); err != nil {
+	if out, err = g.receivedFrames(); err != nil {
 		done()
 	}
 	return out, done, err
@@ -204,9 +204,9 @@ func isARP(d model.Departure) bool {
 	return is
 }
 
-// show describes a frame by its interface, addresses, ports and kind. With anyPort the source port is
+// describeFrame describes a frame by its interface, addresses, ports and kind. With anyPort the source port is
 // left out if the source address was replaced.
-func (p Probe) show(d model.Departure, anyPort bool) string {
+func (p Probe) describeFrame(d model.Departure, anyPort bool) string {
 	list := packet.Parse(d.Frame)
 	var src, dst netip.Addr
 	if len(list) > 1 {

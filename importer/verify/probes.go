@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-lb/sluice/model"
 )
 
-// mentions has the values in a rule that probes use.
-type mentions struct {
+// ruleValues has the values in a rule that probes use.
+type ruleValues struct {
 	interfaces []string
 	sources    []netip.Prefix
 	dests      []netip.Prefix
@@ -48,7 +48,7 @@ func prefixOf(s string) (netip.Prefix, bool) {
 	return netip.PrefixFrom(a, a.BitLen()), true
 }
 
-func mentionsOf(text string) (m mentions) {
+func mentionsOf(text string) (m ruleValues) {
 	prefixes := func(word *regexp.Regexp) (list []netip.Prefix) {
 		for _, s := range word.FindAllStringSubmatch(text, -1) {
 			if p, ok := prefixOf(s[1]); ok {
@@ -92,8 +92,8 @@ func mentionsOf(text string) (m mentions) {
 // Probes returns probes for the rules of an import. Each has the values of one rule, some replaced
 // by values of other rules or of the host.
 func Probes(h model.Host, r *draft.Result, n int, random *rand.Rand) (list []Probe) {
-	var rules []mentions
-	all := mentions{}
+	var rules []ruleValues
+	all := ruleValues{}
 	for _, l := range r.Lines {
 		m := mentionsOf(l.Text)
 		if len(m.interfaces)+len(m.sources)+len(m.dests)+len(m.targets)+len(m.ports) == 0 && !strings.Contains(l.Text, " -j ") {
@@ -104,9 +104,9 @@ func Probes(h model.Host, r *draft.Result, n int, random *rand.Rand) (list []Pro
 		all.targets, all.ports = append(all.targets, m.targets...), append(all.ports, m.ports...)
 	}
 	if len(rules) == 0 {
-		rules = []mentions{{}}
+		rules = []ruleValues{{}}
 	}
-	g := &generator{h: h, all: all, Rand: random}
+	g := &probeGenerator{h: h, all: all, Rand: random}
 	for tries := 0; len(list) < n && tries < 20*n; tries++ {
 		if p, ok := g.probe(rules[random.IntN(len(rules))]); ok {
 			list = append(list, p)
@@ -115,13 +115,13 @@ func Probes(h model.Host, r *draft.Result, n int, random *rand.Rand) (list []Pro
 	return list
 }
 
-type generator struct {
+type probeGenerator struct {
 	h   model.Host
-	all mentions
+	all ruleValues
 	*rand.Rand
 }
 
-func choose[T any](g *generator, list []T) (x T, ok bool) {
+func choose[T any](g *probeGenerator, list []T) (x T, ok bool) {
 	if len(list) == 0 {
 		return x, false
 	}
@@ -129,7 +129,7 @@ func choose[T any](g *generator, list []T) (x T, ok bool) {
 }
 
 // sample returns an address of a prefix, preferably of one of the host's neighbours.
-func (g *generator) sample(p netip.Prefix) netip.Addr {
+func (g *probeGenerator) sample(p netip.Prefix) netip.Addr {
 	if p.IsSingleIP() {
 		return p.Addr()
 	}
@@ -153,7 +153,7 @@ func (g *generator) sample(p netip.Prefix) netip.Addr {
 }
 
 // anyAddress returns an address of the host, of its neighbours, of the rules, or of the outside.
-func (g *generator) anyAddress(six bool) netip.Addr {
+func (g *probeGenerator) anyAddress(six bool) netip.Addr {
 	var list []netip.Addr
 	for _, i := range g.h.Interfaces {
 		for _, p := range i.Addresses {
@@ -180,7 +180,7 @@ func (g *generator) anyAddress(six bool) netip.Addr {
 }
 
 // probe returns one probe. ok is false if no host with the address can send to the interface.
-func (g *generator) probe(m mentions) (p Probe, ok bool) {
+func (g *probeGenerator) probe(m ruleValues) (p Probe, ok bool) {
 	six := false
 	for _, x := range slices.Concat(m.sources, m.dests) {
 		six = six || x.Addr().Is6()
@@ -228,11 +228,11 @@ func (g *generator) probe(m mentions) (p Probe, ok bool) {
 		p.Src = netip.Addr{} // chosen by the kernel
 		return p, true
 	}
-	return p, g.arrive(&p)
+	return p, g.setArrival(&p)
 }
 
-// arrive sets the interface by which packets of the source arrive: the route to the source uses it.
-func (g *generator) arrive(p *Probe) bool {
+// setArrival sets the interface by which packets of the source arrive: the route to the source uses it.
+func (g *probeGenerator) setArrival(p *Probe) bool {
 	hop, via, best := "", p.Src, -1
 	for _, i := range g.h.Interfaces {
 		for _, x := range i.Addresses {

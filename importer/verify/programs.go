@@ -119,11 +119,11 @@ func (p Program) flush() error {
 	return err
 }
 
-// counted has the packet counters of rules by the line of the source.
-type counted map[int]uint64
+// ruleCounters has the packet counters of rules by the line of the source.
+type ruleCounters map[int]uint64
 
-// since returns the lines of rules with larger counters than before.
-func (c counted) since(before counted) map[int]bool {
+// increasedLines returns the lines of rules with larger counters than before.
+func (c ruleCounters) increasedLines(before ruleCounters) map[int]bool {
 	lines := map[int]bool{}
 	for line, n := range c {
 		if n > before[line] {
@@ -134,11 +134,11 @@ func (c counted) since(before counted) map[int]bool {
 }
 
 // counters reads the counters of the rules loaded from text.
-func (p Program) counters(text string) (counted, error) {
+func (p Program) counters(text string) (ruleCounters, error) {
 	if p == Nftables {
 		return nftCounters(text)
 	}
-	c := counted{}
+	c := ruleCounters{}
 	for _, part := range p.parts(text) {
 		out, err := run("", part.program+"-save", "-c")
 		if err != nil {
@@ -262,7 +262,7 @@ func nftRules(text string, f func(entry int, r *nftRule)) error {
 	return nil
 }
 
-func nftCounters(text string) (counted, error) {
+func nftCounters(text string) (ruleCounters, error) {
 	lines := map[string][]int{}
 	if err := nftRules(text, func(entry int, r *nftRule) { lines[r.chain()] = append(lines[r.chain()], entry) }); err != nil {
 		return nil, err
@@ -271,7 +271,7 @@ func nftCounters(text string) (counted, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, at := counted{}, map[string]int{}
+	c, at := ruleCounters{}, map[string]int{}
 	err = nftRules(out, func(_ int, r *nftRule) {
 		n := at[r.chain()]
 		at[r.chain()]++

@@ -84,7 +84,7 @@ func (d *Daemon) Restart(ctx context.Context) error {
 		}
 		select {
 		case <-d.exited:
-			return d.ended()
+			return d.exitError()
 		case <-ctx.Done():
 			return errors.Join(ctx.Err(), d.Kill())
 		case <-deadline.C:
@@ -130,7 +130,7 @@ func (d *Daemon) AwaitEnd() error {
 		return errors.Join(fmt.Errorf("the daemon did not end within %v:\n%s", endTime, d.log), d.Kill())
 	}
 	if !d.cmd.ProcessState.Success() {
-		return d.ended()
+		return d.exitError()
 	}
 	return nil
 }
@@ -145,7 +145,7 @@ func (d *Daemon) Kill() error {
 	return err
 }
 
-func (d *Daemon) ended() error {
+func (d *Daemon) exitError() error {
 	return fmt.Errorf("the daemon has ended (%v):\n%s", d.cmd.ProcessState, d.log)
 }
 

@@ -45,8 +45,8 @@ func playFullNAT(ctx context.Context, s *stage) error {
 		From: s.lab.Node("client"), Target: netip.MustParseAddrPort("192.0.2.20:53"),
 		Ask: host.AskDNS, Sources: manyClients, Count: 3000,
 	})
-	s.judge(len(t.Failures) == 0, "every DNS question is answered", "%d of %d%s", t.Good(), t.Sent(), causes(t.Failures))
-	s.judge(within(share(t, "a"), 0.5, 0.02), "round robin is even", "%s", t.Spread())
+	s.recordPromise(len(t.Failures) == 0, "every DNS question is answered", "%d of %d%s", t.Good(), t.Sent(), causes(t.Failures))
+	s.recordPromise(isClose(share(t, "a"), 0.5, 0.02), "round robin is even", "%s", t.Spread())
 	return gw.Stop()
 }
 
@@ -93,18 +93,18 @@ func (s *stage) askAPI(ctx context.Context) {
 			Ask: host.AskWeb, Sources: family.sources, Count: 1500, Rate: 750,
 		}
 		t := s.run(ctx, load)
-		promise, kept := family.name+" clients reach IPv4 and IPv6 servers, 3:1", len(t.Failures) == 0 && within(share(t, "a"), 0.75, 0.04)
+		promise, kept := family.name+" clients reach IPv4 and IPv6 servers, 3:1", len(t.Failures) == 0 && isClose(share(t, "a"), 0.75, 0.04)
 		if s.reduced {
 			promise, kept = family.name+" clients reach "+family.name+" servers", len(t.Failures) == 0
 		}
-		s.judge(kept, promise, "%d of %d answered%s: %s", t.Good(), t.Sent(), causes(t.Failures), t.Spread())
+		s.recordPromise(kept, promise, "%d of %d answered%s: %s", t.Good(), t.Sent(), causes(t.Failures), t.Spread())
 		others := 0
 		for client, n := range t.Clients() {
 			if !pool[client] {
 				others += n
 			}
 		}
-		s.judge(others == 0 && t.Good() > 0, "servers see only the source pool ("+family.name+")", "%d addresses of the pool, %d requests from elsewhere",
+		s.recordPromise(others == 0 && t.Good() > 0, "servers see only the source pool ("+family.name+")", "%d addresses of the pool, %d requests from elsewhere",
 			len(t.Clients()), others)
 	}
 	// A small set of clients sends repeatedly: each must keep its server.
@@ -113,7 +113,7 @@ func (s *stage) askAPI(ctx context.Context) {
 		Ask: host.AskWeb, Sources: netip.MustParsePrefix("10.64.99.0/27"), Count: 300, Rate: 750,
 	}
 	t := s.run(ctx, load)
-	s.judge(t.Wanderers() == 0 && len(t.Failures) == 0, "a client keeps its server", "%d of 30 clients met two servers in %d requests", t.Wanderers(), t.Sent())
+	s.recordPromise(t.Wanderers() == 0 && len(t.Failures) == 0, "a client keeps its server", "%d of 30 clients met two servers in %d requests", t.Wanderers(), t.Sent())
 }
 
 // playDirect shows direct server return: replies bypass the gateway.
@@ -132,27 +132,27 @@ func playDirect(ctx context.Context, s *stage) error {
 		return err
 	}
 	client, gateway := s.lab.Node("client"), s.lab.Node("gateway")
-	replies, passed, err := received(client, "ret0", gateway, "wan0")
+	replies, passed, err := packetsBetween(client, "ret0", gateway, "wan0")
 	if err != nil {
 		return err
 	}
 	t := s.run(ctx, host.Load{
 		From: client, Target: netip.MustParseAddrPort("192.0.2.30:80"), Ask: host.AskWeb, Sources: manyClients, Count: 3000,
 	})
-	replies2, passed2, err := received(client, "ret0", gateway, "wan0")
+	replies2, passed2, err := packetsBetween(client, "ret0", gateway, "wan0")
 	if err != nil {
 		return err
 	}
 	replies, passed = replies2-replies, passed2-passed
-	s.judge(len(t.Failures) == 0, "every request is answered", "%d of %d%s: %s", t.Good(), t.Sent(), causes(t.Failures), t.Spread())
+	s.recordPromise(len(t.Failures) == 0, "every request is answered", "%d of %d%s: %s", t.Good(), t.Sent(), causes(t.Failures), t.Spread())
 	// Neighbour discovery may send a few packets.
-	s.judge(replies >= uint64(t.Good()) && passed < uint64(t.Sent())/100, "replies bypass the gateway",
+	s.recordPromise(replies >= uint64(t.Good()) && passed < uint64(t.Sent())/100, "replies bypass the gateway",
 		"%d packets bypassed it, it sent %d to the client", replies, passed)
 	return gw.Stop()
 }
 
-// received returns the number of packets that rx received on one interface, and that tx sent on another.
-func received(rx *lab.Node, rxIface string, tx *lab.Node, txIface string) (in, out uint64, err error) {
+// packetsBetween returns the number of packets that rx received on one interface, and that tx sent on another.
+func packetsBetween(rx *lab.Node, rxIface string, tx *lab.Node, txIface string) (in, out uint64, err error) {
 	h, err := rx.Handle()
 	if err != nil {
 		return 0, 0, err
@@ -189,7 +189,7 @@ func playStateless(ctx context.Context, s *stage) error {
 	if err != nil || gw == nil {
 		return err
 	}
-	before, err := tracked(s.lab.Node("gateway"))
+	before, err := trackedConnections(s.lab.Node("gateway"))
 	if err != nil {
 		return err
 	}
@@ -198,20 +198,20 @@ func playStateless(ctx context.Context, s *stage) error {
 		Ask: host.AskDatagram, Sources: netip.MustParsePrefix("10.64.8.0/23"), Count: 4000,
 	}
 	t := s.run(ctx, load)
-	after, err := tracked(s.lab.Node("gateway"))
+	after, err := trackedConnections(s.lab.Node("gateway"))
 	if err != nil {
 		return err
 	}
-	s.judge(len(t.Failures) == 0, "every datagram is answered from the virtual address", "%d of %d%s: %s",
+	s.recordPromise(len(t.Failures) == 0, "every datagram is answered from the virtual address", "%d of %d%s: %s",
 		t.Good(), t.Sent(), causes(t.Failures), t.Spread())
-	s.judge(t.Wanderers() == 0 && len(t.Servers()) == 2, "the source address alone picks the server", "%d of %d clients met two servers",
+	s.recordPromise(t.Wanderers() == 0 && len(t.Servers()) == 2, "the source address alone picks the server", "%d of %d clients met two servers",
 		t.Wanderers(), len(t.Clients()))
-	s.judge(after <= before, "no flow is tracked", "connection tracking grew by %d entries", max(0, after-before))
+	s.recordPromise(after <= before, "no flow is tracked", "connection tracking grew by %d entries", max(0, after-before))
 	return gw.Stop()
 }
 
-// tracked returns the number of connections that the node's kernel tracks.
-func tracked(n *lab.Node) (count int, err error) {
+// trackedConnections returns the number of connections that the node's kernel tracks.
+func trackedConnections(n *lab.Node) (count int, err error) {
 	err = n.Do(func() error {
 		data, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
 		if os.IsNotExist(err) {

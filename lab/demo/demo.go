@@ -97,7 +97,7 @@ func onStage(ctx context.Context, opt Options, report *Report, t lab.Topology, a
 	}
 	defer func() { err = errors.Join(err, l.Down()) }()
 	s := &stage{opt: opt, report: report, lab: l}
-	s.say("lab %s is up", l.ID())
+	s.printText("lab %s is up", l.ID())
 	for _, act := range acts {
 		if err := act(ctx, s); err != nil {
 			return fmt.Errorf("%s: %w", s.example, err)
@@ -109,19 +109,19 @@ func onStage(ctx context.Context, opt Options, report *Report, t lab.Topology, a
 	return nil
 }
 
-func (s *stage) say(format string, args ...any) {
+func (s *stage) printText(format string, args ...any) {
 	s.opt.Progress("  " + fmt.Sprintf(format, args...))
 }
 
-// judge records one promise and its measurement.
-func (s *stage) judge(kept bool, promise, measured string, args ...any) {
+// recordPromise records one promise and its measurement.
+func (s *stage) recordPromise(kept bool, promise, measured string, args ...any) {
 	r := Result{Example: s.example, Promise: promise, Measured: fmt.Sprintf(measured, args...), Kept: kept}
 	s.report.Results = append(s.report.Results, r)
 	mark := "ok"
 	if !kept {
 		mark = "NOT KEPT"
 	}
-	s.say("%s %s: %s", mark, r.Promise, r.Measured)
+	s.printText("%s %s: %s", mark, r.Promise, r.Measured)
 }
 
 // notCarried is the daemon's error text if no datapath of this host supports an object.
@@ -147,7 +147,7 @@ func (s *stage) start(ctx context.Context, node, example string, reduce func([]b
 	d, err := daemon.Start(ctx, s.lab.Node(node), s.opt.Sluice, example, config)
 	if reduce != nil && err != nil && strings.Contains(err.Error(), notCarried) {
 		s.reduced = true
-		s.say("this host does not support the whole example: %s", whyNot(err))
+		s.printText("this host does not support the whole example: %s", whyNot(err))
 		if config, err = reduce(config); err != nil {
 			return nil, err
 		}
@@ -155,7 +155,7 @@ func (s *stage) start(ctx context.Context, node, example string, reduce func([]b
 	}
 	if err != nil && strings.Contains(err.Error(), notCarried) {
 		why := whyNot(err)
-		s.say("not shown: %s", why)
+		s.printText("not shown: %s", why)
 		s.report.Results = append(s.report.Results, Result{Example: example, Promise: "(not shown on this host)", Measured: why, Skipped: why})
 		return nil, nil
 	}
@@ -172,14 +172,14 @@ func (s *stage) sayPlaces(ctx context.Context, d *daemon.Daemon) error {
 		return err
 	}
 	for _, one := range services {
-		s.say("service %s: %s, %s, on %s", one.Name, one.Mode, one.Scheduler, one.Datapath)
+		s.printText("service %s: %s, %s, on %s", one.Name, one.Mode, one.Scheduler, one.Datapath)
 	}
 	rules, err := d.NAT(ctx)
 	if err != nil {
 		return err
 	}
 	for _, one := range rules {
-		s.say("nat rule %s: %s, on %s", one.Name, one.Type, one.Datapath)
+		s.printText("nat rule %s: %s, on %s", one.Name, one.Type, one.Datapath)
 	}
 	return nil
 }
@@ -215,11 +215,11 @@ func (s *stage) background(ctx context.Context, l host.Load) (end func() host.Ta
 	}
 }
 
-// stopper is a server of package host.
-type stopper interface{ Stop() error }
+// hostServer is a server of package host.
+type hostServer interface{ Stop() error }
 
 // servers of one act.
-type servers []stopper
+type servers []hostServer
 
 func (all servers) stop() {
 	for _, one := range all {
@@ -243,8 +243,8 @@ func causes(failures []host.Failure) string {
 	return " (" + text + ")"
 }
 
-// within reports whether a share is close enough to the expected one; both are between 0 and 1.
-func within(got, want, tolerance float64) bool {
+// isClose reports whether a share is close enough to the expected one; both are between 0 and 1.
+func isClose(got, want, tolerance float64) bool {
 	return got >= want-tolerance && got <= want+tolerance
 }
 

@@ -76,17 +76,17 @@ func (k *kernelLog) lines(text string) ([]string, error) {
 // readKernelLog checks the rate-limited log rule of router.yaml: 6 per minute, burst 1.
 func (s *stage) readKernelLog(k *kernelLog, elapsed time.Duration) {
 	if !k.open {
-		s.say("what the router logged cannot be read here: %v", k.why)
+		s.printText("what the router logged cannot be read here: %v", k.why)
 		return
 	}
 	lines, err := k.lines("NAT:IN=")
 	if err != nil {
-		s.say("what the router logged cannot be read here: %v", err)
+		s.printText("what the router logged cannot be read here: %v", err)
 		return
 	}
 	allowed := 1 + int(elapsed/(10*time.Second)) + 1
-	s.judge(len(lines) >= 1 && len(lines) <= allowed, "the log rule keeps to 6 lines a minute", "%d lines in %.1f s of traffic", len(lines), elapsed.Seconds())
+	s.recordPromise(len(lines) >= 1 && len(lines) <= allowed, "the log rule keeps to 6 lines a minute", "%d lines in %.1f s of traffic", len(lines), elapsed.Seconds())
 	if len(lines) > 0 {
-		s.say("the router logged: %s", lines[0])
+		s.printText("the router logged: %s", lines[0])
 	}
 }

@@ -31,7 +31,7 @@ func officeWithClients() lab.Topology {
 func playOffice(ctx context.Context, s *stage) error {
 	const example = "office.yaml"
 	if why := program.Missing("dnsmasq", "openvpn"); why != "" {
-		s.say("not shown: %s", why)
+		s.printText("not shown: %s", why)
 		s.report.Results = append(s.report.Results, Result{Example: example, Promise: "(not shown on this host)", Measured: why, Skipped: why})
 		return nil
 	}
@@ -60,7 +60,7 @@ func playOffice(ctx context.Context, s *stage) error {
 	s.fetchFiles(ctx)
 	s.useVPN(ctx)
 	n := <-leased
-	s.judge(n == program.Leases, "the DHCP server gives out and renews all leases meanwhile", "%d of %d clients", n, program.Leases)
+	s.recordPromise(n == program.Leases, "the DHCP server gives out and renews all leases meanwhile", "%d of %d clients", n, program.Leases)
 	s.askRouter(ctx)
 	if err := ctx.Err(); err != nil {
 		return err
@@ -95,7 +95,7 @@ func (s *stage) leaseAddresses(ctx context.Context) (leased int) {
 	defer cancel()
 	clients, err := host.OpenDHCP(s.lab.Node("pc"), "eth0")
 	if err != nil {
-		s.say("DHCP: %v", err)
+		s.printText("DHCP: %v", err)
 		return 0
 	}
 	defer clients.Close()
@@ -124,7 +124,7 @@ func (s *stage) leaseAddresses(ctx context.Context) (leased int) {
 func (s *stage) useVPN(ctx context.Context) {
 	load := host.Load{From: s.lab.Node("outside"), Target: netip.MustParseAddrPort("10.1.10.2:80"), Ask: host.AskWeb, Count: 500}
 	t := s.run(ctx, load)
-	s.judge(len(t.Failures) == 0 && t.Clients()["10.8.0.2"] == t.Sent(), "clients of the VPN reach the office's servers",
+	s.recordPromise(len(t.Failures) == 0 && t.Clients()["10.8.0.2"] == t.Sent(), "clients of the VPN reach the office's servers",
 		"%d of %d requests came from 10.8.0.2%s", t.Clients()["10.8.0.2"], t.Sent(), causes(t.Failures))
 }
 
@@ -132,9 +132,9 @@ func (s *stage) useVPN(ctx context.Context) {
 // expected result, so these do not count as failures.
 func (s *stage) askRouter(ctx context.Context) {
 	t := s.run(ctx, host.Load{From: s.lab.Node("pc"), Target: netip.MustParseAddrPort("10.1.10.1:53"), Ask: host.AskDNS, Count: 100})
-	s.judge(len(t.Failures) == 0, "the router answers the office's DNS questions", "%d of %d answered%s", t.Good(), t.Sent(), causes(t.Failures))
+	s.recordPromise(len(t.Failures) == 0, "the router answers the office's DNS questions", "%d of %d answered%s", t.Good(), t.Sent(), causes(t.Failures))
 	t = host.Load{
 		From: s.lab.Node("outside"), Target: netip.AddrPortFrom(officePublic, 53), Ask: host.AskDNS, Count: 20, Parallel: 20, Timeout: 500 * time.Millisecond,
 	}.Run(ctx)
-	s.judge(t.Good() == 0 && t.Sent() == 20, "and none from outside", "%d of %d got an answer", t.Good(), t.Sent())
+	s.recordPromise(t.Good() == 0 && t.Sent() == 20, "and none from outside", "%d of %d got an answer", t.Good(), t.Sent())
 }

@@ -63,15 +63,15 @@ func (s *stage) serveOffice() (all servers, err error) {
 func (s *stage) passRouter(ctx context.Context) {
 	public := netip.AddrPortFrom(officePublic, 80)
 	t := s.run(ctx, host.Load{From: s.lab.Node("pc"), Target: outsideServer, Ask: host.AskWeb, Count: 1000})
-	s.judge(len(t.Failures) == 0 && t.Clients()[officePublic.String()] == t.Sent(), "the office is seen as its public address",
+	s.recordPromise(len(t.Failures) == 0 && t.Clients()[officePublic.String()] == t.Sent(), "the office is seen as its public address",
 		"%d of %d requests came from %s%s", t.Clients()[officePublic.String()], t.Sent(), officePublic, causes(t.Failures))
 
 	t = s.run(ctx, host.Load{From: s.lab.Node("outside"), Target: public, Ask: host.AskWeb, Sources: friends, Count: 1000})
-	s.judge(len(t.Failures) == 0 && len(t.Clients()) == 254, "the published web server is reached from outside",
+	s.recordPromise(len(t.Failures) == 0 && len(t.Clients()) == 254, "the published web server is reached from outside",
 		"%d of %d answered%s, %d clients seen", t.Good(), t.Sent(), causes(t.Failures), len(t.Clients()))
 
 	t = s.run(ctx, host.Load{From: s.lab.Node("pc"), Target: public, Ask: host.AskWeb, Count: 300})
-	s.judge(len(t.Failures) == 0 && t.Servers()["web"] == t.Sent(), "and from inside by the same address (hairpin)",
+	s.recordPromise(len(t.Failures) == 0 && t.Servers()["web"] == t.Sent(), "and from inside by the same address (hairpin)",
 		"%d of %d answered%s", t.Good(), t.Sent(), causes(t.Failures))
 }
 
@@ -84,10 +84,10 @@ func (s *stage) fetchFiles(ctx context.Context) {
 		switch {
 		case err != nil:
 			s.report.Unanswered++
-			s.judge(false, promise, "%v", err)
+			s.recordPromise(false, promise, "%v", err)
 		default:
 			s.report.Exchanges++
-			s.judge(true, promise, "data connection to %s", r.Announced)
+			s.recordPromise(true, promise, "data connection to %s", r.Announced)
 		}
 	}
 }
@@ -99,5 +99,5 @@ func (s *stage) tryBanned(ctx context.Context) {
 		From: s.lab.Node("outside"), Target: netip.AddrPortFrom(officePublic, 80), Ask: host.AskWeb,
 		Sources: banned, Count: 50, Parallel: 50, Timeout: 500 * time.Millisecond,
 	}.Run(ctx)
-	s.judge(t.Good() == 0 && t.Sent() == 50, "the deny list drops all banned clients", "%d of %d got an answer", t.Good(), t.Sent())
+	s.recordPromise(t.Good() == 0 && t.Sent() == 50, "the deny list drops all banned clients", "%d of %d got an answer", t.Good(), t.Sent())
 }

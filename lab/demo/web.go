@@ -62,9 +62,9 @@ func (w *web) balance(ctx context.Context) error {
 	load := w.load
 	load.Count = 5000
 	t := w.run(ctx, load)
-	w.judge(len(t.Failures) == 0, "every request is answered", "%d of %d%s, %.0f per second",
+	w.recordPromise(len(t.Failures) == 0, "every request is answered", "%d of %d%s, %.0f per second",
 		t.Good(), t.Sent(), causes(t.Failures), float64(t.Good())/t.Elapsed.Seconds())
-	w.judge(within(share(t, "a"), 0.25, 0.04) && within(share(t, "b"), 0.25, 0.04) && within(share(t, "c"), 0.5, 0.04),
+	w.recordPromise(isClose(share(t, "a"), 0.25, 0.04) && isClose(share(t, "b"), 0.25, 0.04) && isClose(share(t, "c"), 0.5, 0.04),
 		"the spread follows the weights 1:1:2", "%s", t.Spread())
 	foreign := 0
 	for client, n := range t.Clients() {
@@ -72,13 +72,13 @@ func (w *web) balance(ctx context.Context) error {
 			foreign += n
 		}
 	}
-	w.judge(foreign == 0 && t.Good() > 0, "servers see the clients' own addresses", "%d clients, %d requests from elsewhere", len(t.Clients()), foreign)
+	w.recordPromise(foreign == 0 && t.Good() > 0, "servers see the clients' own addresses", "%d clients, %d requests from elsewhere", len(t.Clients()), foreign)
 	return ctx.Err()
 }
 
-// lateness measures the delays of this program's scheduling, during which the gateway cannot keep its promises
+// measureDelays measures the delays of this program's scheduling, during which the gateway cannot keep its promises
 // either. end stops the measurement and returns the total.
-func lateness() (end func() time.Duration) {
+func measureDelays() (end func() time.Duration) {
 	const tick, usual = 10 * time.Millisecond, 50 * time.Millisecond
 	stop, told := make(chan struct{}), make(chan time.Duration)
 	go func() {
@@ -109,8 +109,8 @@ func (w *web) loseServer(ctx context.Context) error {
 	load.Rate = 400
 	end := w.background(ctx, load)
 	_ = pause.For(ctx, 500*time.Millisecond)
-	w.say("killing the server of backend b under load")
-	late := lateness()
+	w.printText("killing the server of backend b under load")
+	late := measureDelays()
 	died := time.Now()
 	if err := w.victim.Stop(); err != nil {
 		end()
@@ -123,7 +123,7 @@ func (w *web) loseServer(ctx context.Context) error {
 		return err
 	}
 	_ = pause.For(ctx, time.Second)
-	w.say("bringing it back")
+	w.printText("bringing it back")
 	if err := w.victim.Start(); err != nil {
 		end()
 		return err
@@ -139,12 +139,12 @@ func (w *web) loseServer(ctx context.Context) error {
 	if out.Sub(died) > webWindow && stood > 0 {
 		took += fmt.Sprintf(", for %.2f s of which this machine had no time for the demo", stood.Seconds())
 	}
-	w.judge(out.Sub(died) <= webWindow+stood, "a dead backend is out within 2.5 s", "%s", took)
-	w.judge(len(outside) == 0, "no request fails once it is out, or when it is back", "%d of %d%s; %d failed before it was out",
+	w.recordPromise(out.Sub(died) <= webWindow+stood, "a dead backend is out within 2.5 s", "%s", took)
+	w.recordPromise(len(outside) == 0, "no request fails once it is out, or when it is back", "%d of %d%s; %d failed before it was out",
 		len(outside), t.Sent(), causes(outside), len(t.Failures)-len(outside))
 	load.Count, load.Rate = 2000, 0
 	t = w.run(ctx, load)
-	w.judge(within(share(t, "b"), 0.25, 0.06), "the backend gets its share again", "%s", t.Spread())
+	w.recordPromise(isClose(share(t, "b"), 0.25, 0.06), "the backend gets its share again", "%s", t.Spread())
 	return ctx.Err()
 }
 
@@ -185,7 +185,7 @@ func (w *web) reload(ctx context.Context) error {
 	}
 	took := time.Since(start)
 	t := end()
-	w.judge(len(t.Failures) == 0, fmt.Sprintf("%d reloads under load lose nothing", reloads),
+	w.recordPromise(len(t.Failures) == 0, fmt.Sprintf("%d reloads under load lose nothing", reloads),
 		"%d of %d requests failed%s in %.1f s", len(t.Failures), t.Sent(), causes(t.Failures), took.Seconds())
 	return ctx.Err()
 }
@@ -196,23 +196,23 @@ func (w *web) loseDaemon(ctx context.Context) error {
 	load.Rate = 400
 	end := w.background(ctx, load)
 	_ = pause.For(ctx, 300*time.Millisecond)
-	w.say("kill -9 of the daemon under load")
+	w.printText("kill -9 of the daemon under load")
 	if err := w.gw.Kill(); err != nil {
 		end()
 		return err
 	}
 	_ = pause.For(ctx, 700*time.Millisecond)
-	w.say("starting it again")
+	w.printText("starting it again")
 	if err := w.gw.Restart(ctx); err != nil {
 		end()
 		return err
 	}
 	_ = pause.For(ctx, 500*time.Millisecond)
 	t := end()
-	w.judge(len(t.Failures) == 0, "kill -9 of the daemon and its restart lose nothing",
+	w.recordPromise(len(t.Failures) == 0, "kill -9 of the daemon and its restart lose nothing",
 		"%d of %d requests failed%s", len(t.Failures), t.Sent(), causes(t.Failures))
 	if log := w.gw.Log(); strings.Contains(log, "level=ERROR") {
-		w.say("the daemon complains: %s", log)
+		w.printText("the daemon complains: %s", log)
 	}
 	return ctx.Err()
 }

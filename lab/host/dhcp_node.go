@@ -26,7 +26,7 @@ func configureByDHCP(ctx context.Context, n *lab.Node, iface string) (*dhcpNode,
 	if err != nil {
 		return nil, err
 	}
-	lease, err := obtain(ctx, clients, n, iface)
+	lease, err := obtainLease(ctx, clients, n, iface)
 	if err != nil {
 		clients.Close()
 		return nil, err
@@ -44,7 +44,7 @@ func configureByDHCP(ctx context.Context, n *lab.Node, iface string) (*dhcpNode,
 			try, cancel := context.WithTimeout(ctx, lease.Time/4)
 			if again, err := clients.Renew(try, lease); err == nil {
 				lease = again
-			} else if again, err := obtain(ctx, clients, n, iface); err == nil { // the server has forgotten the lease
+			} else if again, err := obtainLease(ctx, clients, n, iface); err == nil { // the server has forgotten the lease
 				lease = again
 			}
 			cancel()
@@ -53,8 +53,8 @@ func configureByDHCP(ctx context.Context, n *lab.Node, iface string) (*dhcpNode,
 	return d, nil
 }
 
-// obtain gets a lease and configures it.
-func obtain(ctx context.Context, clients *DHCP, n *lab.Node, iface string) (Lease, error) {
+// obtainLease gets a lease and configures it.
+func obtainLease(ctx context.Context, clients *DHCP, n *lab.Node, iface string) (Lease, error) {
 	h, err := n.Handle()
 	if err != nil {
 		return Lease{}, err

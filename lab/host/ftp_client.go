@@ -87,7 +87,7 @@ func (f *ftpClient) fetchPassive(mode FTPMode) (FTPResult, error) {
 	if err != nil {
 		return r, err
 	}
-	if r.Announced, err = f.announced(mode, text); err != nil {
+	if r.Announced, err = f.parseEndpoint(mode, text); err != nil {
 		return r, fmt.Errorf("ftp: %s: %w", mode, err)
 	}
 	// Use the address of the control connection, because helpers expect no other.
@@ -103,8 +103,8 @@ func (f *ftpClient) fetchPassive(mode FTPMode) (FTPResult, error) {
 	return f.finish(r, data)
 }
 
-// announced parses the endpoint in the reply to PASV or EPSV.
-func (f *ftpClient) announced(mode FTPMode, text string) (netip.AddrPort, error) {
+// parseEndpoint parses the endpoint in the reply to PASV or EPSV.
+func (f *ftpClient) parseEndpoint(mode FTPMode, text string) (netip.AddrPort, error) {
 	_, inside, ok := strings.Cut(text, "(")
 	inside, _, ok2 := strings.Cut(inside, ")")
 	if !ok || !ok2 {
@@ -159,7 +159,7 @@ func (f *ftpClient) fetchActive(mode FTPMode) (FTPResult, error) {
 }
 
 func (f *ftpClient) finish(r FTPResult, data net.Conn) (FTPResult, error) {
-	body, err := drain(data)
+	body, err := readRest(data)
 	if err != nil {
 		return r, fmt.Errorf("ftp: data connection: %w", err)
 	}

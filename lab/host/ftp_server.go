@@ -80,7 +80,7 @@ func (s *FTP) serve(c net.Conn) {
 	for sc.Scan() {
 		verb, arg, _ := strings.Cut(strings.TrimSpace(sc.Text()), " ")
 		verb = strings.ToUpper(verb)
-		session.obey(verb, arg)
+		session.runCommand(verb, arg)
 		if verb == "QUIT" {
 			return
 		}
@@ -91,7 +91,7 @@ func (f *ftpSession) reply(code int, text string) {
 	_, _ = fmt.Fprintf(f.control, "%d %s\r\n", code, text) // a lost control connection ends the session
 }
 
-func (f *ftpSession) obey(verb, arg string) {
+func (f *ftpSession) runCommand(verb, arg string) {
 	switch verb {
 	case "USER":
 		f.reply(331, "any password will do")
@@ -239,8 +239,8 @@ func parseEPRT(s string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(a, uint16(port)), nil
 }
 
-// drain reads the rest of a data connection.
-func drain(c net.Conn) (string, error) {
+// readRest reads the rest of a data connection.
+func readRest(c net.Conn) (string, error) {
 	if err := c.SetDeadline(time.Now().Add(ftpTimeout)); err != nil {
 		return "", err
 	}

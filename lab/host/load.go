@@ -154,7 +154,7 @@ func (l Load) RunUntil(ctx context.Context, stop <-chan struct{}) Tally {
 	}}
 	var wg sync.WaitGroup
 	for range cmp.Or(l.Parallel, 16) {
-		wg.Go(func() { r.work(ctx) })
+		wg.Go(func() { r.runWorker(ctx) })
 	}
 	wg.Wait()
 	r.tally.Elapsed = time.Since(r.tally.Start)
@@ -170,7 +170,7 @@ type runner struct {
 	tally Tally
 }
 
-func (r *runner) work(ctx context.Context) {
+func (r *runner) runWorker(ctx context.Context) {
 	for {
 		i := r.next.Add(1) - 1
 		if r.load.Count > 0 && i >= int64(r.load.Count) {
@@ -191,11 +191,11 @@ func (r *runner) work(ctx context.Context) {
 			return
 		default:
 		}
-		r.one(ctx, i)
+		r.sendOne(ctx, i)
 	}
 }
 
-func (r *runner) one(ctx context.Context, i int64) {
+func (r *runner) sendOne(ctx context.Context, i int64) {
 	try, cancel := context.WithTimeout(ctx, cmp.Or(r.load.Timeout, 2*time.Second))
 	defer cancel()
 	start, source := time.Now(), r.load.source(i)

@@ -55,7 +55,7 @@ func (s *Servers) serve(ctx context.Context, l *lab.Lab, n *lab.Node, spec lab.S
 	if gateway, ok := l.Lookup("gateway"); ok {
 		dir = filepath.Join(gateway.StateDir(), "programs") // both ends of a VPN read keys there
 	}
-	run := func(p stopper, err error) error {
+	run := func(p runningServer, err error) error {
 		if err == nil {
 			s.stops = append(s.stops, p.Stop)
 		}
@@ -90,24 +90,24 @@ func (s *Servers) serve(ctx context.Context, l *lab.Lab, n *lab.Node, spec lab.S
 func (s *Servers) listen(n *lab.Node, kind, at string) (err error) {
 	switch kind {
 	case "web":
-		err = keep(s, at, n, func(n *lab.Node, name, at string) (*Web, error) { return ServeWeb(n, name, at) })
+		err = startServer(s, at, n, func(n *lab.Node, name, at string) (*Web, error) { return ServeWeb(n, name, at) })
 	case "ftp":
-		err = keep(s, at, n, ServeFTP)
+		err = startServer(s, at, n, ServeFTP)
 	case "dns":
-		err = keep(s, at, n, ServeDNS)
+		err = startServer(s, at, n, ServeDNS)
 	case "echo":
-		if err = keep(s, at, n, ServeLines); err == nil {
-			err = keep(s, at, n, ServeDatagrams)
+		if err = startServer(s, at, n, ServeLines); err == nil {
+			err = startServer(s, at, n, ServeDatagrams)
 		}
 	}
 	return err
 }
 
-// stopper is a running server.
-type stopper interface{ Stop() error }
+// runningServer is a running server.
+type runningServer interface{ Stop() error }
 
-// keep starts a server and stores its Stop function.
-func keep[S stopper](s *Servers, at string, n *lab.Node, start func(n *lab.Node, name, at string) (S, error)) error {
+// startServer starts a server and stores its Stop function.
+func startServer[S runningServer](s *Servers, at string, n *lab.Node, start func(n *lab.Node, name, at string) (S, error)) error {
 	server, err := start(n, n.Short(), at)
 	if err == nil {
 		s.stops = append(s.stops, server.Stop)

@@ -83,7 +83,7 @@ func CaseHost(h model.Host, far netns.NsHandle) (ifaces, peers map[string]int, e
 		errs = append(errs, netlink.NeighSet(neighbour(n, ifaces[n.Interface])))
 	}
 	for _, r := range h.Routes {
-		errs = append(errs, named("route", r, netlink.RouteAdd(route(r, ifaces[r.Interface]))))
+		errs = append(errs, wrapError("route", r, netlink.RouteAdd(route(r, ifaces[r.Interface]))))
 	}
 	errs = append(errs, lab.AwaitAddresses(context.Background(), &netlink.Handle{}))
 	return ifaces, peers, errors.Join(errs...)

@@ -43,11 +43,11 @@ func ChangeHost(was, now model.Host) (more bool, err error) {
 			more, renewed[i.Name] = true, true
 			errs = append(errs, netlink.LinkSetHardwareAddr(l, i.MAC[:]))
 		}
-		for _, p := range gone(old.Addresses, i.Addresses) {
+		for _, p := range missingFrom(old.Addresses, i.Addresses) {
 			more = true
 			errs = append(errs, netlink.AddrDel(l, &netlink.Addr{IPNet: network(p)}))
 		}
-		for _, p := range gone(i.Addresses, old.Addresses) {
+		for _, p := range missingFrom(i.Addresses, old.Addresses) {
 			more = true
 			a := &netlink.Addr{IPNet: network(p)}
 			if p.Addr().Is6() {
@@ -60,36 +60,36 @@ func ChangeHost(was, now model.Host) (more bool, err error) {
 	if six {
 		errs = append(errs, lab.AwaitAddresses(context.Background(), &netlink.Handle{}))
 	}
-	for _, r := range gone(was.Routes, now.Routes) {
+	for _, r := range missingFrom(was.Routes, now.Routes) {
 		more = true
-		errs = append(errs, named("unroute", r, netlink.RouteDel(route(r, links[r.Interface].Attrs().Index))))
+		errs = append(errs, wrapError("unroute", r, netlink.RouteDel(route(r, links[r.Interface].Attrs().Index))))
 	}
-	for _, r := range gone(now.Routes, was.Routes) {
+	for _, r := range missingFrom(now.Routes, was.Routes) {
 		more = true
-		errs = append(errs, named("route", r, netlink.RouteAdd(route(r, links[r.Interface].Attrs().Index))))
+		errs = append(errs, wrapError("route", r, netlink.RouteAdd(route(r, links[r.Interface].Attrs().Index))))
 	}
-	for _, n := range gone(was.Neighbours, now.Neighbours) {
+	for _, n := range missingFrom(was.Neighbours, now.Neighbours) {
 		if !renewed[n.Interface] {
-			errs = append(errs, named("forget", n, netlink.NeighDel(neighbour(n, links[n.Interface].Attrs().Index))))
+			errs = append(errs, wrapError("forget", n, netlink.NeighDel(neighbour(n, links[n.Interface].Attrs().Index))))
 		}
 	}
 	for _, n := range now.Neighbours {
 		if renewed[n.Interface] || !slices.Contains(was.Neighbours, n) {
-			errs = append(errs, named("neighbour", n, netlink.NeighSet(neighbour(n, links[n.Interface].Attrs().Index))))
+			errs = append(errs, wrapError("neighbour", n, netlink.NeighSet(neighbour(n, links[n.Interface].Attrs().Index))))
 		}
 	}
 	return more, errors.Join(errs...)
 }
 
-func named(what string, of any, err error) error {
+func wrapError(what string, of any, err error) error {
 	if err != nil {
 		return fmt.Errorf("%s %v: %w", what, of, err)
 	}
 	return nil
 }
 
-// gone returns the elements of some that are not in others.
-func gone[T comparable](some, others []T) (list []T) {
+// missingFrom returns the elements of some that are not in others.
+func missingFrom[T comparable](some, others []T) (list []T) {
 	for _, x := range some {
 		if !slices.Contains(others, x) {
 			list = append(list, x)

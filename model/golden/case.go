@@ -93,7 +93,7 @@ type Step struct {
 	// Packet
 	Interface string
 	Text      string // as written
-	Piece     piece
+	Piece     fragmentSelector
 	Action    model.Action
 	Reason    model.Reason // empty: any
 	Out       []Expected
@@ -129,8 +129,8 @@ type Expected struct {
 	Text      string // "same EDIT" or a packet, possibly with {in} and $names
 }
 
-// piece selects one fragment of the packet: number n of the fragments with size bytes.
-type piece struct {
+// fragmentSelector selects one fragment of the packet: number n of the fragments with size bytes.
+type fragmentSelector struct {
 	n, size int
 	id      uint32
 }
@@ -192,7 +192,7 @@ func Read(path, text string) (*Case, error) {
 			subject, why, _ := strings.Cut(trimmed, ":")
 			c.Skip[strings.TrimSpace(subject)] = strings.TrimSpace(why)
 		case "packets":
-			err = c.step(i+1, trimmed)
+			err = c.parsePacketLine(i+1, trimmed)
 		default:
 			err = fmt.Errorf("text outside of the sections config, config NAME, host, skip and packets")
 		}

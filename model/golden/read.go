@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// step parses one line of the packets section.
-func (c *Case) step(line int, s string) error {
+// parsePacketLine parses one line of the packets section.
+func (c *Case) parsePacketLine(line int, s string) error {
 	word, rest, _ := strings.Cut(s, " ")
 	rest = strings.TrimSpace(rest)
 	last := func() (*Step, error) {
@@ -92,7 +92,7 @@ func (c *Case) packet(line int, s string) error {
 		if _, err := fmt.Sscanf(strings.Join(words[1:], " "), "fragment %d of %d id %d", &n, &size, &id); err != nil {
 			return fmt.Errorf("%q: write fragment N of SIZE id ID", head)
 		}
-		p.Piece = piece{n: n, size: size, id: uint32(id)}
+		p.Piece = fragmentSelector{n: n, size: size, id: uint32(id)}
 	}
 	c.Steps = append(c.Steps, p)
 	return nil

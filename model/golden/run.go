@@ -25,7 +25,7 @@ func (c *Case) Run(s Subject) error {
 	r := run{c: c, s: s, host: c.Host, names: map[string]string{}, reasons: map[datapath.ReasonCounter]uint64{}}
 	var errs []error
 	for _, step := range c.Steps {
-		err := r.step(step)
+		err := r.runStep(step)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s:%d: %s: %w", c.Path, step.Line, s.Name(), err))
 		}
@@ -33,7 +33,7 @@ func (c *Case) Run(s Subject) error {
 			return errors.Join(errs...)
 		}
 	}
-	if err := r.counted(); err != nil {
+	if err := r.checkCounts(); err != nil {
 		errs = append(errs, fmt.Errorf("%s: %s: %w", c.Path, s.Name(), err))
 	}
 	return errors.Join(errs...)
@@ -51,9 +51,9 @@ type run struct {
 	reasons map[datapath.ReasonCounter]uint64
 }
 
-// counted compares a datapath's counts by reason with the results of the packets. The model and subjects that observe
+// checkCounts compares a datapath's counts by reason with the results of the packets. The model and subjects that observe
 // only the wires have no such counts.
-func (r *run) counted() error {
+func (r *run) checkCounts() error {
 	if len(r.reasons) == 0 {
 		return nil
 	}
@@ -89,7 +89,7 @@ func Family(frame []byte, reason model.Reason) string {
 	return "other"
 }
 
-func (r *run) step(s Step) error {
+func (r *run) runStep(s Step) error {
 	switch s.Kind {
 	case StepPacket:
 		return r.packet(s)
@@ -122,13 +122,13 @@ func (r *run) step(s Step) error {
 	case StepCount:
 		return r.count(s.Words)
 	case StepWhere:
-		return r.where(s.Words)
+		return r.checkCondition(s.Words)
 	}
 	return nil
 }
 
 func (r *run) packet(s Step) error {
-	frame, err := r.arrival(s)
+	frame, err := r.buildFrame(s)
 	if err != nil {
 		return errors.Join(err, errStop)
 	}
@@ -158,8 +158,8 @@ func (r *run) packet(s Step) error {
 	return errors.Join(errs...)
 }
 
-// arrival builds the frame of a step.
-func (r *run) arrival(s Step) ([]byte, error) {
+// buildFrame builds the frame of a step.
+func (r *run) buildFrame(s Step) ([]byte, error) {
 	text, missing := r.expand(s.Text)
 	if len(missing) > 0 {
 		return nil, fmt.Errorf("%v: no packet showed a value yet", missing)
@@ -220,7 +220,7 @@ func ends(p packet.Packet) (src, dst netip.Addr) {
 
 // compare compares one outgoing packet with the expected one.
 func (r *run) compare(want Expected, got model.Departure, in []byte) error {
-	p, err := r.expected(want, got, in)
+	p, err := r.buildExpected(want, got, in)
 	if err != nil {
 		return err
 	}
@@ -258,8 +258,8 @@ func (r *run) expand(text string) (string, []string) {
 	return text, missing
 }
 
-// expected builds the expected packet and takes unknown $names from the actual one.
-func (r *run) expected(want Expected, got model.Departure, in []byte) (packet.Packet, error) {
+// buildExpected builds the expected packet and takes unknown $names from the actual one.
+func (r *run) buildExpected(want Expected, got model.Departure, in []byte) (packet.Packet, error) {
 	text, missing := r.expand(want.Text)
 	if len(missing) > 0 {
 		r.learn(text, packet.Parse(got.Frame))
@@ -367,8 +367,8 @@ func (r *run) backend(w []string) error {
 	return fmt.Errorf("%q: not up, drain or down", w[1])
 }
 
-// where runs "where $p even", "odd", "A-B", "= X", "!= X", "same-parity X".
-func (r *run) where(w []string) error {
+// checkCondition runs "where $p even", "odd", "A-B", "= X", "!= X", "same-parity X".
+func (r *run) checkCondition(w []string) error {
 	if len(w) < 2 {
 		return fmt.Errorf("where $NAME even | odd | FIRST-LAST | = VALUE | != VALUE")
 	}

@@ -57,19 +57,19 @@ func randomEvent(r *rand.Rand) event {
 	return event{opening, r.Uint64()}
 }
 
-// conversation contains the observed packets between two hosts.
-type conversation struct {
+// hostPair contains the observed packets between two hosts.
+type hostPair struct {
 	in     [2]model.Arrival    // Last received packet of each direction.
 	out    [2]*model.Departure // The same packet as sent.
 	age    int                 // Age of the world at the last forwarded packet.
 	cookie *packet.TCP         // SYN cookie answer to its SYN.
 }
 
-// world is the state of the packet generator.
-type world struct {
+// generatorState is the state of the packet generator.
+type generatorState struct {
 	scenario      Scenario
 	host          model.Host
-	conversations []*conversation
+	conversations []*hostPair
 	age           int            // Increases when time advances.
 	prefixes      []netip.Prefix // Prefixes of rules that translate between the families.
 	mapped        []datapath.Mapping
@@ -79,13 +79,13 @@ type world struct {
 const maxConversations = 400
 
 // arrivals returns the packets of an event, each with its conversation and direction.
-func (w *world) arrivals(e event) []arrival {
+func (w *generatorState) arrivals(e event) []arrivingFrame {
 	r := rand.New(rand.NewPCG(e.seed, 1))
 	switch e.kind {
 	case opening:
 		return w.open(r)
 	case unrelated:
-		return w.unrelated(r)
+		return w.unrelatedPackets(r)
 	case waiting:
 		return nil
 	}
@@ -100,33 +100,33 @@ func (w *world) arrivals(e event) []arrival {
 	case continuing:
 		return w.sendMore(r, c)
 	case answering:
-		return w.answer(r, c)
+		return w.replyToLast(r, c)
 	case errorOriginal:
 		return w.icmpError(r, c, 0)
 	case errorReply:
 		return w.icmpError(r, c, 1)
 	case fragments:
-		return w.fragmented(r, c)
+		return w.splitLast(r, c)
 	case unsolicited:
-		return w.unsolicited(r, c)
+		return w.unsolicitedPacket(r, c)
 	case hairpin:
 		return w.hairpin(r, c)
 	case reusing:
-		return w.reuse(r, c)
+		return w.reuseTuple(r, c)
 	}
-	return w.hostile(r, c)
+	return w.corruptedPacket(r, c)
 }
 
-type arrival struct {
+type arrivingFrame struct {
 	model.Arrival
-	conversation *conversation
+	conversation *hostPair
 	direction    int
 }
 
 func pick[T any](r *rand.Rand, list []T) T { return list[r.IntN(len(list))] }
 
 // frame returns an IP packet in an Ethernet frame to the gateway.
-func (w *world) frame(iface string, p packet.Packet) model.Arrival {
+func (w *generatorState) frame(iface string, p packet.Packet) model.Arrival {
 	i, _ := w.host.Interface(iface)
 	e := &packet.Ethernet{Dst: i.MAC, Src: packet.MAC{2, 0, 0, 0, 1, 2}}
 	if iface == "lan0" {
@@ -137,7 +137,7 @@ func (w *world) frame(iface string, p packet.Packet) model.Arrival {
 
 // alterFrame rarely changes the link header of a frame. The frame gets another or a group address,
 // as on a promiscuous or flooded port, or a priority tag.
-func (w *world) alterFrame(r *rand.Rand, a model.Arrival) model.Arrival {
+func (w *generatorState) alterFrame(r *rand.Rand, a model.Arrival) model.Arrival {
 	if len(a.Frame) < 34 {
 		return a
 	}
@@ -191,7 +191,7 @@ func random(r *rand.Rand, n int) *packet.Data {
 }
 
 // open starts a conversation.
-func (w *world) open(r *rand.Rand) []arrival {
+func (w *generatorState) open(r *rand.Rand) []arrivingFrame {
 	o := pick(r, w.scenario.Opens)
 	src, dst := pick(r, o.Sources), pick(r, o.Dests)
 	sport, dport := uint16(1+r.IntN(65535)), pick(r, o.Ports)
@@ -233,12 +233,12 @@ func (w *world) open(r *rand.Rand) []arrival {
 	if ip, ok := p[0].(*packet.IPv6); ok && r.IntN(20) == 0 && !ip.NextHeader.Set {
 		p = slices.Insert(p, 1, packet.Layer(&packet.Options6{Destination: r.IntN(2) == 0}))
 	}
-	c := &conversation{}
+	c := &hostPair{}
 	w.conversations = append(w.conversations, c)
 	if len(w.conversations) > maxConversations {
 		w.conversations = w.conversations[1:]
 	}
-	return []arrival{{w.frame(o.Interface, p), c, 0}}
+	return []arrivingFrame{{w.frame(o.Interface, p), c, 0}}
 }
 
 // withoutPorts lists GRE, ESP, DCCP and UDP-Lite. The model ignores the ports of the last two, and
@@ -256,7 +256,7 @@ func setProtocol(header packet.Layer, protocol uint32) {
 }
 
 // sendMore returns another packet of the opener.
-func (w *world) sendMore(r *rand.Rand, c *conversation) []arrival {
+func (w *generatorState) sendMore(r *rand.Rand, c *hostPair) []arrivingFrame {
 	if c.in[0].Frame == nil {
 		return w.open(r)
 	}
@@ -269,15 +269,15 @@ func (w *world) sendMore(r *rand.Rand, c *conversation) []arrival {
 	}
 	p = w.replaceData(r, p, c)
 	w.changeTTL(r, p, c)
-	return []arrival{{w.frame(c.in[0].Interface, w.addOptions(r, p, c)), c, 0}}
+	return []arrivingFrame{{w.frame(c.in[0].Interface, w.addOptions(r, p, c)), c, 0}}
 }
 
-// reuse closes a connection and opens another one in its tuple.
-func (w *world) reuse(r *rand.Rand, c *conversation) []arrival {
+// reuseTuple closes a connection and opens another one in its tuple.
+func (w *generatorState) reuseTuple(r *rand.Rand, c *hostPair) []arrivingFrame {
 	if c.in[0].Frame == nil || c.out[0] == nil {
 		return w.sendMore(r, c)
 	}
-	there, back := withoutLink(packet.Parse(c.in[0].Frame)), innermost(withoutLink(packet.Parse(c.out[0].Frame)))
+	there, back := withoutLink(packet.Parse(c.in[0].Frame)), innerPacket(withoutLink(packet.Parse(c.out[0].Frame)))
 	t, isTCP := packet.Find[*packet.TCP](there)
 	u, came := packet.Find[*packet.TCP](back)
 	dst, src, ok := replyAddresses(there)
@@ -285,22 +285,22 @@ func (w *world) reuse(r *rand.Rand, c *conversation) []arrival {
 	if !isTCP || !came || !ok || !known {
 		return w.sendMore(r, c)
 	}
-	opener := func(flags packet.TCPFlags, seq uint32) arrival {
-		return arrival{w.frame(c.in[0].Interface, packet.Packet{header(r, src, dst),
+	opener := func(flags packet.TCPFlags, seq uint32) arrivingFrame {
+		return arrivingFrame{w.frame(c.in[0].Interface, packet.Packet{header(r, src, dst),
 			&packet.TCP{SrcPort: t.SrcPort, DstPort: t.DstPort, Flags: flags, Seq: seq, Ack: r.Uint32(), Window: 1000}}), c, 0}
 	}
-	answer := arrival{w.frame(c.out[0].Interface, packet.Packet{header(r, from, to),
+	answer := arrivingFrame{w.frame(c.out[0].Interface, packet.Packet{header(r, from, to),
 		&packet.TCP{SrcPort: u.DstPort, DstPort: u.SrcPort, Flags: packet.FIN | packet.ACK, Seq: r.Uint32(), Ack: t.Seq + 2, Window: 500}}), c, 1}
-	return []arrival{opener(packet.FIN|packet.ACK, t.Seq+1), answer, opener(packet.ACK, t.Seq+2), opener(packet.SYN, r.Uint32())}
+	return []arrivingFrame{opener(packet.FIN|packet.ACK, t.Seq+1), answer, opener(packet.ACK, t.Seq+2), opener(packet.SYN, r.Uint32())}
 }
 
 // hasFlow reports whether a packet of the conversation certainly belongs to a flow. A dropped
 // packet that opens a flow would hide the choice of its port or backend.
-func (w *world) hasFlow(c *conversation) bool { return c.out[0] != nil && c.age == w.age }
+func (w *generatorState) hasFlow(c *hostPair) bool { return c.out[0] != nil && c.age == w.age }
 
 // replaceData replaces the data of a packet. Sometimes it leaves no data. If the packet has a flow,
 // it sometimes nearly fills the link's MTU.
-func (w *world) replaceData(r *rand.Rand, p packet.Packet, c *conversation) packet.Packet {
+func (w *generatorState) replaceData(r *rand.Rand, p packet.Packet, c *hostPair) packet.Packet {
 	p = slices.DeleteFunc(p, func(l packet.Layer) bool { _, is := l.(*packet.Data); return is })
 	if u, ok := packet.Find[*packet.UDP](p); ok && u.Checksum.Value > 0 {
 		u.Checksum = packet.Forced{}
@@ -315,7 +315,7 @@ func (w *world) replaceData(r *rand.Rand, p packet.Packet, c *conversation) pack
 }
 
 // proveCookie acknowledges a cookie, sometimes with a nearby number.
-func (w *world) proveCookie(r *rand.Rand, c *conversation, p packet.Packet) []arrival {
+func (w *generatorState) proveCookie(r *rand.Rand, c *hostPair, p packet.Packet) []arrivingFrame {
 	if t, ok := packet.Find[*packet.TCP](p); ok {
 		*t = packet.TCP{SrcPort: t.SrcPort, DstPort: t.DstPort, Seq: c.cookie.Ack, Ack: c.cookie.Seq + 1, Window: 1000, Flags: packet.ACK}
 		if r.IntN(4) == 0 {
@@ -327,7 +327,7 @@ func (w *world) proveCookie(r *rand.Rand, c *conversation, p packet.Packet) []ar
 		c.cookie = nil
 	}
 	w.changeTTL(r, p, c)
-	return []arrival{{w.frame(c.in[0].Interface, p), c, 0}}
+	return []arrivingFrame{{w.frame(c.in[0].Interface, p), c, 0}}
 }
 
 func nextFlags(r *rand.Rand) packet.TCPFlags {
@@ -337,7 +337,7 @@ func nextFlags(r *rand.Rand) packet.TCPFlags {
 
 // changeTTL sets the hop limit of a packet. If the packet has a flow, the limit is sometimes too
 // small.
-func (w *world) changeTTL(r *rand.Rand, p packet.Packet, c *conversation) {
+func (w *generatorState) changeTTL(r *rand.Rand, p packet.Packet, c *hostPair) {
 	ttl := uint8(64)
 	if r.IntN(20) == 0 && w.hasFlow(c) {
 		ttl = uint8(r.IntN(3))
@@ -354,12 +354,12 @@ func (w *world) changeTTL(r *rand.Rand, p packet.Packet, c *conversation) {
 	}
 }
 
-// answer returns an answer to the last forwarded packet, from its receiver's view.
-func (w *world) answer(r *rand.Rand, c *conversation) []arrival {
+// replyToLast returns an answer to the last forwarded packet, from its receiver's view.
+func (w *generatorState) replyToLast(r *rand.Rand, c *hostPair) []arrivingFrame {
 	if c.out[0] == nil {
 		return w.sendMore(r, c)
 	}
-	p := innermost(withoutLink(packet.Parse(c.out[0].Frame)))
+	p := innerPacket(withoutLink(packet.Parse(c.out[0].Frame)))
 	src, dst, ok := replyAddresses(p)
 	if !ok {
 		return w.sendMore(r, c)
@@ -400,11 +400,11 @@ func (w *world) answer(r *rand.Rand, c *conversation) []arrival {
 		}
 		q = append(q, payload(r))
 	}
-	return []arrival{{w.frame(c.out[0].Interface, w.addOptions(r, q, c)), c, 1}}
+	return []arrivingFrame{{w.frame(c.out[0].Interface, w.addOptions(r, q, c)), c, 1}}
 }
 
 // gateway returns one of the host's own addresses, in the family of like.
-func (w *world) gateway(r *rand.Rand, like netip.Addr) netip.Addr {
+func (w *generatorState) gateway(r *rand.Rand, like netip.Addr) netip.Addr {
 	var own []netip.Addr
 	for _, i := range w.host.Interfaces {
 		for _, p := range i.Addresses {
@@ -429,8 +429,8 @@ func copyProtocol(header, as packet.Layer) bool {
 	return slices.Contains(withoutPorts, protocol)
 }
 
-// innermost removes tunnel headers: the backend answers the inner packet.
-func innermost(p packet.Packet) packet.Packet {
+// innerPacket removes tunnel headers: the backend answers the inner packet.
+func innerPacket(p packet.Packet) packet.Packet {
 	for i := len(p) - 1; i > 0; i-- {
 		switch p[i].(type) {
 		case *packet.IPv4, *packet.IPv6:

@@ -14,27 +14,29 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// follower makes the model repeat the choices of a datapath. It reads the choices from the frames
+// choiceFollower makes the model repeat the choices of a datapath. It reads the choices from the frames
 // that the datapath sent. It makes random choices where the frames show none.
-type follower struct {
+type choiceFollower struct {
 	model.Chance
 	model   *model.Model
 	got     model.Outcome // Outcome of the present frame.
 	evicted int           // Evicted SYNs.
 }
 
-var _ model.Choices = (*follower)(nil)
+var _ model.Choices = (*choiceFollower)(nil)
 
-func newFollower(m *model.Model) *follower { return &follower{Chance: m.Chance(), model: m} }
+func newFollower(m *model.Model) *choiceFollower {
+	return &choiceFollower{Chance: m.Chance(), model: m}
+}
 
-// expected returns the outcome that the model permits for a frame. The datapath's outcome is got.
-func (f *follower) expected(in model.Arrival, got model.Outcome) model.Outcome {
+// expectedOutcome returns the outcome that the model permits for a frame. The datapath's outcome is got.
+func (f *choiceFollower) expectedOutcome(in model.Arrival, got model.Outcome) model.Outcome {
 	f.got = got
 	return f.model.Follow(in, f)
 }
 
 // frame returns the sent frame, nil for none.
-func (f *follower) frame() []byte {
+func (f *choiceFollower) frame() []byte {
 	if len(f.got.Out) == 0 {
 		return nil
 	}
@@ -42,11 +44,11 @@ func (f *follower) frame() []byte {
 }
 
 // Provisional returns true: only a forwarded packet shows a choice.
-func (*follower) Provisional() bool { return true }
+func (*choiceFollower) Provisional() bool { return true }
 
 // ObservedTuple returns the tuple of the sent frame, or the planned one. The frame of a drop is an
 // answer to the sender and shows no tuple.
-func (f *follower) ObservedTuple() (flow.Tuple, bool) {
+func (f *choiceFollower) ObservedTuple() (flow.Tuple, bool) {
 	t, ok := f.got.Planned.Tuple, f.got.Planned.Gateway.IsValid()
 	if !ok && f.got.Action != model.Drop {
 		t, ok = model.TupleOf(f.frame())
@@ -58,7 +60,7 @@ func (f *follower) ObservedTuple() (flow.Tuple, bool) {
 }
 
 // Addresses returns the observed address first.
-func (f *follower) Addresses(pool []netip.Addr) []netip.Addr {
+func (f *choiceFollower) Addresses(pool []netip.Addr) []netip.Addr {
 	if t, ok := f.ObservedTuple(); ok {
 		if i := slices.Index(pool, t.Source.Addr()); i >= 0 {
 			return slices.Concat(pool[i:], pool[:i])
@@ -68,7 +70,7 @@ func (f *follower) Addresses(pool []netip.Addr) []netip.Addr {
 }
 
 // Ports yields the observed port first.
-func (f *follower) Ports(address netip.Addr, spans []flow.Ports) iter.Seq[uint16] {
+func (f *choiceFollower) Ports(address netip.Addr, spans []flow.Ports) iter.Seq[uint16] {
 	return func(yield func(uint16) bool) {
 		t, ok := f.ObservedTuple()
 		port := t.Source.Port()
@@ -80,7 +82,7 @@ func (f *follower) Ports(address netip.Addr, spans []flow.Ports) iter.Seq[uint16
 }
 
 // Backend returns the index of the backend in the sent frame, or of the planned one.
-func (f *follower) Backend(legal []model.Candidate) int {
+func (f *choiceFollower) Backend(legal []model.Candidate) int {
 	if to := f.got.Planned.Gateway; to.IsValid() {
 		return slices.IndexFunc(legal, func(c model.Candidate) bool { return c.Address == to })
 	}
@@ -97,7 +99,7 @@ func (f *follower) Backend(legal []model.Candidate) int {
 }
 
 // Identification returns the identification of the sent IPv4 header.
-func (f *follower) Identification(tunnel bool) uint16 {
+func (f *choiceFollower) Identification(tunnel bool) uint16 {
 	if b := f.frame(); len(b) >= 34 && b[14]>>4 == 4 {
 		return binary.BigEndian.Uint16(b[18:])
 	}
@@ -105,7 +107,7 @@ func (f *follower) Identification(tunnel bool) uint16 {
 }
 
 // Cookie returns the sequence number of the sent answer.
-func (f *follower) Cookie() uint32 {
+func (f *choiceFollower) Cookie() uint32 {
 	if t, ok := packet.Find[*packet.TCP](packet.Parse(f.frame())); ok {
 		return t.Seq
 	}
@@ -113,13 +115,13 @@ func (f *follower) Cookie() uint32 {
 }
 
 // Silent reports whether the datapath sent nothing for reason r.
-func (f *follower) Silent(r model.Reason) bool { return f.frame() == nil && f.got.Reason == r }
+func (f *choiceFollower) Silent(r model.Reason) bool { return f.frame() == nil && f.got.Reason == r }
 
 // Ends reports whether the datapath's reason was r.
-func (f *follower) Ends(r model.Reason) bool { return f.got.Reason == r }
+func (f *choiceFollower) Ends(r model.Reason) bool { return f.got.Reason == r }
 
 // AnswerMTU returns the MTU of the sent ICMP error.
-func (f *follower) AnswerMTU() int {
+func (f *choiceFollower) AnswerMTU() int {
 	if f.got.Reason != model.ReasonTooBig {
 		return 0
 	}
@@ -135,7 +137,7 @@ const synPlaces = 1 << 20
 
 // ForgetsSYN reports whether the answer to a SYN matched no entry. A hash selects the table slot of
 // each SYN. A limited number of SYNs may lose their slot to a later SYN.
-func (f *follower) ForgetsSYN(sent int) bool {
+func (f *choiceFollower) ForgetsSYN(sent int) bool {
 	if f.got.Reason != model.ReasonNotOurs || f.evicted >= 5+sent*sent/synPlaces {
 		return false
 	}
@@ -145,4 +147,4 @@ func (f *follower) ForgetsSYN(sent int) bool {
 
 // ForgetsCookie returns false: the kernel's clock limits the age of a cookie, and tests do not
 // advance that clock.
-func (*follower) ForgetsCookie(time.Duration) bool { return false }
+func (*choiceFollower) ForgetsCookie(time.Duration) bool { return false }

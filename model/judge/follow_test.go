@@ -16,7 +16,7 @@ import (
 )
 
 // follows returns a follower of a datapath with one rule on a host between two networks.
-func follows(t *testing.T, seed uint64, r config.NATRule) *follower {
+func follows(t *testing.T, seed uint64, r config.NATRule) *choiceFollower {
 	t.Helper()
 	c := &config.Config{NAT: []config.NATRule{r}}
 	c.SetDefaults()
@@ -70,14 +70,14 @@ func TestFollowConfirms(t *testing.T) {
 		for _, src := range []string{"10.0.0.9", "10.0.0.2"} {
 			in := udp(src, 4000)
 			in.Frame[22] = 1 // TTL
-			if o := f.expected(in, model.Outcome{Action: model.Drop, Reason: model.ReasonTTLExceeded}); o.Reason != model.ReasonTTLExceeded {
+			if o := f.expectedOutcome(in, model.Outcome{Action: model.Drop, Reason: model.ReasonTTLExceeded}); o.Reason != model.ReasonTTLExceeded {
 				t.Fatal(o.Reason)
 			}
 		}
 		for src, port := range map[string]int{"10.0.0.9": port, "10.0.0.2": 4002 - port} {
 			in := udp(src, 4000)
 			actual := shown(t, in, model.ReasonFlow, fmt.Sprintf("203.0.113.1:%d", port))
-			if d := packet.Diff(f.expected(in, actual).Out[0].Frame, actual.Out[0].Frame); d != "" {
+			if d := packet.Diff(f.expectedOutcome(in, actual).Out[0].Frame, actual.Out[0].Frame); d != "" {
 				t.Errorf("%s has %d: %s", src, port, d)
 			}
 		}
@@ -91,7 +91,7 @@ func TestFollowConfirmsInbound(t *testing.T) {
 		f := follows(t, 1, snatRule(2000, 2003))
 		in := udp("10.0.0.9", 4000)
 		in.Frame[22] = 1 // TTL
-		f.expected(in, model.Outcome{Action: model.Drop, Reason: model.ReasonTTLExceeded})
+		f.expectedOutcome(in, model.Outcome{Action: model.Drop, Reason: model.ReasonTTLExceeded})
 		answer := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 3}, Dst: packet.MAC{2, 1}},
 			&packet.IPv4{Src: netip.MustParseAddr("192.0.2.9"), Dst: netip.MustParseAddr("203.0.113.1"), TTL: 64},
 			&packet.UDP{SrcPort: 53, DstPort: port}}
@@ -99,7 +99,7 @@ func TestFollowConfirmsInbound(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o := f.expected(model.Arrival{Interface: "wan0", Frame: answer.Build()}, model.Outcome{Action: model.Forward, Reason: model.ReasonFlow, Out: []model.Departure{{Interface: "lan0", Frame: out.Build()}}})
+		o := f.expectedOutcome(model.Arrival{Interface: "wan0", Frame: answer.Build()}, model.Outcome{Action: model.Forward, Reason: model.ReasonFlow, Out: []model.Departure{{Interface: "lan0", Frame: out.Build()}}})
 		if o.Reason != want {
 			t.Errorf("port %d: %s, want %s", port, o.Reason, want)
 		}
@@ -119,7 +119,7 @@ func TestFollowClash(t *testing.T) {
 			p[1].(*packet.IPv4).Dst, p[2].(*packet.UDP).DstPort = netip.MustParseAddr(dst), port
 			in := model.Arrival{Interface: "lan0", Frame: p.Build()}
 			if src == "10.0.0.4" {
-				return f.expected(in, model.Outcome{Action: model.Drop, Reason: model.ReasonClash})
+				return f.expectedOutcome(in, model.Outcome{Action: model.Drop, Reason: model.ReasonClash})
 			}
 			return f.model.Receive(in)
 		}
@@ -154,10 +154,10 @@ func TestFollowTakesWhatIsLegal(t *testing.T) {
 	}{{"203.0.113.1:2002", true}, {"203.0.113.1:2004", true}, {"203.0.113.1:2000", false}, {"203.0.113.1:2003", false},
 		{"203.0.113.1:3000", false}, {"203.0.113.2:2002", false}} {
 		f := follows(t, 1, snatRule(2000, 2009))
-		f.expected(udp("10.0.0.9", 4000), shown(t, udp("10.0.0.9", 4000), model.ReasonNewFlow, "203.0.113.1:2000"))
+		f.expectedOutcome(udp("10.0.0.9", 4000), shown(t, udp("10.0.0.9", 4000), model.ReasonNewFlow, "203.0.113.1:2000"))
 		in := udp("10.0.0.2", 4000)
 		actual := shown(t, in, model.ReasonNewFlow, tc.source)
-		want := f.expected(in, actual)
+		want := f.expectedOutcome(in, actual)
 		if same := packet.Diff(want.Out[0].Frame, actual.Out[0].Frame) == ""; same != tc.legal {
 			t.Errorf("%s: legal %v, want %v: %s", tc.source, same, tc.legal, packet.Diff(want.Out[0].Frame, actual.Out[0].Frame))
 		}
@@ -166,13 +166,13 @@ func TestFollowTakesWhatIsLegal(t *testing.T) {
 
 // TestForgottenSYNs checks that a datapath may evict some SYNs, but not all.
 func TestForgottenSYNs(t *testing.T) {
-	f := &follower{got: model.Outcome{Action: model.Pass, Reason: model.ReasonNotOurs}}
+	f := &choiceFollower{got: model.Outcome{Action: model.Pass, Reason: model.ReasonNotOurs}}
 	for i := 1; i < 10; i++ {
 		if forgets := f.ForgetsSYN(10); forgets != (i <= 5) {
 			t.Errorf("after %d evicted SYNs: forgets %t", i-1, forgets)
 		}
 	}
-	f = &follower{got: model.Outcome{Action: model.Forward, Reason: model.ReasonSYNACK}}
+	f = &choiceFollower{got: model.Outcome{Action: model.Forward, Reason: model.ReasonSYNACK}}
 	if f.ForgetsSYN(10) {
 		t.Error("an answered SYN is evicted")
 	}
@@ -183,7 +183,7 @@ var wan, lan = Scenario{}.Host().Interfaces[0], Scenario{}.Host().Interfaces[1]
 
 // hidesBackend returns a follower of a datapath that chose a backend for a dropped packet, and that
 // packet.
-func hidesBackend(t *testing.T, c *config.Config, seed uint64) (*follower, packet.Packet) {
+func hidesBackend(t *testing.T, c *config.Config, seed uint64) (*choiceFollower, packet.Packet) {
 	t.Helper()
 	m, err := model.New(c, golden.StandardHost(), seed)
 	if err != nil {
@@ -192,20 +192,20 @@ func hidesBackend(t *testing.T, c *config.Config, seed uint64) (*follower, packe
 	f := newFollower(m)
 	p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: wan.MAC},
 		&packet.IPv4{Src: netip.MustParseAddr("203.0.113.5"), Dst: netip.MustParseAddr("192.0.2.10"), TTL: 1}, &packet.UDP{SrcPort: 4000, DstPort: 53}}
-	f.expected(model.Arrival{Interface: wan.Name, Frame: p.Build()}, model.Outcome{Action: model.Drop, Reason: model.ReasonTTLExceeded})
+	f.expectedOutcome(model.Arrival{Interface: wan.Name, Frame: p.Build()}, model.Outcome{Action: model.Drop, Reason: model.ReasonTTLExceeded})
 	return f, p
 }
 
 // forwards makes the datapath forward a packet by lan with a change, and requires the same outcome
 // of the model.
-func (f *follower) forwards(t *testing.T, came model.Interface, p packet.Packet, reason model.Reason, changes string) {
+func (f *choiceFollower) forwards(t *testing.T, came model.Interface, p packet.Packet, reason model.Reason, changes string) {
 	t.Helper()
 	out, err := packet.Parse(p.Build()).Edit(changes)
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := model.Outcome{Action: model.Forward, Reason: reason, Out: []model.Departure{{Interface: lan.Name, Frame: out.Build()}}}
-	want := f.expected(model.Arrival{Interface: came.Name, Frame: p.Build()}, got)
+	want := f.expectedOutcome(model.Arrival{Interface: came.Name, Frame: p.Build()}, got)
 	if d := describe(want, got); d != "" {
 		t.Error(d)
 	}
@@ -228,7 +228,7 @@ services:
 		if err != nil {
 			t.Fatal(err)
 		}
-		f.expected(model.Arrival{Interface: wan.Name, Frame: p.Build()},
+		f.expectedOutcome(model.Arrival{Interface: wan.Name, Frame: p.Build()},
 			model.Outcome{Action: model.Forward, Reason: model.ReasonFlow, Out: []model.Departure{{Interface: lan.Name, Frame: out.Build()}}})
 		for _, b := range f.model.Counters().Services[0].Backends {
 			if want := map[string]uint64{"a": 0, "b": 2}[b.Name]; b.Packets != want || b.Bytes != 28*want {
@@ -262,7 +262,7 @@ services:
 				}
 				got = model.Outcome{Action: model.Forward, Reason: model.ReasonFlow, Out: []model.Departure{{Interface: wan.Name, Frame: out.Build()}}}
 			}
-			if want := f.expected(model.Arrival{Interface: lan.Name, Frame: answer.Build()}, got); want.Reason != got.Reason {
+			if want := f.expectedOutcome(model.Arrival{Interface: lan.Name, Frame: answer.Build()}, got); want.Reason != got.Reason {
 				t.Errorf("seed %d, %s: want %s, got %s", seed, server, want.Reason, got.Reason)
 			}
 		}
@@ -285,7 +285,7 @@ func TestFollowFiltered(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := f.expected(model.Arrival{Interface: "lan0", Frame: hidden.Build()}, model.Outcome{Action: model.Drop, Reason: model.ReasonTTLExceeded}); want.Reason != model.ReasonTTLExceeded {
+		if want := f.expectedOutcome(model.Arrival{Interface: "lan0", Frame: hidden.Build()}, model.Outcome{Action: model.Drop, Reason: model.ReasonTTLExceeded}); want.Reason != model.ReasonTTLExceeded {
 			t.Fatalf("a packet without hops left: %v", want.Reason)
 		}
 		for _, to := range order {
@@ -295,7 +295,7 @@ func TestFollowFiltered(t *testing.T) {
 			if to == port {
 				got = model.ReasonFiltered
 			}
-			if want := f.expected(model.Arrival{Interface: "wan0", Frame: p.Build()}, model.Outcome{Action: model.Drop, Reason: got}); want.Reason != got {
+			if want := f.expectedOutcome(model.Arrival{Interface: "wan0", Frame: p.Build()}, model.Outcome{Action: model.Drop, Reason: got}); want.Reason != got {
 				t.Errorf("the binding is at port %d: a stranger's packet to port %d: %v, want %v", port, to, want.Reason, got)
 			}
 		}
@@ -308,7 +308,7 @@ func TestFollowReset(t *testing.T) {
 		f := follows(t, uint64(port), snatRule(1000, 1001))
 		hidden := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: packet.MAC{2, 2}},
 			&packet.IPv4{Src: netip.MustParseAddr("10.0.0.2"), Dst: netip.MustParseAddr("192.0.2.99"), TTL: 1}, &packet.TCP{SrcPort: 4000, DstPort: 53, Flags: packet.SYN}}
-		f.expected(model.Arrival{Interface: "lan0", Frame: hidden.Build()}, model.Outcome{Action: model.Drop, Reason: model.ReasonTTLExceeded})
+		f.expectedOutcome(model.Arrival{Interface: "lan0", Frame: hidden.Build()}, model.Outcome{Action: model.Drop, Reason: model.ReasonTTLExceeded})
 		for _, to := range []uint16{port, 2001 - port} {
 			p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 3}, Dst: packet.MAC{2, 1}},
 				&packet.IPv4{Src: netip.MustParseAddr("192.0.2.9"), Dst: netip.MustParseAddr("203.0.113.1"), TTL: 64}, &packet.TCP{SrcPort: 53, DstPort: to, Flags: packet.RST}}
@@ -316,7 +316,7 @@ func TestFollowReset(t *testing.T) {
 			if to == port {
 				got = model.ReasonNoFlow
 			}
-			if want := f.expected(model.Arrival{Interface: "wan0", Frame: p.Build()}, model.Outcome{Action: model.Drop, Reason: got}); want.Reason != got {
+			if want := f.expectedOutcome(model.Arrival{Interface: "wan0", Frame: p.Build()}, model.Outcome{Action: model.Drop, Reason: got}); want.Reason != got {
 				t.Errorf("the binding is at port %d: a reset to port %d: %v, want %v", port, to, want.Reason, got)
 			}
 		}
@@ -342,7 +342,7 @@ services:
 			}
 			answer := packet.Packet{&packet.Ethernet{}, &packet.IPv6{}, &packet.ICMP{V6: true, Type: 2, Rest: mtu}}
 			got := model.Outcome{Action: model.Drop, Reason: model.ReasonTooBig, Out: []model.Departure{{Interface: wan.Name, Frame: answer.Build()}}}
-			want := newFollower(m).expected(model.Arrival{Interface: wan.Name, Frame: in.Build()}, got)
+			want := newFollower(m).expectedOutcome(model.Arrival{Interface: wan.Name, Frame: in.Build()}, got)
 			if len(want.Out) != 1 {
 				t.Fatalf("%v %v", want.Action, want.Reason)
 			}
@@ -392,7 +392,7 @@ nat:
 	}
 	f, ip := newFollower(m), &packet.IPv4{Src: netip.MustParseAddr("10.0.2.6"), Dst: netip.MustParseAddr("198.51.100.1"), TTL: 1}
 	p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: lan.MAC}, ip, &packet.UDP{SrcPort: 4003, DstPort: 53}}
-	f.expected(model.Arrival{Interface: lan.Name, Frame: p.Build()}, model.Outcome{Action: model.Drop, Reason: model.ReasonTTLExceeded})
+	f.expectedOutcome(model.Arrival{Interface: lan.Name, Frame: p.Build()}, model.Outcome{Action: model.Drop, Reason: model.ReasonTTLExceeded})
 	ip.TTL = 64
 	f.forwards(t, lan, p, model.ReasonFlow, "eth(src=02:00:00:00:02:01,dst=02:00:00:00:02:09)/ip4(src=198.51.100.1,dst=10.0.2.9,ttl=63)/udp(sport=23289)")
 }
@@ -417,9 +417,9 @@ services:
 			t.Fatal(err)
 		}
 		f := newFollower(m)
-		f.expected(arrives("ip6(src=2001:db8:5::1,dst=2001:db8::10,hl=1)/tcp(sport=4000,dport=80,flags=S)"), model.Outcome{Action: model.Drop, Reason: model.ReasonTTLExceeded})
+		f.expectedOutcome(arrives("ip6(src=2001:db8:5::1,dst=2001:db8::10,hl=1)/tcp(sport=4000,dport=80,flags=S)"), model.Outcome{Action: model.Drop, Reason: model.ReasonTTLExceeded})
 		got := model.Outcome{Action: model.Drop, Reason: model.ReasonUntranslatable}
-		want := f.expected(arrives("ip6(src=2001:db8:5::1,dst=2001:db8::10)/frag(more,id=7)/dstopts()/tcp(sport=4000,dport=80,flags=A)/data(64)"), got)
+		want := f.expectedOutcome(arrives("ip6(src=2001:db8:5::1,dst=2001:db8::10)/frag(more,id=7)/dstopts()/tcp(sport=4000,dport=80,flags=A)/data(64)"), got)
 		if want.Action != got.Action || want.Reason != got.Reason {
 			t.Errorf("seed %d: %v %v, and %v %v is wanted", seed, got.Action, got.Reason, want.Action, want.Reason)
 		}
@@ -446,7 +446,7 @@ services:
 	}
 	f, ip := newFollower(m), &packet.IPv4{Src: netip.MustParseAddr("10.1.0.3"), Dst: netip.MustParseAddr("192.0.2.10"), TTL: 1}
 	p := packet.Packet{&packet.Ethernet{Src: packet.MAC{2, 9}, Dst: lan.MAC}, ip, &packet.UDP{SrcPort: 4003, DstPort: 53}}
-	f.expected(model.Arrival{Interface: lan.Name, Frame: p.Build()}, model.Outcome{Action: model.Drop, Reason: model.ReasonTTLExceeded})
+	f.expectedOutcome(model.Arrival{Interface: lan.Name, Frame: p.Build()}, model.Outcome{Action: model.Drop, Reason: model.ReasonTTLExceeded})
 	m.SetHost(golden.StandardHost())
 	ip.TTL = 64
 	f.forwards(t, lan, p, model.ReasonFlow, "eth(src=02:00:00:00:02:01,dst=02:00:00:00:02:09)/ip4(src=198.51.100.1,dst=10.1.0.3,ttl=63)/udp(sport=20025)")

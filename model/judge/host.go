@@ -16,7 +16,7 @@ import (
 )
 
 // hostChange returns a random change of the host as a line of a packet case, "" for none.
-func (w *world) hostChange(r *rand.Rand) string {
+func (w *generatorState) hostChange(r *rand.Rand) string {
 	h, was := &w.host, w.scenario.Host()
 	i := pick(r, h.Interfaces)
 	switch r.IntN(9) {
@@ -35,7 +35,7 @@ func (w *world) hostChange(r *rand.Rand) string {
 			return fmt.Sprintf("mtu %s %d", i.Name, pick(r, []int{1500, 1500, 1492, 1400, 1280}))
 		}
 	case 4:
-		if gone := missing(was.Routes, h.Routes); len(gone) > 0 && r.IntN(4) > 0 {
+		if gone := missingRoutes(was.Routes, h.Routes); len(gone) > 0 && r.IntN(4) > 0 {
 			n := pick(r, gone)
 			return fmt.Sprintf("route %s via %s dev %s%s", n.To, n.Via, n.Interface, pick(r, []string{"", "", " mtu 1400", " mtu 1300"}))
 		}
@@ -89,7 +89,7 @@ func (w *world) hostChange(r *rand.Rand) string {
 var extraAddresses = map[string][]string{"wan0": {"198.51.100.77/24"},
 	"lan0": {"10.0.2.77/24", "192.168.9.1/24", "fd00:2::77/64"}}
 
-func missing(all, some []model.Route) (list []model.Route) {
+func missingRoutes(all, some []model.Route) (list []model.Route) {
 	for _, r := range all {
 		if !slices.ContainsFunc(some, func(s model.Route) bool { return s.To == r.To }) {
 			list = append(list, r)
@@ -100,7 +100,7 @@ func missing(all, some []model.Route) (list []model.Route) {
 
 // noRoute reports whether the kernel gets a packet without a route. The kernel drops the packet. A
 // datapath may translate and count it or not.
-func (w *world) noRoute(o model.Outcome) bool {
+func (w *generatorState) noRoute(o model.Outcome) bool {
 	return leftToKernel(o) && !w.host.Routed(destination(packet.Parse(o.Out[0].Frame)))
 }
 
@@ -109,9 +109,9 @@ func leftToKernel(o model.Outcome) bool {
 	return o.Action == model.Pass && o.Reason == model.ReasonNotRouted && len(o.Out) == 1
 }
 
-// visible returns the observable part of an outcome. A packet without a route shows nothing. A
+// observablePart returns the observable part of an outcome. A packet without a route shows nothing. A
 // packet that the kernel forwards unchanged shows nothing either.
-func (w *world) visible(in []byte, o model.Outcome) model.Outcome {
+func (w *generatorState) observablePart(in []byte, o model.Outcome) model.Outcome {
 	if w.noRoute(o) || leftToKernel(o) && bytes.Equal(o.Out[0].Frame, in) {
 		o.Out = nil
 	}
@@ -124,7 +124,7 @@ func destination(p packet.Packet) netip.Addr {
 }
 
 // hostChanges applies one change of the host during traffic.
-func (t *trace) hostChanges(s golden.Subject, model *model.Model, w *world, r *rand.Rand) error {
+func (t *trace) hostChanges(s golden.Subject, model *model.Model, w *generatorState, r *rand.Rand) error {
 	line := w.hostChange(r)
 	if line == "" {
 		return nil
@@ -136,7 +136,7 @@ func (t *trace) hostChanges(s golden.Subject, model *model.Model, w *world, r *r
 	w.dropUncertain()
 	w.host = h
 	model.SetHost(h)
-	t.steps = append(t.steps, step{change: "host " + line})
+	t.steps = append(t.steps, judgedStep{change: "host " + line})
 	if err := s.SetHost(h); err != nil {
 		return fmt.Errorf("%s: host %s: %w", s.Name(), line, err)
 	}

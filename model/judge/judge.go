@@ -142,7 +142,7 @@ type trace struct {
 	unresolved   []string // Unresolved neighbours.
 	reloads      []reload // Other configurations for reloads.
 	host         bool     // The host changes.
-	steps        []step
+	steps        []judgedStep
 	packets      int
 	at           int // event of the disagreement
 	disagreement *Disagreement
@@ -150,7 +150,7 @@ type trace struct {
 	undecidable  bool   // Provisional choices permit two outcomes.
 }
 
-type step struct {
+type judgedStep struct {
 	in     model.Arrival
 	want   model.Outcome
 	got    model.Outcome
@@ -172,7 +172,7 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, o Option
 	if err := s.Reset(c, host); err != nil {
 		return nil, fmt.Errorf("%s: reset: %w", s.Name(), err)
 	}
-	w, f := &world{scenario: sc, host: host}, newFollower(model)
+	w, f := &generatorState{scenario: sc, host: host}, newFollower(model)
 	t := &trace{unresolved: unresolved, host: o.Host}
 	if o.Reloads {
 		if t.reloads, err = sc.reloads(o.Seed); err != nil {
@@ -196,7 +196,7 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, o Option
 			if err := s.Advance(d); err != nil {
 				return nil, err
 			}
-			t.steps = append(t.steps, step{wait: d})
+			t.steps = append(t.steps, judgedStep{wait: d})
 			continue
 		}
 		if e.kind == changing {
@@ -219,7 +219,7 @@ func replay(s golden.Subject, sc Scenario, seed uint64, events []event, o Option
 }
 
 // change applies one change: a mapping, a backend's state, another configuration, or the host.
-func (t *trace) change(s golden.Subject, model *model.Model, w *world, e event, seed uint64) error {
+func (t *trace) change(s golden.Subject, model *model.Model, w *generatorState, e event, seed uint64) error {
 	r := rand.New(rand.NewPCG(e.seed, 2))
 	if t.host && r.IntN(4) > 0 {
 		return t.hostChanges(s, model, w, r)
@@ -242,32 +242,32 @@ func (t *trace) change(s golden.Subject, model *model.Model, w *world, e event, 
 		return err
 	}
 	w.dropUncertain()
-	t.steps = append(t.steps, step{change: fmt.Sprintf("backend %s/%s %s", service, backend, state)})
+	t.steps = append(t.steps, judgedStep{change: fmt.Sprintf("backend %s/%s %s", service, backend, state)})
 	return s.SetState(service, backend, state)
 }
 
 // dropUncertain drops conversations with uncertain flows after a change. Flows may have ended. The
 // remaining fragments of a packet may also lose their flow, or reach another backend of a stateless
 // service.
-func (w *world) dropUncertain() {
+func (w *generatorState) dropUncertain() {
 	w.age++
-	w.conversations = slices.DeleteFunc(w.conversations, func(c *conversation) bool { return fragmentary(c.in[0].Frame) || fragmentary(c.in[1].Frame) })
+	w.conversations = slices.DeleteFunc(w.conversations, func(c *hostPair) bool { return isFragment(c.in[0].Frame) || isFragment(c.in[1].Frame) })
 }
 
 // packet sends one packet as frame "in", and compares the outcomes.
-func (t *trace) packet(s golden.Subject, f *follower, w *world, seed uint64, a arrival, in model.Arrival, ignore func(model.Arrival, model.Outcome, model.Outcome) bool) error {
+func (t *trace) packet(s golden.Subject, f *choiceFollower, w *generatorState, seed uint64, a arrivingFrame, in model.Arrival, ignore func(model.Arrival, model.Outcome, model.Outcome) bool) error {
 	sc := w.scenario
 	got, err := s.Step(in)
 	if err != nil {
 		return fmt.Errorf("%s: %s: %w", s.Name(), packet.Parse(in.Frame), err)
 	}
 	t.packets++
-	want := f.expected(in, got)
-	t.steps = append(t.steps, step{in: in, want: want, got: got})
+	want := f.expectedOutcome(in, got)
+	t.steps = append(t.steps, judgedStep{in: in, want: want, got: got})
 	if w.noRoute(want) || w.noRoute(got) {
 		t.noRoute++
 	}
-	if p := describe(w.visible(in.Frame, want), w.visible(in.Frame, got)); p != "" && (ignore == nil || !ignore(in, want, got)) {
+	if p := describe(w.observablePart(in.Frame, want), w.observablePart(in.Frame, got)); p != "" && (ignore == nil || !ignore(in, want, got)) {
 		t.disagreement = &Disagreement{Subject: s.Name(), Scenario: sc.Name, Seed: seed, In: in, Want: want, Got: got, Problem: p}
 		return nil
 	}

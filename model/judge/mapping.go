@@ -23,7 +23,7 @@ type MapRequests struct {
 }
 
 // mapRequest returns a new mapping, or an existing one to end.
-func (w *world) mapRequest(r *rand.Rand) (m datapath.Mapping, again bool) {
+func (w *generatorState) mapRequest(r *rand.Rand) (m datapath.Mapping, again bool) {
 	if n := len(w.mapped); n > 0 && r.IntN(3) == 0 {
 		return w.mapped[r.IntN(n)], true
 	}
@@ -40,7 +40,7 @@ func (w *world) mapRequest(r *rand.Rand) (m datapath.Mapping, again bool) {
 }
 
 // mapping creates or ends a mapping.
-func (t *trace) mapping(s golden.Subject, model *model.Model, w *world, r *rand.Rand, seed uint64) error {
+func (t *trace) mapping(s golden.Subject, model *model.Model, w *generatorState, r *rand.Rand, seed uint64) error {
 	m, again := w.mapRequest(r)
 	if !again && !model.MayAsk(m) {
 		return nil
@@ -48,7 +48,7 @@ func (t *trace) mapping(s golden.Subject, model *model.Model, w *world, r *rand.
 	line := fmt.Sprintf("map %s %s %s %s", m.Rule, m.Protocol, m.Inside, m.Outside)
 	w.age++ // existing flows may be different now
 	if again {
-		t.steps = append(t.steps, step{change: "un" + line})
+		t.steps = append(t.steps, judgedStep{change: "un" + line})
 		w.mapped = slices.DeleteFunc(w.mapped, func(x datapath.Mapping) bool { return x == m })
 		model.Unmap(m)
 		return s.Unmap(m)
@@ -60,7 +60,7 @@ func (t *trace) mapping(s golden.Subject, model *model.Model, w *world, r *rand.
 	case want != nil:
 		line += " refused"
 	}
-	t.steps = append(t.steps, step{change: line})
+	t.steps = append(t.steps, judgedStep{change: line})
 	if (got == nil) == (want == nil) {
 		return nil
 	}

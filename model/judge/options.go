@@ -17,7 +17,7 @@ var options4 = [][]byte{{1, 7, 7, 4, 0, 0, 0, 0}, {131, 7, 8, 198, 18, 9, 9, 0},
 
 // addOptions rarely adds an unusual header to a packet with a flow. It removes unusual headers from
 // other packets: a dropped packet that opens a flow would hide the choice of its port.
-func (w *world) addOptions(r *rand.Rand, p packet.Packet, c *conversation) packet.Packet {
+func (w *generatorState) addOptions(r *rand.Rand, p packet.Packet, c *hostPair) packet.Packet {
 	if !w.hasFlow(c) {
 		return withoutOptions(p)
 	}
@@ -51,7 +51,7 @@ func withoutOptions(p packet.Packet) packet.Packet {
 
 // errorSource returns a source address for an ICMP error: the receiver, a router before it, or an
 // address of this host, which a sender may spoof.
-func (w *world) errorSource(r *rand.Rand, receiver netip.Addr) netip.Addr {
+func (w *generatorState) errorSource(r *rand.Rand, receiver netip.Addr) netip.Addr {
 	switch r.IntN(16) {
 	case 15: // martian source: such errors are still translated (RFC 7915 §4.1)
 		if receiver.Is4() && r.IntN(4) == 0 {
@@ -71,7 +71,7 @@ func (w *world) errorSource(r *rand.Rand, receiver netip.Addr) netip.Addr {
 
 // embed returns an IPv4 address in the prefix of a family-translating rule, if the scenario has
 // one.
-func (w *world) embed(r *rand.Rand, a netip.Addr) netip.Addr {
+func (w *generatorState) embed(r *rand.Rand, a netip.Addr) netip.Addr {
 	if len(w.prefixes) == 0 {
 		return a
 	}

@@ -37,7 +37,7 @@ func (s Scenario) reloads(seed uint64) (list []reload, err error) {
 	}
 	r := rand.New(rand.NewPCG(seed, 11))
 	for tries := 0; len(list) <= variants && tries < 20*variants; tries++ {
-		text, err := s.vary(r)
+		text, err := s.mutate(r)
 		if err != nil {
 			return nil, err
 		}
@@ -55,8 +55,8 @@ type document struct {
 	root map[string]any
 }
 
-// vary changes the configuration of a scenario in one to four ways. The result may be invalid.
-func (s Scenario) vary(r *rand.Rand) (string, error) {
+// mutate changes the configuration of a scenario in one to four ways. The result may be invalid.
+func (s Scenario) mutate(r *rand.Rand) (string, error) {
 	d := &document{r: r}
 	if err := yaml.Unmarshal([]byte(s.YAML), &d.root); err != nil {
 		return "", err
@@ -181,7 +181,7 @@ func (d *document) rule(n int) {
 			rule["filtering"] = pick(r, []string{"endpoint-independent", "address-dependent", "address-and-port-dependent"})
 		}
 	case 7:
-		d.except(rule)
+		d.addException(rule)
 	case 8:
 		other := r.IntN(len(rules))
 		rules[n], rules[other] = rules[other], rules[n]
@@ -212,8 +212,8 @@ func narrowSources(rule map[string]any) {
 	rule["source"] = []any{p.String()}
 }
 
-// except adds one exception to a rule.
-func (d *document) except(rule map[string]any) {
+// addException adds one exception to a rule.
+func (d *document) addException(rule map[string]any) {
 	far := "198.18.0.3/32"
 	for _, p := range listOf(rule, "source") {
 		if strings.Contains(p.(string), ":") && rule["prefix"] == nil {
@@ -252,7 +252,7 @@ func (d *document) firewall(f map[string]any) {
 
 // reload activates another configuration. A fragmented packet must not span the change, as with a
 // change of a backend's state.
-func (t *trace) reload(s golden.Subject, model *model.Model, w *world, r *rand.Rand) error {
+func (t *trace) reload(s golden.Subject, model *model.Model, w *generatorState, r *rand.Rand) error {
 	next := pick(r, t.reloads)
 	if model.Undecidable(next.config) {
 		return nil
@@ -260,7 +260,7 @@ func (t *trace) reload(s golden.Subject, model *model.Model, w *world, r *rand.R
 	w.dropUncertain()
 	model.Apply(next.config)
 	w.mapped = slices.DeleteFunc(w.mapped, func(m datapath.Mapping) bool { return !model.Mapped(m) })
-	t.steps = append(t.steps, step{change: "apply " + next.name})
+	t.steps = append(t.steps, judgedStep{change: "apply " + next.name})
 	if err := s.Apply(next.config); err != nil {
 		return fmt.Errorf("%s: apply: %w\n%s", s.Name(), err, next.yaml)
 	}

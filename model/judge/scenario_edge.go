@@ -14,27 +14,27 @@ func edgeScenarios() []Scenario {
 	all := []Protocol{TCP, UDP, Ping, TCP, UDP}
 	return []Scenario{
 		{Name: "several", YAML: several, Opens: []Opening{
-			{"lan0", inside4, slices.Concat(far4, near4, one("198.51.100.1"), one("10.0.2.1")), []uint16{53, 80}, append(all, Other)},
+			{"lan0", inside4, slices.Concat(far4, near4, singleAddress("198.51.100.1"), singleAddress("10.0.2.1")), []uint16{53, 80}, append(all, Other)},
 			{"lan0", inside6, slices.Concat(far6, near6), []uint16{53, 80}, all},
-			{"wan0", clients4, slices.Concat(one("203.0.113.202"), one("203.0.113.201")), []uint16{80, 53, 9}, all}}},
+			{"wan0", clients4, slices.Concat(singleAddress("203.0.113.202"), singleAddress("203.0.113.201")), []uint16{80, 53, 9}, all}}},
 		{Name: "followed", YAML: followed, Opens: []Opening{
-			{"wan0", clients4, one("198.51.100.1"), []uint16{80, 53, 8443, 9}, all},
-			{"wan0", Addresses("2001:db8:5::%x", 1, 40), one("2001:db8:ff::1"), []uint16{80, 53, 8443, 9}, []Protocol{TCP, UDP}},
-			{"lan0", inside4, slices.Concat(far4, one("198.51.100.1")), []uint16{53, 80, 8443}, all}}},
+			{"wan0", clients4, singleAddress("198.51.100.1"), []uint16{80, 53, 8443, 9}, all},
+			{"wan0", Addresses("2001:db8:5::%x", 1, 40), singleAddress("2001:db8:ff::1"), []uint16{80, 53, 8443, 9}, []Protocol{TCP, UDP}},
+			{"lan0", inside4, slices.Concat(far4, singleAddress("198.51.100.1")), []uint16{53, 80, 8443}, all}}},
 		{Name: "published", YAML: published, Opens: []Opening{
 			{"wan0", clients4, Addresses("203.0.113.%d", 201, 204), []uint16{80, 7000, 7003, 7009, 7010, 8000, 8001, 8999, 9}, all},
-			{"wan0", Addresses("2001:db8:5::%x", 1, 40), one("2001:db8:ab::1"), []uint16{7000, 7001, 7099}, []Protocol{TCP, UDP}},
+			{"wan0", Addresses("2001:db8:5::%x", 1, 40), singleAddress("2001:db8:ab::1"), []uint16{7000, 7001, 7099}, []Protocol{TCP, UDP}},
 			{"lan0", inside4, slices.Concat(far4, Addresses("203.0.113.%d", 201, 203)), []uint16{80, 7000, 8001, 53}, all},
-			{"lan0", inside6, slices.Concat(Addresses("64:ff9b::c612:%x", 1, 5), Addresses("64:ff9b::cb00:71%x", 0xc9, 0xcc), one("64:ff9b::198.51.100.1")), []uint16{80, 7000, 7003, 53}, all}}},
+			{"lan0", inside6, slices.Concat(Addresses("64:ff9b::c612:%x", 1, 5), Addresses("64:ff9b::cb00:71%x", 0xc9, 0xcc), singleAddress("64:ff9b::198.51.100.1")), []uint16{80, 7000, 7003, 53}, all}}},
 		{Name: "neighbours", YAML: neighbours, Opens: []Opening{
 			{"wan0", clients4, Addresses("192.0.2.%d", 10, 12), []uint16{80, 53, 81}, all},
 			{"lan0", inside4, Addresses("192.0.2.%d", 10, 12), []uint16{80, 53, 81}, all},
 			{"lan0", near4, Addresses("192.0.2.%d", 10, 12), []uint16{80, 53, 81}, all},
-			{"lan0", inside6, one("2001:db8::10"), []uint16{80, 81}, []Protocol{TCP, UDP}}}},
+			{"lan0", inside6, singleAddress("2001:db8::10"), []uint16{80, 81}, []Protocol{TCP, UDP}}}},
 		{Name: "one-server", YAML: oneServer, Opens: []Opening{
 			{"wan0", clients4, Addresses("192.0.2.%d", 10, 12), []uint16{80, 443, 8003, 53, 853, 7003, 9}, []Protocol{TCP, UDP}},
 			{"wan0", Addresses("2001:db8:5::%x", 1, 40), Addresses("2001:db8::%x", 0x10, 0x12), []uint16{80, 443, 9}, []Protocol{TCP, UDP}},
-			{"wan0", clients4, one("203.0.113.201"), []uint16{9000, 9009}, []Protocol{TCP}},
+			{"wan0", clients4, singleAddress("203.0.113.201"), []uint16{9000, 9009}, []Protocol{TCP}},
 			{"lan0", inside4, far4, []uint16{53, 80}, []Protocol{TCP, UDP}}}},
 		{Name: "port-sets", YAML: portSets, Opens: []Opening{
 			{"lan0", inside4, slices.Concat(far4, Addresses("203.0.113.%d", 201, 203)), []uint16{53, 80, 9232}, append(all, Other)},

@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-lb/sluice/model"
 )
 
-// embedded returns IPv4 addresses in an RFC 6052 prefix.
-func embedded(prefix string, addresses ...netip.Addr) []netip.Addr {
+// embedIPv4 returns IPv4 addresses in an RFC 6052 prefix.
+func embedIPv4(prefix string, addresses ...netip.Addr) []netip.Addr {
 	var out []netip.Addr
 	for _, a := range addresses {
 		out = append(out, model.Embed(netip.MustParsePrefix(prefix), a))
@@ -25,32 +25,32 @@ func natScenarios() []Scenario {
 	deep6 := Addresses("fd00:a:1:1::%x", 1, 9)
 	far4, far6 := Addresses("198.18.0.%d", 1, 5), Addresses("2001:db8:9::%x", 1, 5)
 	all := []Protocol{TCP, UDP, Ping, TCP, UDP, Other}
-	through64 := slices.Concat(embedded("3fff:32::/32", far4...), embedded("2001:db8:4000::/40", far4...), embedded("2001:db8:6448::/48", far4...),
-		embedded("2001:db8:6456:100::/56", far4...), embedded("2001:db8:6464:1::/64", far4...), embedded("64:ff9b::/96", far4...), far6)
+	through64 := slices.Concat(embedIPv4("3fff:32::/32", far4...), embedIPv4("2001:db8:4000::/40", far4...), embedIPv4("2001:db8:6448::/48", far4...),
+		embedIPv4("2001:db8:6456:100::/56", far4...), embedIPv4("2001:db8:6464:1::/64", far4...), embedIPv4("64:ff9b::/96", far4...), far6)
 	return []Scenario{
 		{Name: "translators", YAML: translators, Opens: []Opening{{"lan0", slices.Concat(inside6, deep6), through64, []uint16{53, 80}, all},
 			{"lan0", inside4, far4, []uint16{53, 80}, all},
 			{"wan0", far4, Addresses("203.0.113.%d", 201, 206), []uint16{53, 80, 1024}, all}}},
 		{Name: "explicit", YAML: explicit, Opens: []Opening{
-			{"lan0", slices.Concat(inside6, deep6), slices.Concat(Addresses("fd00:a:4::%x", 1, 5), embedded("2001:db8:6464:1::/64", far4...),
-				embedded("2001:db8:6464:1::/64", Addresses("203.0.113.%d", 16, 35)...), embedded("2001:db8:4000::/40", far4...), far6), []uint16{53, 80}, all},
+			{"lan0", slices.Concat(inside6, deep6), slices.Concat(Addresses("fd00:a:4::%x", 1, 5), embedIPv4("2001:db8:6464:1::/64", far4...),
+				embedIPv4("2001:db8:6464:1::/64", Addresses("203.0.113.%d", 16, 35)...), embedIPv4("2001:db8:4000::/40", far4...), far6), []uint16{53, 80}, all},
 			{"wan0", far4, Addresses("203.0.113.%d", 14, 60), []uint16{53, 80}, all},
-			{"wan0", one("198.51.100.2"), Addresses("203.0.113.%d", 14, 60), []uint16{53, 80}, all},
-			{"wan0", append(Addresses("2001:db8:5::%x", 1, 5), embedded("2001:db8:4000::/40", far4...)...), inside6, []uint16{53}, all}}},
+			{"wan0", singleAddress("198.51.100.2"), Addresses("203.0.113.%d", 14, 60), []uint16{53, 80}, all},
+			{"wan0", append(Addresses("2001:db8:5::%x", 1, 5), embedIPv4("2001:db8:4000::/40", far4...)...), inside6, []uint16{53}, all}}},
 		{Name: "customer", YAML: customer, HostLines: customerHost, Opens: []Opening{
-			{"lan0", slices.Concat(inside4, Addresses("10.1.9.%d", 2, 4)), slices.Concat(far4, one("10.0.2.1"), one("10.1.9.9"), one("198.51.100.1"), Addresses("203.0.113.%d", 64, 76)), []uint16{53, 80}, all},
-			{"wan0", embedded("64:ff9b::/96", far4...), Addresses("2001:db8:c:464::%x", 0, 9), []uint16{53, 80}, all},
-			{"wan0", append(far4, inside4[0]), slices.Concat(Addresses("203.0.113.%d", 64, 76), Addresses("203.0.113.%d", 128, 140), one("198.51.100.1"), far4), []uint16{53, 80}, all},
-			{"lan0", slices.Concat(Addresses("fd00:a:9:0:%x00::", 0, 40), Addresses("fd00:b:%x::", 0, 40), inside6), slices.Concat(embedded("2001:db8:6464:1::/64", far4...),
-				embedded("2001:db8:6464:1::/64", Addresses("203.0.113.%d", 64, 70)...), embedded("2001:db8:4000::/40", far4...)), []uint16{53, 80}, all},
-			{"lan0", embedded("2001:db8:6448::/48", Addresses("203.0.113.%d", 220, 229)...), embedded("2001:db8:6448::/48", far4...), []uint16{53, 80}, all},
-			{"lan0", Addresses("2001:db8:c:464::%x", 1, 4), embedded("64:ff9b::/96", far4...), []uint16{53}, all}}},
+			{"lan0", slices.Concat(inside4, Addresses("10.1.9.%d", 2, 4)), slices.Concat(far4, singleAddress("10.0.2.1"), singleAddress("10.1.9.9"), singleAddress("198.51.100.1"), Addresses("203.0.113.%d", 64, 76)), []uint16{53, 80}, all},
+			{"wan0", embedIPv4("64:ff9b::/96", far4...), Addresses("2001:db8:c:464::%x", 0, 9), []uint16{53, 80}, all},
+			{"wan0", append(far4, inside4[0]), slices.Concat(Addresses("203.0.113.%d", 64, 76), Addresses("203.0.113.%d", 128, 140), singleAddress("198.51.100.1"), far4), []uint16{53, 80}, all},
+			{"lan0", slices.Concat(Addresses("fd00:a:9:0:%x00::", 0, 40), Addresses("fd00:b:%x::", 0, 40), inside6), slices.Concat(embedIPv4("2001:db8:6464:1::/64", far4...),
+				embedIPv4("2001:db8:6464:1::/64", Addresses("203.0.113.%d", 64, 70)...), embedIPv4("2001:db8:4000::/40", far4...)), []uint16{53, 80}, all},
+			{"lan0", embedIPv4("2001:db8:6448::/48", Addresses("203.0.113.%d", 220, 229)...), embedIPv4("2001:db8:6448::/48", far4...), []uint16{53, 80}, all},
+			{"lan0", Addresses("2001:db8:c:464::%x", 1, 4), embedIPv4("64:ff9b::/96", far4...), []uint16{53}, all}}},
 		{Name: "small-link", YAML: smallLink, HostLines: []string{"mtu wan0 1000", "route ::/0 via fd00:2::9 dev lan0"}, Opens: []Opening{
-			{"lan0", inside6, embedded("64:ff9b::/96", append(far4, netip.MustParseAddr("203.0.113.18"))...), []uint16{53, 80}, all},
-			{"lan0", deep6, embedded("2001:db8:4000::/40", far4...), []uint16{53, 80}, all},
+			{"lan0", inside6, embedIPv4("64:ff9b::/96", append(far4, netip.MustParseAddr("203.0.113.18"))...), []uint16{53, 80}, all},
+			{"lan0", deep6, embedIPv4("2001:db8:4000::/40", far4...), []uint16{53, 80}, all},
 			{"wan0", far4, Addresses("203.0.113.%d", 16, 25), []uint16{53, 80}, all}}},
 		{Name: "unnumbered", YAML: smallLink, HostLines: []string{"unnumbered wan0"}, Opens: []Opening{
-			{"lan0", inside6, embedded("64:ff9b::/96", far4...), []uint16{53, 80}, all},
+			{"lan0", inside6, embedIPv4("64:ff9b::/96", far4...), []uint16{53, 80}, all},
 			{"wan0", far4, Addresses("203.0.113.%d", 16, 25), []uint16{53, 80}, all}}},
 		{Name: "precedence", YAML: precedence, Opens: []Opening{
 			{"lan0", slices.Concat(inside4, Addresses("10.1.9.%d", 2, 9)), slices.Concat(far4, Addresses("198.51.100.%d", 130, 144), Addresses("198.18.7.%d", 1, 3)), []uint16{53, 80}, all},
@@ -60,10 +60,10 @@ func natScenarios() []Scenario {
 			{"wan0", far6, slices.Concat(Addresses("2001:db8:56:2ff:1::%x", 1, 5), Addresses("2001:db8:60:1f:1::%x", 1, 5), Addresses("2001:db8:64:2::%x", 1, 5),
 				Addresses("2001:db8:72::%x", 1, 9)), []uint16{53, 80}, all}}},
 		{Name: "borders", YAML: borders, Opens: []Opening{
-			{"lan0", slices.Concat(inside4, Addresses("10.1.9.%d", 2, 9)), slices.Concat(far4, one("198.51.100.1"), one("203.0.113.203"), one("203.0.113.204"), one("10.0.2.1")), []uint16{53, 80, 8003}, all},
-			{"lan0", slices.Concat(inside6, deep6), slices.Concat(far6, one("2001:db8:ff::1"), one("2001:db8:ab::3")), []uint16{53, 80, 8003}, all},
-			{"wan0", clients4, slices.Concat(one("198.51.100.1"), Addresses("203.0.113.%d", 201, 204)), []uint16{22, 80, 53, 8003}, all},
-			{"wan0", far6, slices.Concat(one("2001:db8:ff::1"), Addresses("2001:db8:ab::%x", 1, 3)), []uint16{22, 80, 8003}, all}}},
+			{"lan0", slices.Concat(inside4, Addresses("10.1.9.%d", 2, 9)), slices.Concat(far4, singleAddress("198.51.100.1"), singleAddress("203.0.113.203"), singleAddress("203.0.113.204"), singleAddress("10.0.2.1")), []uint16{53, 80, 8003}, all},
+			{"lan0", slices.Concat(inside6, deep6), slices.Concat(far6, singleAddress("2001:db8:ff::1"), singleAddress("2001:db8:ab::3")), []uint16{53, 80, 8003}, all},
+			{"wan0", clients4, slices.Concat(singleAddress("198.51.100.1"), Addresses("203.0.113.%d", 201, 204)), []uint16{22, 80, 53, 8003}, all},
+			{"wan0", far6, slices.Concat(singleAddress("2001:db8:ff::1"), Addresses("2001:db8:ab::%x", 1, 3)), []uint16{22, 80, 8003}, all}}},
 	}
 }
 

@@ -18,7 +18,7 @@ func (t *trace) text(sc Scenario) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Found by random packets, scenario %s.\n-- config --%s", sc.Name, sc.YAML)
 	for _, r := range t.reloads {
-		if slices.ContainsFunc(t.steps, func(s step) bool { return s.change == "apply "+r.name }) {
+		if slices.ContainsFunc(t.steps, func(s judgedStep) bool { return s.change == "apply "+r.name }) {
 			fmt.Fprintf(&b, "-- config %s --\n%s", r.name, strings.TrimLeft(r.yaml, "\n"))
 		}
 	}

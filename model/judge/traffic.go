@@ -14,17 +14,17 @@ import (
 
 // Traffic generates the random packets of the judge for tests without the model.
 type Traffic struct {
-	w *world
+	w *generatorState
 	r *rand.Rand
 }
 
 // NewTraffic returns traffic with those openings on the host. The prefixes embed IPv4 addresses.
 func NewTraffic(opens []Opening, host model.Host, r *rand.Rand, prefixes ...netip.Prefix) *Traffic {
-	return &Traffic{w: &world{scenario: Scenario{Opens: opens}, host: host, prefixes: prefixes}, r: r}
+	return &Traffic{w: &generatorState{scenario: Scenario{Opens: opens}, host: host, prefixes: prefixes}, r: r}
 }
 
 // Packet is a packet of a conversation.
-type Packet struct{ arrival }
+type Packet struct{ arrivingFrame }
 
 // First returns the first packet of a new conversation.
 func (t *Traffic) First() model.Arrival { return t.w.open(t.r)[0].Arrival }
@@ -43,14 +43,14 @@ func (t *Traffic) Next() (list []Packet) {
 }
 
 // Saw records the outcome of a packet, for later answers.
-func (t *Traffic) Saw(p Packet, got model.Outcome) { t.w.record(p.arrival, got) }
+func (t *Traffic) Saw(p Packet, got model.Outcome) { t.w.record(p.arrivingFrame, got) }
 
 // Forget drops uncertain conversations. Call it after a change of the gateway or the time, because
 // flows may have ended.
 func (t *Traffic) Forget() { t.w.dropUncertain() }
 
 // record stores the outcome of a packet.
-func (w *world) record(a arrival, got model.Outcome) {
+func (w *generatorState) record(a arrivingFrame, got model.Outcome) {
 	c := a.conversation
 	if c == nil {
 		return

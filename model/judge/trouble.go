@@ -13,10 +13,10 @@ import (
 
 // icmpError returns an ICMP error about the last forwarded packet of a direction. The sender is the
 // receiver or a router before it. The error quotes the whole packet or the minimum.
-func (w *world) icmpError(r *rand.Rand, c *conversation, direction int) []arrival {
+func (w *generatorState) icmpError(r *rand.Rand, c *hostPair, direction int) []arrivingFrame {
 	out := c.out[direction]
 	if out == nil && c.out[0] != nil { // the answer bypassed the gateway, or was lost
-		out = &model.Departure{Interface: c.in[0].Interface, Frame: w.answer(r, c)[0].Frame}
+		out = &model.Departure{Interface: c.in[0].Interface, Frame: w.replyToLast(r, c)[0].Frame}
 	}
 	if out == nil {
 		return w.sendMore(r, c)
@@ -51,17 +51,17 @@ func (w *world) icmpError(r *rand.Rand, c *conversation, direction int) []arriva
 		}
 		quoted = quoted[:min(len(quoted), 548)]
 	}
-	body := extended(r, m, quoted)
+	body := addExtension(r, m, quoted)
 	if r.IntN(20) == 0 {
 		m.Checksum = packet.Force(r.Uint32() & 0xffff)
 	}
 	q := packet.Packet{header(r, src, dst), m, &packet.Data{Bytes: body}}
-	return []arrival{{w.frame(out.Interface, q), c, 1 - direction}}
+	return []arrivingFrame{{w.frame(out.Interface, q), c, 1 - direction}}
 }
 
-// extended rarely pads the quoted packet and appends an extension of any length (RFC 4884), even to
+// addExtension rarely pads the quoted packet and appends an extension of any length (RFC 4884), even to
 // errors without extensions.
-func extended(r *rand.Rand, m *packet.ICMP, quoted []byte) []byte {
+func addExtension(r *rand.Rand, m *packet.ICMP, quoted []byte) []byte {
 	body := slices.Clone(quoted)
 	if r.IntN(12) > 0 {
 		return body
@@ -84,9 +84,9 @@ func router(a netip.Addr) netip.Addr {
 	return out
 }
 
-// fragmented returns the last packet of one side in fragments: mostly in order, sometimes
+// splitLast returns the last packet of one side in fragments: mostly in order, sometimes
 // reordered, overlapping or without the last fragment.
-func (w *world) fragmented(r *rand.Rand, c *conversation) []arrival {
+func (w *generatorState) splitLast(r *rand.Rand, c *hostPair) []arrivingFrame {
 	if c.in[0].Frame == nil {
 		return w.open(r)
 	}
@@ -95,7 +95,7 @@ func (w *world) fragmented(r *rand.Rand, c *conversation) []arrival {
 		d = r.IntN(2)
 	}
 	p := withoutLink(packet.Parse(c.in[d].Frame))
-	w.changeTTL(r, p, &conversation{})
+	w.changeTTL(r, p, &hostPair{})
 	if u, ok := packet.Find[*packet.UDP](p); ok {
 		u.Checksum, u.Length = packet.Forced{}, packet.Forced{}
 		if _, ok := p[0].(*packet.IPv4); ok && w.hasFlow(c) && r.IntN(8) == 0 {
@@ -125,15 +125,15 @@ func (w *world) fragmented(r *rand.Rand, c *conversation) []arrival {
 	case 2:
 		pieces = append(pieces, pieces[len(pieces)-1])
 	}
-	var out []arrival
+	var out []arrivingFrame
 	for _, b := range pieces {
-		out = append(out, arrival{model.Arrival{Interface: c.in[d].Interface, Frame: b}, c, d})
+		out = append(out, arrivingFrame{model.Arrival{Interface: c.in[d].Interface, Frame: b}, c, d})
 	}
 	return out
 }
 
-// fragmentary reports whether a frame carries a fragment.
-func fragmentary(frame []byte) bool {
+// isFragment reports whether a frame carries a fragment.
+func isFragment(frame []byte) bool {
 	switch b := model.Untagged(frame); {
 	case len(b) >= 34 && b[12] == 8 && b[13] == 0:
 		return (b[20]&0x3f)|b[21] != 0
@@ -144,9 +144,9 @@ func fragmentary(frame []byte) bool {
 	return false
 }
 
-// unsolicited returns a packet from another remote endpoint to the outside endpoint of the opener.
-func (w *world) unsolicited(r *rand.Rand, c *conversation) []arrival {
-	out := w.answer(r, c)
+// unsolicitedPacket returns a packet from another remote endpoint to the outside endpoint of the opener.
+func (w *generatorState) unsolicitedPacket(r *rand.Rand, c *hostPair) []arrivingFrame {
+	out := w.replyToLast(r, c)
 	p := withoutLink(packet.Parse(out[0].Frame))
 	for _, l := range p {
 		switch l := l.(type) {
@@ -166,13 +166,13 @@ func (w *world) unsolicited(r *rand.Rand, c *conversation) []arrival {
 			l.Bytes = l.Bytes[:min(len(l.Bytes), 1200)] // see hasFlow
 		}
 	}
-	n := &conversation{}
+	n := &hostPair{}
 	w.conversations = append(w.conversations, n)
-	return []arrival{{w.frame(out[0].Interface, p), n, 0}}
+	return []arrivingFrame{{w.frame(out[0].Interface, p), n, 0}}
 }
 
 // hairpin returns a packet from the inside to the outside endpoint of another inside host.
-func (w *world) hairpin(r *rand.Rand, c *conversation) []arrival {
+func (w *generatorState) hairpin(r *rand.Rand, c *hostPair) []arrivingFrame {
 	if c.out[0] == nil || c.out[0].Interface != "wan0" {
 		return w.open(r)
 	}
@@ -207,13 +207,13 @@ func (w *world) hairpin(r *rand.Rand, c *conversation) []arrival {
 			return w.open(r)
 		}
 	}
-	n := &conversation{}
+	n := &hostPair{}
 	w.conversations = append(w.conversations, n)
-	return []arrival{{w.frame(from.Interface, q), n, 0}}
+	return []arrivingFrame{{w.frame(from.Interface, q), n, 0}}
 }
 
-// unrelated returns packets without relevance for services and rules.
-func (w *world) unrelated(r *rand.Rand) []arrival {
+// unrelatedPackets returns packets without relevance for services and rules.
+func (w *generatorState) unrelatedPackets(r *rand.Rand) []arrivingFrame {
 	texts := []string{
 		"arp(spa=198.51.100.2,tpa=198.51.100.1)",
 		"ip4(src=198.18.7.7,dst=198.51.100.1)/tcp(sport=1000,dport=22,flags=S)",
@@ -224,21 +224,21 @@ func (w *world) unrelated(r *rand.Rand) []arrival {
 		"ip4(src=198.18.7.7,dst=198.51.100.1,mf,id=9,proto=17)/data(64)",
 		"vlan(id=7)/ip4(src=198.18.7.7,dst=192.0.2.10)/udp(sport=9,dport=53)",
 	}
-	return []arrival{{w.frame("wan0", packet.MustText(pick(r, texts))), nil, 0}}
+	return []arrivingFrame{{w.frame("wan0", packet.MustText(pick(r, texts))), nil, 0}}
 }
 
-// hostile returns a corrupted packet.
-func (w *world) hostile(r *rand.Rand, c *conversation) []arrival {
-	var base []arrival
+// corruptedPacket returns a corrupted packet.
+func (w *generatorState) corruptedPacket(r *rand.Rand, c *hostPair) []arrivingFrame {
+	var base []arrivingFrame
 	switch r.IntN(4) {
 	case 0:
 		base = w.sendMore(r, c)
 	case 1:
-		base = w.answer(r, c)
+		base = w.replyToLast(r, c)
 	case 2:
 		base = w.icmpError(r, c, r.IntN(2))
 	default:
-		base = w.fragmented(r, c)
+		base = w.splitLast(r, c)
 	}
 	a := base[r.IntN(len(base))]
 	if len(a.Frame) < 34 || len(a.Frame) > 1300 { // see hasFlow
@@ -296,7 +296,7 @@ func (w *world) hostile(r *rand.Rand, c *conversation) []arrival {
 			}
 		}
 	}
-	return []arrival{a}
+	return []arrivingFrame{a}
 }
 
 func fixHeader(frame []byte) {

@@ -86,7 +86,7 @@ func Amend(inForce *Desired, u *Uses, before, s *datapath.Snapshot, st *State, h
 			return nil
 		}
 	}
-	if len(a.Small.Services) == 0 || a.Small.Draft.Short || !inForce.hasLookups(a.Small) || a.Endpoints && !a.shared(inForce, u, st.Hosts) {
+	if len(a.Small.Services) == 0 || a.Small.Draft.Short || !inForce.hasLookups(a.Small) || a.Endpoints && !a.addSharedEntries(inForce, u, st.Hosts) {
 		return nil
 	}
 	return a
@@ -192,9 +192,9 @@ func contains[K, V comparable](all, part map[K]V) bool {
 	return true
 }
 
-// shared computes the address and endpoint entries to add or remove. It returns false if a second
+// addSharedEntries computes the address and endpoint entries to add or remove. It returns false if a second
 // service uses one of the entries, or if the map is full.
-func (a *Amendment) shared(inForce *Desired, u *Uses, room uint32) bool {
+func (a *Amendment) addSharedEntries(inForce *Desired, u *Uses, room uint32) bool {
 	if u.addresses == nil {
 		*u = newUses()
 		for i := range inForce.Resolved.Services {
@@ -220,7 +220,7 @@ func (a *Amendment) shared(inForce *Desired, u *Uses, room uint32) bool {
 			return false
 		}
 	}
-	if left := len(inForce.Reverses); left > 0 != (left+growth(a.Reverses, inForce.Reverses) > 0) {
+	if left := len(inForce.Reverses); left > 0 != (left+entryGrowth(a.Reverses, inForce.Reverses) > 0) {
 		return false // the change needs other programs
 	}
 	for at, n := range a.uses.addresses {
@@ -235,12 +235,12 @@ func (a *Amendment) shared(inForce *Desired, u *Uses, room uint32) bool {
 		}
 		a.Hosts[k] = bits
 	}
-	return uint32(len(inForce.Hosts)+growth(a.Hosts, inForce.Hosts)) < room
+	return uint32(len(inForce.Hosts)+entryGrowth(a.Hosts, inForce.Hosts)) < room
 }
 
-// growth returns the change in a map's number of entries. The zero value in changes removes an
+// entryGrowth returns the change in a map's number of entries. The zero value in changes removes an
 // entry.
-func growth[K, V comparable](changes, have map[K]V) (n int) {
+func entryGrowth[K, V comparable](changes, have map[K]V) (n int) {
 	var none V
 	for k, v := range changes {
 		switch _, there := have[k]; {

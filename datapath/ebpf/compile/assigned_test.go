@@ -24,7 +24,7 @@ func TestFollowedAddressIsNotAssigned(t *testing.T) {
 		t.Fatalf("the rule listens on %s", a)
 	}
 	k := &compiler{snapshot: resolved, unresolved: unresolved}
-	if k.assigned(own) || !k.assigned(fixed) {
-		t.Errorf("assigned: followed %v, named %v", k.assigned(own), k.assigned(fixed))
+	if k.isAssigned(own) || !k.isAssigned(fixed) {
+		t.Errorf("assigned: followed %v, named %v", k.isAssigned(own), k.isAssigned(fixed))
 	}
 }

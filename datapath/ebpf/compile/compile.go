@@ -121,7 +121,7 @@ func compileWith(s *datapath.Snapshot, st *State, h *Host, numbers *ids.Draft) (
 	if c.shared != nil {
 		return nil, c.shared
 	}
-	if err := c.crossing(); err != nil {
+	if err := c.setNAT64Forwards(); err != nil {
 		return nil, err
 	}
 	c.neighbours()
@@ -133,7 +133,7 @@ func compileWith(s *datapath.Snapshot, st *State, h *Host, numbers *ids.Draft) (
 	if err := c.routes(); err != nil {
 		return nil, err
 	}
-	if err := c.owned(); err != nil {
+	if err := c.markOwned(); err != nil {
 		return nil, err
 	}
 	c.finish()
@@ -157,12 +157,12 @@ func newCompiler(unresolved, s *datapath.Snapshot, st *State, h *Host, numbers *
 	return c
 }
 
-// owned marks the addresses owned by the gateway. Packets to an owned address without a listener
+// markOwned marks the addresses owned by the gateway. Packets to an owned address without a listener
 // are refused. If another datapath has listeners on the address, that datapath refuses them.
 // Addresses of the host and of local routes are excluded, because the programs cannot distinguish
 // them from addresses without a route.
-func (c *compiler) owned() error {
-	near := func(a netip.Addr) bool { return within(c.host.Networks, a) }
+func (c *compiler) markOwned() error {
+	near := func(a netip.Addr) bool { return containsAddress(c.host.Networks, a) }
 	list := datapath.OwnedAddresses(c.snapshot, near)
 	var local []netip.Prefix
 	if len(list) > 0 {
@@ -172,7 +172,7 @@ func (c *compiler) owned() error {
 		}
 	}
 	for _, o := range list {
-		if o.Shared || within(local, o.Address) {
+		if o.Shared || containsAddress(local, o.Address) {
 			continue
 		}
 		bits := uint64(wire.ServedOwned)
@@ -199,13 +199,13 @@ func (c *compiler) owned() error {
 	return nil
 }
 
-func within(list []netip.Prefix, a netip.Addr) bool {
+func containsAddress(list []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 func (c *compiler) finish() {
 	for list := range c.lists {
-		c.inherit(uint32(list))
+		c.writePrefixList(uint32(list))
 	}
 	c.split()
 	withoutTransmit := c.host.WithoutTransmit(c.snapshot.Config)
@@ -223,7 +223,7 @@ func (c *compiler) finish() {
 		v.V4, v.V6 = c.host.errorSource(i.Index)
 		c.Ifaces[uint32(i.Index)] = v
 	}
-	c.unnumbered()
+	c.setErrorSources()
 	s, t := &c.Switches, c.snapshot.Config.Timeouts
 	s.LowestIPv6MTU = uint32(c.snapshot.Config.LowestIPv6MTU)
 	s.Errors = uint32(cmp.Or(c.snapshot.Config.ICMPErrorsPerSecond, 1000))
@@ -326,8 +326,8 @@ func (c *compiler) set(name string, prefixes []netip.Prefix) (uint64, error) {
 	return 1 << id, nil
 }
 
-// inherit writes a prefix list. Each prefix also gets the bits of all covering prefixes.
-func (c *compiler) inherit(list uint32) {
+// writePrefixList writes a prefix list. Each prefix also gets the bits of all covering prefixes.
+func (c *compiler) writePrefixList(list uint32) {
 	var lengths [129]bool
 	for p := range c.lists[list] {
 		lengths[p.Bits()] = true

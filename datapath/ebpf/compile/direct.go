@@ -11,10 +11,10 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// direct reports whether packets of a service can skip the flow lookup. The service must create no
+// skipsFlowLookup reports whether packets of a service can skip the flow lookup. The service must create no
 // flow and have none left, and no list, limit or edit may apply to single packets. w is the
 // compiled service.
-func (c *compiler) direct(id uint32, s *config.Service, w *wire.Service) bool {
+func (c *compiler) skipsFlowLookup(id uint32, s *config.Service, w *wire.Service) bool {
 	keepsNone := (s.Mode == config.ModeDSR || s.Mode == config.ModeTunnel || s.Mode == config.ModeStateless) && s.Scheduler.Hashes()
 	return keepsNone && (s.Protocol == flow.TCP || s.Protocol == flow.UDP) && s.Limits == (config.Limits{}) && !keepsFlows(s) &&
 		len(s.Sessions)+len(s.Allow)+len(s.Deny) == 0 && w.Flags&wire.ServiceMSSClamp == 0 &&

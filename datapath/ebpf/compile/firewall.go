@@ -12,10 +12,10 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// early returns the rules that drop sources without another condition, and that no accept rule and
+// earlyDropRules returns the rules that drop sources without another condition, and that no accept rule and
 // no rule with a rate precedes. A packet that matches one is dropped, whatever other rules it
 // matches. The programs check these sources before they parse the packet.
-func early(rules []*config.FirewallRule) (list []*config.FirewallRule) {
+func earlyDropRules(rules []*config.FirewallRule) (list []*config.FirewallRule) {
 	for _, r := range rules {
 		if r.Action != config.ActionDrop || !r.Rate.IsZero() {
 			break
@@ -30,7 +30,7 @@ func early(rules []*config.FirewallRule) (list []*config.FirewallRule) {
 // deny compiles the early rules, and all sets but those that only early rules use.
 func (c *compiler) deny() error {
 	s := c.snapshot
-	only, list := map[string]bool{}, early(s.Rules)
+	only, list := map[string]bool{}, earlyDropRules(s.Rules)
 	for _, r := range list {
 		only[r.Source.Set] = true
 		prefixes := []netip.Prefix{r.Source.Prefix}

@@ -24,7 +24,7 @@ func (h *Host) BypassedByService(s *config.Service) (netdev.IPsecPolicy, bool) {
 	default:
 		return netdev.IPsecPolicy{}, false // replies bypass the gateway, and requests use the backend's link on either datapath
 	}
-	return h.bypassed(func(p netdev.IPsecPolicy) bool {
+	return h.findPolicy(func(p netdev.IPsecPolicy) bool {
 		if !matchesProtocol(p, s.Protocol) {
 			return false
 		}
@@ -36,7 +36,7 @@ func (h *Host) BypassedByService(s *config.Service) (netdev.IPsecPolicy, bool) {
 // BypassedByNAT returns an IPsec policy that packets of a NAT rule would bypass. Policies between a
 // gateway address and a single host are ignored: they protect the gateway's own tunnels and L2TP.
 func (h *Host) BypassedByNAT(n *config.NATRule) (netdev.IPsecPolicy, bool) {
-	return h.bypassed(func(p netdev.IPsecPolicy) bool {
+	return h.findPolicy(func(p netdev.IPsecPolicy) bool {
 		switch {
 		case n.Type.Forwards():
 			return matchesProtocol(p, n.Protocol) && (h.matchesReplies(p, *n.Listen) || p.Dest.Contains(n.To.Address))
@@ -61,7 +61,7 @@ func toInside(p netdev.IPsecPolicy, n *config.NATRule) bool {
 	})
 }
 
-func (h *Host) bypassed(match func(netdev.IPsecPolicy) bool) (netdev.IPsecPolicy, bool) {
+func (h *Host) findPolicy(match func(netdev.IPsecPolicy) bool) (netdev.IPsecPolicy, bool) {
 	i := slices.IndexFunc(h.Policies, match)
 	if i < 0 {
 		return netdev.IPsecPolicy{}, false

@@ -126,7 +126,7 @@ func (c *compiler) masquerade(n *config.NATRule, key string) error {
 	var pool []config.AddressRange
 	var parts []choice
 	for _, v6 := range []bool{false, true} {
-		if list := c.host.choices(index, v6, c.assigned); len(list) > 0 {
+		if list := c.host.choices(index, v6, c.isAssigned); len(list) > 0 {
 			pool = append(pool, config.AddressRange{First: list[0].Addr, Last: list[0].Addr})
 			for _, o := range list { // an address that was a separate rule may have flows
 				if len(list) > 1 || c.Draft.Known(ids.Source, numberName(n, partKey(key, o.Addr))) {
@@ -158,22 +158,22 @@ func (c *compiler) masquerade(n *config.NATRule, key string) error {
 			sub = id
 		}
 		for _, p := range o.towards {
-			c.towards(id, p, sub)
+			c.addMasquerade(id, p, sub)
 		}
 	}
 	c.Order = append(c.Order, id)
 	return nil
 }
 
-// towards records which rule of a masquerade group translates packets to a prefix.
-func (c *compiler) towards(group uint32, p netip.Prefix, id uint32) {
+// addMasquerade records which rule of a masquerade group translates packets to a prefix.
+func (c *compiler) addMasquerade(group uint32, p netip.Prefix, id uint32) {
 	c.Members[wire.MemberKey{PrefixLen: 32 + uint32(p.Bits()), List: wire.ListTowards | uint32(wire.FamilyOf(p.Addr()))<<8 | group<<16,
 		Addr: wire.BytesOf(p.Masked().Addr())}] = uint64(id) + 1
 }
 
-// assigned reports whether the configuration assigns an address to a listener or a pool. An address
+// isAssigned reports whether the configuration assigns an address to a listener or a pool. An address
 // that a listener takes from its interface does not count, because the interface uses it, too.
-func (c *compiler) assigned(a netip.Addr) bool {
+func (c *compiler) isAssigned(a netip.Addr) bool {
 	within := func(r config.AddressRange) bool { return r.Contains(a) }
 	for _, s := range c.unresolved.Services {
 		if slices.ContainsFunc(s.Listen, func(l config.Listen) bool { return l.Address == a }) || slices.ContainsFunc(s.SourcePool, within) {
@@ -379,8 +379,8 @@ func (c *compiler) portForward(n *config.NATRule) error {
 	return c.putListeners(id, s.Service)
 }
 
-// crossing sets the nat64 rules of port-forwards from IPv4 listeners to IPv6 hosts.
-func (c *compiler) crossing() error {
+// setNAT64Forwards sets the nat64 rules of port-forwards from IPv4 listeners to IPv6 hosts.
+func (c *compiler) setNAT64Forwards() error {
 	for id, n := range c.crossFamily {
 		by := n.Translator(c.snapshot.NAT)
 		if by == nil {
@@ -447,7 +447,7 @@ func (c *compiler) prefixPair(n *config.NATRule) error {
 	}
 	put := func(role uint8, from, to netip.Prefix) error {
 		v := w
-		v.To, v.Len, v.ToLen, v.Adjust = wire.AddrOf(to.Addr()), uint8(from.Bits()), uint8(to.Bits()), adjustment(from, to)
+		v.To, v.Len, v.ToLen, v.Adjust = wire.AddrOf(to.Addr()), uint8(from.Bits()), uint8(to.Bits()), checksumAdjustment(from, to)
 		return c.putPrefix(prefixKey(role, from), from, v)
 	}
 	in, out := n.Internal.Masked(), n.External.Masked()
@@ -457,9 +457,9 @@ func (c *compiler) prefixPair(n *config.NATRule) error {
 	return put(wire.RoleDest, out, in)
 }
 
-// adjustment returns the value added to one address word so that the checksum stays unchanged (RFC
+// checksumAdjustment returns the value added to one address word so that the checksum stays unchanged (RFC
 // 6296): sum(from) - sum(to), with wire words read in host byte order.
-func adjustment(from, to netip.Prefix) uint16 {
+func checksumAdjustment(from, to netip.Prefix) uint16 {
 	sum := func(a netip.Addr) (s uint32) {
 		b := wire.BytesOf(a)
 		for i := 0; i < 16; i += 2 {

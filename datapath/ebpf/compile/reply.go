@@ -40,7 +40,7 @@ type sources struct {
 	ranges []flow.Ports       // Ports that the key without a port covers.
 }
 
-func (s *sources) covers(port uint16) bool {
+func (s *sources) includesPort(port uint16) bool {
 	return slices.ContainsFunc(s.ranges, func(r flow.Ports) bool { return r.Contains(port) })
 }
 
@@ -81,7 +81,7 @@ func (c *compiler) replies(id uint32, s *config.Service, shift uint16) (shared e
 		}
 		for _, o := range others {
 			v.Ambiguous = 1
-			shared = c.ambiguous(id, o)
+			shared = c.markAmbiguous(id, o)
 		}
 		c.Reverses[k] = v
 	}
@@ -100,7 +100,7 @@ func (c *compiler) overlaps(k wire.ListenerKey, s *config.Service, shift uint16)
 	}
 	if k.Port != 0 {
 		at.single = append(at.single, k)
-		if at.covers(wire.PortOf(k.Port)) {
+		if at.includesPort(wire.PortOf(k.Port)) {
 			return []wire.ListenerKey{zero}
 		}
 		return nil
@@ -115,7 +115,7 @@ func (c *compiler) overlaps(k wire.ListenerKey, s *config.Service, shift uint16)
 		}
 	}
 	for _, o := range at.single {
-		if mine.covers(wire.PortOf(o.Port)) {
+		if mine.includesPort(wire.PortOf(o.Port)) {
 			others = append(others, o)
 		}
 	}
@@ -126,9 +126,9 @@ func (c *compiler) overlaps(k wire.ListenerKey, s *config.Service, shift uint16)
 // unshared are the flags of services with replies that belong to no other service.
 const unshared = wire.ServiceSYNStateless | wire.ServiceNodes
 
-// ambiguous marks the entry of a key that a second service shares, and returns the reason. The first service
+// markAmbiguous marks the entry of a key that a second service shares, and returns the reason. The first service
 // loses the entry too: its SYNs need flows.
-func (c *compiler) ambiguous(second uint32, k wire.ListenerKey) error {
+func (c *compiler) markAmbiguous(second uint32, k wire.ListenerKey) error {
 	v := c.Reverses[k]
 	v.Ambiguous = 1
 	c.Reverses[k] = v

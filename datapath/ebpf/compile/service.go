@@ -223,7 +223,7 @@ func (c *compiler) serviceBackends(id uint32, s *datapath.Service) (err error) {
 		if s.Mode == config.ModeFullNAT {
 			w.Pool, w.PoolLen, err = c.sourcePool(s.Service, b.Address)
 			if errors.As(err, &unreachedError{}) {
-				s = c.unreached(s, i, err)
+				s = c.withoutBackend(s, i, err)
 			} else if err != nil {
 				return fmt.Errorf("backend %s: %w", b.Name, err)
 			}
@@ -254,9 +254,9 @@ func (c *compiler) serviceBackends(id uint32, s *datapath.Service) (err error) {
 	return nil
 }
 
-// unreached returns a copy of the service in which one backend gets no new connections. The host
+// withoutBackend returns a copy of the service in which one backend gets no new connections. The host
 // has no source address for this backend, for example at boot before the interfaces exist.
-func (c *compiler) unreached(s *datapath.Service, backend int, why error) *datapath.Service {
+func (c *compiler) withoutBackend(s *datapath.Service, backend int, why error) *datapath.Service {
 	c.Waiting++
 	c.Unreached = append(c.Unreached, fmt.Sprintf("service %s: backend %s: %v", s.Name, s.Backends[backend].Name, why))
 	without := *s
@@ -283,7 +283,7 @@ func (c *compiler) pin(service uint32, client netip.Prefix, backend uint32) {
 // added look up only that entry.
 func (c *compiler) putListeners(id uint32, s *config.Service) error {
 	w := c.Services[id]
-	direct := c.direct(id, s, &w)
+	direct := c.skipsFlowLookup(id, s, &w)
 	for _, l := range s.Listen {
 		v := wire.Listener{Service: id, Ifindex: c.iface(l.Interface)}
 		c.lists[wire.ListServed][netip.PrefixFrom(l.Address, l.Address.BitLen())] |= wire.ServedListener

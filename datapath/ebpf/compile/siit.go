@@ -86,7 +86,7 @@ func (c *compiler) routes() error {
 			return err
 		}
 		for _, d := range list {
-			if !v6 && everything && d.Prefix.Bits() > 0 || c.inside(d, &mapped) {
+			if !v6 && everything && d.Prefix.Bits() > 0 || c.isInsideMapping(d, &mapped) {
 				c.route(d)
 			}
 		}
@@ -94,9 +94,9 @@ func (c *compiler) routes() error {
 	return nil
 }
 
-// inside reports whether a mapping strictly contains the destinations of a route. For local
+// isInsideMapping reports whether a mapping strictly contains the destinations of a route. For local
 // destinations an equal prefix suffices.
-func (c *compiler) inside(d netdev.Destination, mapped *[129]bool) bool {
+func (c *compiler) isInsideMapping(d netdev.Destination, mapped *[129]bool) bool {
 	for bits := range d.Prefix.Bits() + 1 {
 		if !mapped[bits] || bits == d.Prefix.Bits() && !d.Here {
 			continue
@@ -122,10 +122,10 @@ func (c *compiler) route(d netdev.Destination) {
 	c.Members[k] = max(c.Members[k], value)
 }
 
-// unnumbered sets the source address of ICMP errors on interfaces without an address of the family
+// setErrorSources sets the source address of ICMP errors on interfaces without an address of the family
 // (RFC 1812 §4.3.2.4, RFC 4443 §2.2). It uses an address of another interface. A host without IPv4
 // uses the first siit pool address or the dummy address of RFC 7600 §4.8.
-func (c *compiler) unnumbered() {
+func (c *compiler) setErrorSources() {
 	var four, six netip.Addr
 	for _, i := range c.host.Interfaces {
 		for _, a := range c.host.Addresses[i.Index] {

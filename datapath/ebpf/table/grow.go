@@ -41,13 +41,13 @@ type family struct {
 func (t *Tables) families() [2]family {
 	c := &t.Control.Values[0]
 	return [2]family{
-		{"flows4", 0, t.Entries4, first(t.Entries4), &t.Stock4.Values[0], &c.Index4, &c.NextIndex4, t.Flows4.Add, t.Index4},
-		{"flows6", 1, t.Entries6, first(t.Entries6), &t.Stock6.Values[0], &c.Index6, &c.NextIndex6, t.Flows6.Add, t.Index6},
+		{"flows4", 0, t.Entries4, initialEntries(t.Entries4), &t.Stock4.Values[0], &c.Index4, &c.NextIndex4, t.Flows4.Add, t.Index4},
+		{"flows6", 1, t.Entries6, initialEntries(t.Entries6), &t.Stock6.Values[0], &c.Index6, &c.NextIndex6, t.Flows6.Add, t.Index6},
 	}
 }
 
-// first returns the initial number of entries of a table with the given maximum.
-func first(entries uint32) uint32 { return min(entries, max(least, entries/firstShare)) }
+// initialEntries returns the initial number of entries of a table with the given maximum.
+func initialEntries(entries uint32) uint32 { return min(entries, max(least, entries/firstShare)) }
 
 // indexParts returns the number of parts of the index for a table with so many entries.
 func indexParts(entries uint32) uint32 { return parts(buckets(entries), wire.IndexPartBits) }
@@ -59,7 +59,7 @@ func parts(n uint32, bits int) uint32 { return uint32((uint64(n) + 1<<bits - 1) 
 // table, begin completes or undoes that step.
 func (t *Tables) begin(whole bool) error {
 	for _, f := range t.families() {
-		if err := f.settle(); err != nil {
+		if err := f.finishReindex(); err != nil {
 			return err
 		}
 		if atomic.LoadUint32(&f.stock.Room) != 0 {
@@ -69,19 +69,19 @@ func (t *Tables) begin(whole bool) error {
 		if whole {
 			room = f.entries
 		}
-		if err := f.index.Add(between(0, indexParts(room))); err != nil {
+		if err := f.index.Add(sequence(0, indexParts(room))); err != nil {
 			return err
 		}
 		atomic.StoreUint64(f.inForce, uint64(buckets(room)))
-		if err := f.widen(room); err != nil {
+		if err := f.addParts(room); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// settle leaves one index: the next one if it is already active.
-func (f *family) settle() error {
+// finishReindex leaves one index: the next one if it is already active.
+func (f *family) finishReindex() error {
 	next := atomic.LoadUint64(f.next)
 	if next == 0 {
 		return nil
@@ -97,11 +97,11 @@ func (f *family) settle() error {
 	return f.index.Drop(0, half)
 }
 
-// widen adds parts until there is room for so many entries.
-func (f *family) widen(room uint32) error {
+// addParts adds parts until there is room for so many entries.
+func (f *family) addParts(room uint32) error {
 	for first, last := uint32(0), parts(room, wire.PartBits); first < last; first += partsAtOnce {
 		end := min(first+partsAtOnce, last)
-		if err := f.add(between(first, end)); err != nil {
+		if err := f.add(sequence(first, end)); err != nil {
 			return err
 		}
 		if now := uint32(min(uint64(end)<<wire.PartBits, uint64(room))); now > atomic.LoadUint32(&f.stock.Room) {
@@ -118,13 +118,13 @@ func (t *Tables) Grow(fill func(*wire.Reindex) error) error {
 		room, fresh := atomic.LoadUint32(&f.stock.Room), atomic.LoadUint32(&f.stock.Fresh)
 		if room < f.entries && fresh > room-min(max(room/2, f.first/4*3), room) {
 			room = uint32(min(uint64(room)*2, uint64(f.entries)))
-			if err := f.widen(room); err != nil {
+			if err := f.addParts(room); err != nil {
 				errs = append(errs, err)
 				continue
 			}
 		}
 		if want := buckets(room); uint32(atomic.LoadUint64(f.inForce)) < want {
-			if err := f.reindex(want, fill); err != nil {
+			if err := f.replaceIndex(want, fill); err != nil {
 				errs = append(errs, fmt.Errorf("index of %s: %w", f.name, err))
 			}
 		}
@@ -135,25 +135,25 @@ func (t *Tables) Grow(fill func(*wire.Reindex) error) error {
 // Reindex4 replaces the index of the IPv4 table by one with so many buckets, for tests.
 func (t *Tables) Reindex4(buckets uint32, fill func(*wire.Reindex) error) error {
 	f := t.families()[0]
-	return f.reindex(buckets, fill)
+	return f.replaceIndex(buckets, fill)
 }
 
-// reindex replaces the active index by one with so many buckets.
-func (f *family) reindex(buckets uint32, fill func(*wire.Reindex) error) error {
-	if err := f.settle(); err != nil {
+// replaceIndex replaces the active index by one with so many buckets.
+func (f *family) replaceIndex(buckets uint32, fill func(*wire.Reindex) error) error {
+	if err := f.finishReindex(); err != nil {
 		return err
 	}
 	first := uint32(0) // part
 	if atomic.LoadUint64(f.inForce)>>32 == 0 {
 		first = uint32(len(f.index.there)) / 2
 	}
-	if err := f.index.Add(between(first, first+parts(buckets, wire.IndexPartBits))); err != nil {
+	if err := f.index.Add(sequence(first, first+parts(buckets, wire.IndexPartBits))); err != nil {
 		return errors.Join(err, f.index.Drop(first, first+parts(buckets, wire.IndexPartBits)))
 	}
 	next := uint64(first)<<wire.IndexPartBits<<32 | uint64(buckets)
 	atomic.StoreUint64(f.next, next)
 	if err := f.index.Wait(); err != nil { // from here on programs write both indexes
-		return errors.Join(err, f.settle())
+		return errors.Join(err, f.finishReindex())
 	}
 	for at, end := uint32(0), atomic.LoadUint32(&f.stock.Room); at < end; at += fillAtOnce {
 		r := wire.Reindex{V6: f.v6, First: at, Count: min(fillAtOnce, end-at)}
@@ -162,12 +162,12 @@ func (f *family) reindex(buckets uint32, fill func(*wire.Reindex) error) error {
 			err = fmt.Errorf("%d entries found no place", r.Failed)
 		}
 		if err != nil {
-			return errors.Join(err, f.settle())
+			return errors.Join(err, f.finishReindex())
 		}
 	}
 	atomic.StoreUint64(f.inForce, next)
 	if err := f.index.Wait(); err != nil { // from here on programs search the new one
 		return err
 	}
-	return f.settle()
+	return f.finishReindex()
 }

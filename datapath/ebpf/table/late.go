@@ -63,7 +63,7 @@ func (t *Tables) openLate(spec *ebpf.CollectionSpec) error {
 			}
 			m.Close()
 		}
-		m, _, err := pinned(path, s)
+		m, _, err := openOrPin(path, s)
 		if err != nil {
 			return err
 		}
@@ -78,7 +78,7 @@ func (t *Tables) openLate(spec *ebpf.CollectionSpec) error {
 func (t *Tables) replaceLate(s wire.Switches, spec *ebpf.CollectionSpec, replace map[string]*ebpf.Map) error {
 	for name, own := range t.late {
 		if late[name].used(s) {
-			if err := t.widen(name, own, spec.Maps[name]); err != nil {
+			if err := t.replaceSmall(name, own, spec.Maps[name]); err != nil {
 				return err
 			}
 		}
@@ -88,8 +88,8 @@ func (t *Tables) replaceLate(s wire.Switches, spec *ebpf.CollectionSpec, replace
 	return nil
 }
 
-// widen replaces the small map by one of full size. Programs with the small map do not use it.
-func (t *Tables) widen(name string, own *lateMap, spec *ebpf.MapSpec) error {
+// replaceSmall replaces the small map by one of full size. Programs with the small map do not use it.
+func (t *Tables) replaceSmall(name string, own *lateMap, spec *ebpf.MapSpec) error {
 	small := own.now.Load()
 	if small.MaxEntries() == own.most {
 		return nil

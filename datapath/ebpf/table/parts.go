@@ -51,7 +51,7 @@ func MapParts[T any](outer *ebpf.Map, inner *ebpf.MapSpec, size uint32) (_ *Part
 		} else if err != nil {
 			return nil, fmt.Errorf("map %s: part %d: %w", outer, n, err)
 		}
-		err := p.show(n, part)
+		err := p.mapPart(n, part)
 		if err = errors.Join(err, part.Close()); err != nil {
 			return nil, err
 		}
@@ -59,8 +59,8 @@ func MapParts[T any](outer *ebpf.Map, inner *ebpf.MapSpec, size uint32) (_ *Part
 	return p, nil
 }
 
-// show maps a part at its position.
-func (p *Parts[T]) show(n uint32, part *ebpf.Map) error {
+// mapPart maps a part at its position.
+func (p *Parts[T]) mapPart(n uint32, part *ebpf.Map) error {
 	size := len(p.raw) / len(p.there)
 	at := unsafe.Pointer(&p.raw[int(n)*size])
 	if _, err := unix.MmapPtr(part.FD(), 0, at, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
@@ -82,7 +82,7 @@ func (p *Parts[T]) Add(numbers iter.Seq[uint32]) (err error) {
 	defer func() {
 		for _, n := range fresh {
 			if err != nil {
-				err = errors.Join(err, p.hide(n))
+				err = errors.Join(err, p.unmapPart(n))
 			}
 		}
 	}()
@@ -95,7 +95,7 @@ func (p *Parts[T]) Add(numbers iter.Seq[uint32]) (err error) {
 			return fmt.Errorf("map %s: part %d: %w", p.outer, n, err)
 		}
 		defer part.Close() // the outer map and the mapping keep it alive
-		if err := p.show(n, part); err != nil {
+		if err := p.mapPart(n, part); err != nil {
 			return err
 		}
 		fresh, descriptors = append(fresh, n), append(descriptors, uint32(part.FD()))
@@ -109,16 +109,16 @@ func (p *Parts[T]) Add(numbers iter.Seq[uint32]) (err error) {
 	return nil
 }
 
-// between returns the numbers first to last-1.
-func between(first, last uint32) iter.Seq[uint32] {
+// sequence returns the numbers first to last-1.
+func sequence(first, last uint32) iter.Seq[uint32] {
 	return func(yield func(uint32) bool) {
 		for n := first; n < last && yield(n); n++ {
 		}
 	}
 }
 
-// hide replaces a part by zero pages.
-func (p *Parts[T]) hide(n uint32) error {
+// unmapPart replaces a part by zero pages.
+func (p *Parts[T]) unmapPart(n uint32) error {
 	size := len(p.raw) / len(p.there)
 	at := unsafe.Pointer(&p.raw[int(n)*size])
 	_, err := unix.MmapPtr(-1, 0, at, uintptr(size), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED)
@@ -130,7 +130,7 @@ func (p *Parts[T]) hide(n uint32) error {
 func (p *Parts[T]) Drop(first, last uint32) (err error) {
 	for n := first; n < last; n++ {
 		if p.there[n] {
-			err = errors.Join(err, p.outer.Delete(n), p.hide(n))
+			err = errors.Join(err, p.outer.Delete(n), p.unmapPart(n))
 		}
 	}
 	return err

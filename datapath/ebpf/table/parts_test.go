@@ -43,7 +43,7 @@ func TestPartsAreAddedAllOrNone(t *testing.T) {
 		t.Fatalf("%d bytes are there: %v", p.Bytes(), err)
 	}
 	for n := range uint32(2) {
-		if err := p.Add(between(0, n+1)); err != nil {
+		if err := p.Add(sequence(0, n+1)); err != nil {
 			t.Fatal(err)
 		}
 		if got := len(p.Shown()); got != int(n+1)*4096 {

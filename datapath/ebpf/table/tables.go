@@ -116,10 +116,10 @@ func entries(flows int) uint32 { return uint32(flows*5/2 + 32) }
 // early.
 func buckets(entries uint32) uint32 { return entries/8 + 16 }
 
-// hints returns the number of hints of four slots for a number of entries: at least one slot per two entries, up to
+// hintCount returns the number of hints of four slots for a number of entries: at least one slot per two entries, up to
 // 128 KiB. With half as many, 50,000 flows gain little. With four times as many, short flows lose space in the CPU's
 // cache (bench/results/hints.txt).
-func hints(entries uint32) uint32 { return min(uint32(1)<<bits.Len32(entries/8), maxHints) }
+func hintCount(entries uint32) uint32 { return min(uint32(1)<<bits.Len32(entries/8), maxHints) }
 
 // entryMask returns the bits of the numbers 1 to entries; the other bits of a slot are the tag. With four million
 // flows the tag has eight bits, and one search in forty inspects a wrong entry.
@@ -186,7 +186,7 @@ func Open(dir string, want Sizes, hz uint32) (_ *Tables, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("tables: %w", err)
 	}
-	idMap, made, err := pinned(filepath.Join(dir, "ids"), idSpec)
+	idMap, made, err := openOrPin(filepath.Join(dir, "ids"), idSpec)
 	if err != nil {
 		return nil, err
 	}
@@ -210,7 +210,7 @@ func Open(dir string, want Sizes, hz uint32) (_ *Tables, err error) {
 		if name == "works" || t.late[name] != nil || m.Type == ebpf.Array && name[0] == '.' {
 			continue
 		}
-		if t.Maps[name], _, err = pinned(filepath.Join(dir, name), m); err != nil {
+		if t.Maps[name], _, err = openOrPin(filepath.Join(dir, name), m); err != nil {
 			return nil, err
 		}
 	}
@@ -226,8 +226,8 @@ func Open(dir string, want Sizes, hz uint32) (_ *Tables, err error) {
 	return t, nil
 }
 
-// pinned opens a pinned map of the given shape, or creates and pins one.
-func pinned(path string, spec *ebpf.MapSpec) (m *ebpf.Map, made bool, err error) {
+// openOrPin opens a pinned map of the given shape, or creates and pins one.
+func openOrPin(path string, spec *ebpf.MapSpec) (m *ebpf.Map, made bool, err error) {
 	m, err = ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
 		if err = spec.Compatible(m); err != nil {
@@ -290,7 +290,7 @@ func (t *Tables) size(spec *ebpf.CollectionSpec) {
 	for name, n := range map[string]uint32{
 		"flows4": parts(t.Entries4, wire.PartBits), "flows6": parts(t.Entries6, wire.PartBits),
 		"index4": 2 * indexParts(t.Entries4), "index6": 2 * indexParts(t.Entries6),
-		"hints4": hints(t.Entries4), "hints6": hints(t.Entries6),
+		"hints4": hintCount(t.Entries4), "hints6": hintCount(t.Entries6),
 		"clients": t.Clients, "client_rates": leastLate, "stickies": leastLate, "adjusts": leastLate,
 		"slots": t.Slots, "pools": t.Pool, "block_maps": t.Pool, "hosts": t.Hosts, "port_maps": t.Pool * wire.PortClasses, "port_owners": t.Pool * wire.PortClasses,
 		"runs": t.Places(), "pool_rules": t.Pool,
@@ -396,7 +396,7 @@ func (t *Tables) Prepare(s wire.Switches, dryRun bool, only ...string) (*Program
 	sweep := min(max(shortest*1000/t.HZ/8, 200), 4000)
 	for name, v := range map[string]any{
 		"hash_key": t.key, "hash_multiplier": t.HashMultiplier, "hash_seed": balance.Seed, "entry_mask4": entryMask(t.Entries4), "entry_mask6": entryMask(t.Entries6),
-		"hint_mask4": hints(t.Entries4) - 1, "hint_mask6": hints(t.Entries6) - 1,
+		"hint_mask4": hintCount(t.Entries4) - 1, "hint_mask6": hintCount(t.Entries6) - 1,
 		"hz": t.HZ, "half_open_max": s.HalfOpen, "sweep_ms": sweep, "hold_ticks": s.Hold,
 		"timeout_established": s.Established, "timeout_transitory": s.Transitory, "timeout_udp": s.UDP, "timeout_icmp": s.ICMP,
 		"timeout_other": s.Other, "have_services": s.Services, "have_owned": s.Owned, "have_reverse": s.Reverse, "have_nat": s.NAT,

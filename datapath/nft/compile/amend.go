@@ -33,7 +33,7 @@ func (c *compiler) amend(previous *Result) (*Result, error) {
 		if old.isCurrent(&is[i]) {
 			continue
 		}
-		if !sameListeners(&old.source, is[i].Service) || !previous.ids.stable(&old.source, is[i].Service) {
+		if !sameListeners(&old.source, is[i].Service) || !previous.ids.keepsNumbers(&old.source, is[i].Service) {
 			return nil, nil
 		}
 		compiled, err := c.service(i, old.id)

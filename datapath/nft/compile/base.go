@@ -200,8 +200,8 @@ var dispatches = []dispatch{
 	{name: mapClamp, chain: "forward", by: byOriginal, set: true},
 }
 
-// shared builds the fragment without an owner: shared maps and base chains.
-func (c *compiler) shared(b *base, p *peers) *rs.Fragment {
+// sharedBase builds the fragment without an owner: shared maps and base chains.
+func (c *compiler) sharedBase(b *base, p *peers) *rs.Fragment {
 	f := &rs.Fragment{Objects: b.objects, Sets: b.sets}
 	head := make(map[rs.ID][]rs.Rule)
 	for _, table := range []rs.Family{rs.IP, rs.IP6} {
@@ -227,7 +227,7 @@ func (c *compiler) shared(b *base, p *peers) *rs.Fragment {
 		head[id] = append(head[id], rules...)
 	}
 	for _, table := range []rs.Family{rs.IP, rs.IP6} {
-		c.untranslated(b, p, table, head)
+		c.addUntranslated(b, p, table, head)
 	}
 	for _, id := range sortedIDs(head) {
 		chain := &rs.Chain{ID: id, Rules: head[id]}
@@ -437,10 +437,10 @@ func (s *Service) element(e rs.Element) {
 	} else {
 		s.Fragment.Elements = append(s.Fragment.Elements, e)
 	}
-	s.use(e.Set)
+	s.addReference(e.Set)
 }
 
-func (s *Service) use(id rs.ID) {
+func (s *Service) addReference(id rs.ID) {
 	if !slices.Contains(s.uses, id) {
 		s.uses = append(s.uses, id)
 	}

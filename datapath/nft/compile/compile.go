@@ -176,7 +176,7 @@ func Compile(s *datapath.Snapshot, env Env, previous *Result) (*Result, error) {
 	c.flowtable(b)
 	c.timeouts(b)
 	p := c.listenersAndServers(previous, b)
-	fragments[0], fragments[1], fragments[2] = c.shared(b, p), p.fragment, p.servers
+	fragments[0], fragments[1], fragments[2] = c.sharedBase(b, p), p.fragment, p.servers
 	if previous != nil && sameFragment(previous.Ruleset.Fragments[0], fragments[0]) {
 		fragments[0] = previous.Ruleset.Fragments[0]
 	}
@@ -240,7 +240,7 @@ func numbersAfter(previous *Result, services []datapath.Service) *numbers {
 		return newNumbers(services)
 	}
 	for _, s := range services {
-		if was := previous.Service(s.Name); was == nil || !was.source.Is(s.Service) && !previous.ids.stable(&was.source, s.Service) {
+		if was := previous.Service(s.Name); was == nil || !was.source.Is(s.Service) && !previous.ids.keepsNumbers(&was.source, s.Service) {
 			return newNumbers(services)
 		}
 	}
@@ -267,10 +267,10 @@ func newNumbers(services []datapath.Service) *numbers {
 	return n
 }
 
-// stable reports whether all services keep their numbers if one service changes. The service must
+// keepsNumbers reports whether all services keep their numbers if one service changes. The service must
 // have an unchanged number of slots, or its slots must end before the next service. The next
 // service must also have its preferred number.
-func (n *numbers) stable(was, is *config.Service) bool {
+func (n *numbers) keepsNumbers(was, is *config.Service) bool {
 	count := capacity(is)
 	if capacity(was) == count {
 		return true

@@ -353,7 +353,7 @@ func TestNumbersThatStay(t *testing.T) {
 		services[at].Service = &is
 		next := newNumbers(services)
 		switch same := maps.Equal(numbers.of, next.of); {
-		case numbers.stable(was, &is) && !same:
+		case numbers.keepsNumbers(was, &is) && !same:
 			t.Fatalf("%s from %d to %d slots: numbers are said to stay, and do not", is.Name, capacity(was), capacity(&is))
 		case same:
 			stay++

@@ -23,7 +23,7 @@ const dsrMemorySize = 1 << 18
 
 // dsr compiles mode dsr. On the ingress hook of the devices, before routing, packets are forwarded
 // to a backend. Only the hardware addresses and the TTL change.
-func (p *part) dsr() error {
+func (p *servicePart) dsr() error {
 	p.table = rs.Netdev
 	if p.family == rs.IP6 {
 		p.prefix = "service6/" + identifier(p.svc.Name)
@@ -32,9 +32,9 @@ func (p *part) dsr() error {
 		keys := []config.PersistenceKey{config.KeySourceAddress, config.KeySourcePort, config.KeyDestAddress, config.KeyDestPort}
 		p.persist = &config.Persistence{Key: keys, Timeout: config.Duration(dsrMemory), Size: dsrMemorySize}
 	}
-	p.refuse()
+	p.addRefusedChain()
 	p.memory()
-	p.chain(p.table, p.prefix, append(p.access(), p.choose()...)...)
+	p.chain(p.table, p.prefix, append(p.accessRules(), p.backendRules()...)...)
 	p.listen(p.ingressMap(mapServices), rs.Verdict{Code: rs.Goto, Chain: p.prefix})
 	p.clientErrors(p.ingressMap(mapClientErrors))
 	p.routed = true
@@ -96,7 +96,7 @@ func (c *compiler) markUnreached(svc datapath.Service, s *Service) datapath.Serv
 // ttlMap makes the map that decrements a TTL, because nf_tables has no expression for it. Without
 // the decrement, two hosts that use each other as backend would forward a packet forever. The map
 // has no entry for a TTL that has expired.
-func (p *part) ttlMap() string {
+func (p *servicePart) ttlMap() string {
 	id := rs.ID{Table: p.table, Name: p.prefix + "/ttl"}
 	if slices.ContainsFunc(p.Fragment.Sets, func(s *rs.Set) bool { return s.ID == id }) {
 		return id.Name
@@ -109,7 +109,7 @@ func (p *part) ttlMap() string {
 }
 
 // ingressMap returns the name of a map in the table netdev, which has both families.
-func (p *part) ingressMap(name string) string { return ingressMap(p.family, name) }
+func (p *servicePart) ingressMap(name string) string { return ingressMap(p.family, name) }
 
 func ingressMap(f rs.Family, name string) string {
 	if f == rs.IP6 {

@@ -52,7 +52,7 @@ func (c *compiler) sameLinks(b *base, table rs.Family) {
 // behind a router has the backend alone.
 func (c *compiler) sameNetworks(s *Service, table rs.Family) {
 	id := rs.ID{Table: table, Name: setSameNet}
-	s.use(id)
+	s.addReference(id)
 	var networks []netip.Prefix
 	for i := range c.snapshot.Services {
 		if svc := &c.snapshot.Services[i]; datapath.Turns(svc.Service) {

@@ -36,7 +36,7 @@ func (c *compiler) npt66(s *Service, n *config.NATRule, b *base, chain string) {
 		}
 	}
 	// Both directions of connections that connection tracking translates must stay tracked.
-	if listeners, servers := c.tracked6(); len(listeners) > 0 {
+	if listeners, servers := c.trackedEndpoints6(); len(listeners) > 0 {
 		to, from := rs.ID{Table: rs.IP6, Name: chain + "/listeners"}, rs.ID{Table: rs.IP6, Name: chain + "/servers"}
 		s.intervals(to, rs.IP6, listeners)
 		s.intervals(from, rs.IP6, servers)
@@ -63,9 +63,9 @@ func (c *compiler) npt66(s *Service, n *config.NATRule, b *base, chain string) {
 	s.rewrite(chain+"/out", source, inside, outside, word, nil)
 }
 
-// tracked6 returns the IPv6 listeners and servers of services and port-forwards with tracked
+// trackedEndpoints6 returns the IPv6 listeners and servers of services and port-forwards with tracked
 // connections.
-func (c *compiler) tracked6() (listeners, servers []netip.Prefix) {
+func (c *compiler) trackedEndpoints6() (listeners, servers []netip.Prefix) {
 	add := func(list *[]netip.Prefix, a netip.Addr) {
 		if p := netip.PrefixFrom(a, a.BitLen()); a.Is6() && !slices.Contains(*list, p) {
 			*list = append(*list, p)
@@ -91,8 +91,8 @@ func (c *compiler) tracked6() (listeners, servers []netip.Prefix) {
 	return listeners, servers
 }
 
-// sum16 returns the ones' complement sum of the 16-bit words of an address.
-func sum16(a netip.Addr) uint16 {
+// addressSum returns the ones' complement sum of the 16-bit words of an address.
+func addressSum(a netip.Addr) uint16 {
 	b := a.As16()
 	sum := uint32(0)
 	for i := 0; i < 16; i += 2 {
@@ -104,8 +104,8 @@ func sum16(a netip.Addr) uint16 {
 	return uint16(sum)
 }
 
-// sub16 subtracts in ones' complement arithmetic.
-func sub16(a, b uint16) uint16 {
+// subtractSum subtracts in ones' complement arithmetic.
+func subtractSum(a, b uint16) uint16 {
 	sum := uint32(a) + uint32(^b)
 	return uint16(sum&0xffff + sum>>16)
 }
@@ -113,7 +113,7 @@ func sub16(a, b uint16) uint16 {
 // rewrite writes the chain that compensates the sum in a word of the address and overwrites the
 // prefix. If notrack is not nil, that rule then exempts the packet from connection tracking.
 func (s *Service) rewrite(chain string, sel rs.Selector, from, to netip.Prefix, word int, notrack *rs.Builder) {
-	adjust := sub16(sum16(from.Addr()), sum16(to.Addr()))
+	adjust := subtractSum(addressSum(from.Addr()), addressSum(to.Addr()))
 	finish := []rs.Rule{rs.NewRule().Counter().SetPrefix(sel, to, false).Rule("")}
 	if notrack != nil {
 		finish = append(finish, notrack.Notrack().Rule(""))
@@ -157,7 +157,7 @@ func (s *Service) addBytes(chain string, sel rs.Selector, word int, add uint16) 
 	hi, lo := byte(add>>8), byte(add)
 	var rules []rs.Rule
 	sum := func(r *rs.Builder, hi byte) rs.Rule {
-		r.SetFrom(high, s.plus(chain, hi), high).SetFrom(low, s.plus(chain, lo), low)
+		r.SetFrom(high, s.byteAddMap(chain, hi), high).SetFrom(low, s.byteAddMap(chain, lo), low)
 		return r.Goto(chain + "/prefix").Rule("")
 	}
 	if lo != 0 {
@@ -167,8 +167,8 @@ func (s *Service) addBytes(chain string, sel rs.Selector, word int, add uint16) 
 	return append(rules, sum(rs.NewRule(), hi))
 }
 
-// plus makes the map that adds a constant to a byte, and returns its name.
-func (s *Service) plus(chain string, add byte) string {
+// byteAddMap makes the map that adds a constant to a byte, and returns its name.
+func (s *Service) byteAddMap(chain string, add byte) string {
 	id := rs.ID{Table: rs.IP6, Name: fmt.Sprintf("%s/plus-%d", chain, add)}
 	for _, set := range s.Fragment.Sets {
 		if set.ID == id {

@@ -58,9 +58,9 @@ func (c *compiler) listenersAndServers(previous *Result, b *base) *peers {
 		p.fragment = old.fragment
 	} else {
 		p.fragment = sharedFragment(func(s *Service) {
-			all, _ := c.tracked()
+			all, _ := c.trackedEndpoints()
 			s.peers(setListeners, all)
-			c.owned(s)
+			c.writeOwned(s)
 		})
 	}
 	if old != nil && p.sameServices(old, samePeers) {
@@ -76,7 +76,7 @@ func (c *compiler) listenersAndServers(previous *Result, b *base) *peers {
 // looks them up.
 func (c *compiler) servers(b *base) *rs.Fragment {
 	return sharedFragment(func(s *Service) {
-		_, all := c.tracked()
+		_, all := c.trackedEndpoints()
 		s.peers(setServers, all)
 		for _, table := range []rs.Family{rs.IP, rs.IP6} {
 			if b.used[rs.ID{Table: table, Name: mapTurned}] || b.used[rs.ID{Table: table, Name: mapTurned + ranges}] {
@@ -159,8 +159,8 @@ func samePeers(a, b *config.Service) bool {
 	}))
 }
 
-// tracked returns the listeners and servers of services and port-forwards with tracked connections.
-func (c *compiler) tracked() (listeners, servers map[peer][]flow.Ports) {
+// trackedEndpoints returns the listeners and servers of services and port-forwards with tracked connections.
+func (c *compiler) trackedEndpoints() (listeners, servers map[peer][]flow.Ports) {
 	listeners, servers = map[peer][]flow.Ports{}, map[peer][]flow.Ports{}
 	add := func(to map[peer][]flow.Ports, p peer, ports ...flow.Ports) { to[p] = append(to[p], ports...) }
 	server := func(a netip.Addr, port uint16, l config.Listen, protocol flow.Protocol) {
@@ -206,7 +206,7 @@ func (c *compiler) checkReplies(b *base) error {
 		return nil
 	}
 	var clashes []string
-	_, servers := c.tracked()
+	_, servers := c.trackedEndpoints()
 	for p, all := range servers {
 		for _, k := range b.reply[p.addr] {
 			same := k.protocol == p.protocol || k.protocol == flow.Any || p.protocol == flow.Any
@@ -232,13 +232,13 @@ func (s *Service) peers(name string, all map[peer][]flow.Ports) {
 		if _, every := all[peer{p.addr, flow.Any, p.iface}]; every && p.protocol != flow.Any {
 			continue
 		}
-		e := endpoint{p.addr, p.protocol, merged(all[p]), p.iface}
+		e := endpoint{p.addr, p.protocol, mergePorts(all[p]), p.iface}
 		endpoints(s, familyOf(p.addr), name, e, rs.Verdict{})
 	}
 }
 
-// merged returns port ranges in order. Adjacent and overlapping ranges are joined.
-func merged(ports []flow.Ports) []flow.Ports {
+// mergePorts returns port ranges in order. Adjacent and overlapping ranges are joined.
+func mergePorts(ports []flow.Ports) []flow.Ports {
 	all := make([]flow.Ports, len(ports))
 	for i, p := range ports {
 		if all[i] = p; p == (flow.Ports{}) {
@@ -257,8 +257,8 @@ func merged(ports []flow.Ports) []flow.Ports {
 	return out
 }
 
-// owned writes the addresses that the gateway owns.
-func (c *compiler) owned(s *Service) {
+// writeOwned writes the addresses that the gateway owns.
+func (c *compiler) writeOwned(s *Service) {
 	near := func(a netip.Addr) bool {
 		return slices.ContainsFunc(c.env.Networks, func(p netip.Prefix) bool { return p.Contains(a) })
 	}

@@ -19,19 +19,19 @@ const (
 )
 
 // clientKey returns the fields that identify a client.
-func (p *part) clientKey() []rs.Selector {
+func (p *servicePart) clientKey() []rs.Selector {
 	key, _ := p.keyFields(packetFields(p.family))
 	return key
 }
 
 // quotedKey returns the same fields of a client's packet, read from the reply that an ICMP error
 // quotes. It returns false if the key has a hardware address, because it is not quoted.
-func (p *part) quotedKey() ([]rs.Selector, bool) {
+func (p *servicePart) quotedKey() ([]rs.Selector, bool) {
 	key, hardware := p.keyFields(quotedFields(p.family))
 	return key, !hardware
 }
 
-func (p *part) keyFields(at fields) (sel []rs.Selector, hardware bool) {
+func (p *servicePart) keyFields(at fields) (sel []rs.Selector, hardware bool) {
 	keys := p.persist.Key
 	if len(keys) == 0 {
 		keys = []config.PersistenceKey{config.KeySourceAddress}
@@ -55,17 +55,17 @@ func (p *part) keyFields(at fields) (sel []rs.Selector, hardware bool) {
 	return sel, hardware
 }
 
-func (p *part) persistTimeout() time.Duration {
+func (p *servicePart) persistTimeout() time.Duration {
 	if t := p.persist.Timeout.D(); t > 0 {
 		return t
 	}
 	return defaultPersistTimeout
 }
 
-// remembered returns the backends that remembered clients return to. A draining backend is
+// persistentBackends returns the backends that remembered clients return to. A draining backend is
 // excluded, so that its clients are scheduled again. In mode dsr the memory is the only flow state,
 // and flows continue during a drain, so that the backend is included.
-func (p *part) remembered() []int {
+func (p *servicePart) persistentBackends() []int {
 	if p.svc.Mode != config.ModeDSR {
 		return p.active
 	}
@@ -80,7 +80,7 @@ func (p *part) remembered() []int {
 
 // recallRules returns the rules that send a packet to the client's backend. If draining backends are
 // included, a SYN is a new connection and uses only the backends that take new flows.
-func (p *part) recallRules() []rs.Rule {
+func (p *servicePart) recallRules() []rs.Rule {
 	from := func(when *rs.Builder, set string) rs.Rule {
 		return when.Recall(p.prefix+"/clients", p.clientKey()...).VerdictFrom(p.prefix+set, rs.Priority).Rule("")
 	}
@@ -94,12 +94,12 @@ func (p *part) recallRules() []rs.Rule {
 
 // newFlowsDiffer reports whether new connections of remembered clients may use fewer backends than
 // existing ones.
-func (p *part) newFlowsDiffer() bool {
-	return p.svc.Protocol == flow.TCP && len(p.remembered()) > len(p.active)
+func (p *servicePart) newFlowsDiffer() bool {
+	return p.svc.Protocol == flow.TCP && len(p.persistentBackends()) > len(p.active)
 }
 
 // memory makes the map from clients to backend numbers, and the map from these numbers to chains.
-func (p *part) memory() {
+func (p *servicePart) memory() {
 	if p.persist == nil {
 		return
 	}
@@ -113,7 +113,7 @@ func (p *part) memory() {
 	})
 	backends := rs.ID{Table: p.table, Name: p.prefix + "/backends"}
 	p.Fragment.Sets = append(p.Fragment.Sets, &rs.Set{ID: backends, Key: []rs.Type{rs.Mark}, Verdicts: true})
-	p.addBackends(backends, p.remembered())
+	p.addBackends(backends, p.persistentBackends())
 	if p.newFlowsDiffer() {
 		open := rs.ID{Table: p.table, Name: p.prefix + "/open"}
 		p.Fragment.Sets = append(p.Fragment.Sets, &rs.Set{ID: open, Key: []rs.Type{rs.Mark}, Verdicts: true})
@@ -122,7 +122,7 @@ func (p *part) memory() {
 }
 
 // addBackends adds the elements that map the numbers of backends to their chains.
-func (p *part) addBackends(set rs.ID, backends []int) {
+func (p *servicePart) addBackends(set rs.ID, backends []int) {
 	for _, i := range backends {
 		p.Fragment.Elements = append(p.Fragment.Elements, rs.Element{
 			Set: set, Key: rs.Number(p.backendID(i)).Raw, Verdict: rs.Verdict{Code: rs.Goto, Chain: p.backendChain(i)},
@@ -133,7 +133,7 @@ func (p *part) addBackends(set rs.ID, backends []int) {
 // backendID returns the number of a backend in the map of clients. It is a hash of the backend's
 // key, so that the memory survives reloads. If two backends have the same hash, the later one in
 // the file gets the next number.
-func (p *part) backendID(i int) uint32 {
+func (p *servicePart) backendID(i int) uint32 {
 	taken := make(map[uint32]bool, len(p.svc.Backends))
 	for n, b := range p.svc.Backends {
 		id := number(b.Key()) | 1<<31 // differs from every priority of an incoming packet
@@ -148,14 +148,14 @@ func (p *part) backendID(i int) uint32 {
 	return 0
 }
 
-// remember returns the rule that stores or refreshes the client's backend.
-func (p *part) remember(i int) rs.Rule {
+// storeBackend returns the rule that stores or refreshes the client's backend.
+func (p *servicePart) storeBackend(i int) rs.Rule {
 	return p.rule().Remember(p.prefix+"/clients", p.persistTimeout(), rs.Number(p.backendID(i)), p.clientKey()...).ResetPriority().Rule("")
 }
 
 // sessions returns the rule that pins clients by prefix. A client is scheduled as usual if its
 // backend takes no new flows.
-func (p *part) sessions() (rs.Rule, bool) {
+func (p *servicePart) sessions() (rs.Rule, bool) {
 	set := rs.ID{Table: p.table, Name: p.prefix + "/sessions"}
 	found := false
 	usable := make(map[string]int)
@@ -172,7 +172,7 @@ func (p *part) sessions() (rs.Rule, bool) {
 		found = true
 		i, ok := usable[s.Backend]
 		whole := config.AddressRange{First: s.Client.Masked().Addr(), Last: rs.LastAddr(s.Client)}
-		for _, r := range without(whole, taken) {
+		for _, r := range subtractRanges(whole, taken) {
 			if ok {
 				p.Fragment.Elements = append(p.Fragment.Elements, rs.Element{
 					Set: set, Key: rs.Addr(r.First).Raw, End: rs.Addr(r.Last).Raw,
@@ -197,8 +197,8 @@ func longestFirst(sessions []config.Session) []config.Session {
 	return sorted
 }
 
-// without returns the parts of a range that are in none of the others.
-func without(r config.AddressRange, others []config.AddressRange) []config.AddressRange {
+// subtractRanges returns the parts of a range that are in none of the others.
+func subtractRanges(r config.AddressRange, others []config.AddressRange) []config.AddressRange {
 	left := []config.AddressRange{r}
 	for _, o := range others {
 		var next []config.AddressRange

@@ -13,9 +13,9 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// refuse makes the chain that counts and drops the connections refused by a set or a limit. It
+// addRefusedChain makes the chain that counts and drops the connections refused by a set or a limit. It
 // exists only if a rule leads to it.
-func (p *part) refuse() {
+func (p *servicePart) addRefusedChain() {
 	s := p.svc
 	guarded := s.Limits != config.Limits{} || len(s.Allow)+len(s.Deny) > 0 ||
 		slices.ContainsFunc(s.Backends, func(b config.Backend) bool { return b.MaxConnections > 0 })
@@ -24,8 +24,8 @@ func (p *part) refuse() {
 	}
 }
 
-// access returns the rules of the service's allow and deny sets.
-func (p *part) access() []rs.Rule {
+// accessRules returns the rules of the service's allow and deny sets.
+func (p *servicePart) accessRules() []rs.Rule {
 	var rules []rs.Rule
 	source := rs.Source(p.family)
 	for _, list := range p.svc.Deny {
@@ -42,9 +42,9 @@ func (p *part) access() []rs.Rule {
 }
 
 // list records that the service uses a firewall set, and returns the set's name.
-func (p *part) list(name string) string {
+func (p *servicePart) list(name string) string {
 	id := listID(p.table, p.family, name)
-	p.use(id)
+	p.addReference(id)
 	return id.Name
 }
 
@@ -120,7 +120,7 @@ func spans(f rs.Family, all []config.AddressRange) (merged []config.AddressRange
 // limits writes the chain of the service's limits and returns the jump to it. nf_tables keeps
 // counts in rules, and they end with the rules of the chain. In a chain of their own, these rules
 // change only with the limits.
-func (p *part) limits() []rs.Rule {
+func (p *servicePart) limits() []rs.Rule {
 	l := p.svc.Limits
 	if len(p.active) == 0 {
 		return nil
@@ -150,7 +150,7 @@ func (p *part) limits() []rs.Rule {
 
 // client returns the selector of one client: an IPv4 address, or an IPv6 /64, because an IPv6 host
 // may use any address of its /64.
-func (p *part) client() rs.Selector {
+func (p *servicePart) client() rs.Selector {
 	if p.family == rs.IP {
 		return rs.Source(p.family)
 	}
@@ -161,7 +161,7 @@ func (p *part) client() rs.Selector {
 // maxClients is the maximum size of sets of clients.
 const maxClients = 1 << 20
 
-func (p *part) clientSet(suffix string, timeout bool) string {
+func (p *servicePart) clientSet(suffix string, timeout bool) string {
 	s := &rs.Set{ID: rs.ID{Table: p.table, Name: p.prefix + suffix}, Key: []rs.Type{addrType(p.family)}, Dynamic: true, Size: maxClients}
 	if timeout {
 		s.Timeout = rateMemory(p.svc.Limits.NewConnectionsPerClient)
@@ -179,7 +179,7 @@ func rateMemory(r config.Rate) time.Duration { return 2 * r.Per }
 
 // guard writes the checks that apply to every packet of the service, not only to the first of a
 // connection.
-func (p *part) guard() {
+func (p *servicePart) guard() {
 	l := p.svc.Limits
 	if len(p.active) == 0 || !l.StrictTCP && l.ResetRate.IsZero() || p.svc.Protocol != flow.TCP && p.svc.Protocol != flow.Any {
 		return
@@ -199,8 +199,8 @@ func (p *part) guard() {
 	p.listen(mapGuards, rs.Verdict{Code: rs.Goto, Chain: p.prefix + "/guard"})
 }
 
-// down returns the rules of a service without a usable backend.
-func (p *part) down() []rs.Rule {
+// downRules returns the rules of a service without a usable backend.
+func (p *servicePart) downRules() []rs.Rule {
 	// The kernel calls nat chains only if connection tracking is active. A rule that matches a
 	// connection state activates it, as translations do.
 	count := func() *rs.Builder { return rs.NewRule().State("new") }
@@ -221,7 +221,7 @@ func (p *part) down() []rs.Rule {
 }
 
 // log returns the rule that logs new connections.
-func (p *part) log(l *config.Log) rs.Rule {
+func (p *servicePart) log(l *config.Log) rs.Rule {
 	rate := l.Rate
 	if rate.IsZero() {
 		rate = config.Rate{Count: 10, Per: time.Second}

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// choose returns the rules that pick a backend: for pinned clients, for remembered clients, then by
+// backendRules returns the rules that pick a backend: for pinned clients, for remembered clients, then by
 // the scheduler.
 //
 // Plain services share a fixed number of maps of addresses (see shard). The kernel finds a set in a
@@ -21,7 +21,7 @@ import (
 // map. With one map per service, and also with one map for all, 10,000 services cost seconds
 // (figures in docs/internals/nftables.md). Maps of verdicts are not shared, because the kernel also
 // follows each of their elements for every rule.
-func (p *part) choose() []rs.Rule {
+func (p *servicePart) backendRules() []rs.Rule {
 	var rules []rs.Rule
 	if r, ok := p.sessions(); ok {
 		rules = append(rules, r)
@@ -42,7 +42,7 @@ func (p *part) choose() []rs.Rule {
 			Set: set, Key: rs.Number(uint32(n)).Raw, Verdict: rs.Verdict{Code: rs.Goto, Chain: p.backendChain(i)},
 		})
 	}
-	for _, pick := range p.picks(rs.Slots{Count: len(owners)}, packetFields(p.family)) {
+	for _, pick := range p.slotSelectors(rs.Slots{Count: len(owners)}, packetFields(p.family)) {
 		rules = append(rules, pick.when.VerdictFrom(set.Name, pick.slot).Rule(""))
 	}
 	if p.perPacket() {
@@ -60,7 +60,7 @@ const noSlot = "came while the map changed"
 
 // perPacket reports whether each packet of a flow is scheduled. A packet without a slot is then
 // dropped, and its client retransmits it: another backend would reset the connection.
-func (p *part) perPacket() bool {
+func (p *servicePart) perPacket() bool {
 	return (p.svc.Mode == config.ModeDSR || p.svc.Mode == config.ModeStateless) && p.svc.Scheduler.Hashes()
 }
 
@@ -68,14 +68,14 @@ func (p *part) perPacket() bool {
 func shard(name string) string { return fmt.Sprintf("-%02x", number(name)&0xff) }
 
 // choosePlain returns the rules that translate a connection to the address in its slot.
-func (p *part) choosePlain() []rs.Rule {
+func (p *servicePart) choosePlain() []rs.Rule {
 	owners := p.schedule()
 	set := rs.ID{Table: p.table, Name: mapHosts + shard(p.svc.Name)}
 	ports := p.svc.Backends[0].Port != 0
 	if ports {
 		set.Name = mapTargets + shard(p.svc.Name)
 	}
-	p.use(set)
+	p.addReference(set)
 	for n, i := range owners {
 		b := p.svc.Backends[i]
 		value := rs.Concat(rs.Addr(b.Address))
@@ -85,7 +85,7 @@ func (p *part) choosePlain() []rs.Rule {
 		p.Fragment.Elements = append(p.Fragment.Elements, rs.Element{Set: set, Key: rs.Number(p.id + uint32(n)).Raw, Value: value})
 	}
 	var rules []rs.Rule
-	for _, pick := range p.picks(rs.Slots{First: p.id, Count: len(owners)}, packetFields(p.family)) {
+	for _, pick := range p.slotSelectors(rs.Slots{First: p.id, Count: len(owners)}, packetFields(p.family)) {
 		rules = append(rules, pick.when.DNATFrom(p.family, set.Name, ports, pick.slot).Rule(""))
 	}
 	first := p.svc.Backends[p.active[0]]
@@ -93,10 +93,10 @@ func (p *part) choosePlain() []rs.Rule {
 }
 
 // rule starts a rule that reads the network header.
-func (p *part) rule() *rs.Builder { return rs.NewRule().ForFamily(p.table, p.family) }
+func (p *servicePart) rule() *rs.Builder { return rs.NewRule().ForFamily(p.table, p.family) }
 
 // schedule returns the backend of every slot.
-func (p *part) schedule() []int {
+func (p *servicePart) schedule() []int {
 	owners := p.svc.Slots(p.active)
 	keys := make([]string, len(owners))
 	for n, i := range owners {
@@ -126,8 +126,8 @@ func quotedFields(f rs.Family) fields {
 	return fields{q.Dest, q.DestPort, q.Source, q.SourcePort, q.Protocol}
 }
 
-// picks returns the ways to select a slot. The first one that matches a packet applies.
-func (p *part) picks(slots rs.Slots, at fields) []pick {
+// slotSelectors returns the ways to select a slot. The first one that matches a packet applies.
+func (p *servicePart) slotSelectors(slots rs.Slots, at fields) []pick {
 	source, dest := at.source, at.dest
 	forward := rs.Hash(slots, balance.Seed, source, at.sourcePort, dest, at.destPort)
 	switch p.svc.Scheduler {
@@ -155,7 +155,7 @@ func (p *part) picks(slots rs.Slots, at fields) []pick {
 
 // picksByPort puts a hash without ports first, for packets of protocols without ports, if the
 // service takes any protocol.
-func (p *part) picksByPort(ways []pick, slots rs.Slots, at fields) []pick {
+func (p *servicePart) picksByPort(ways []pick, slots rs.Slots, at fields) []pick {
 	if p.svc.Protocol != flow.Any {
 		return ways
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-lb/sluice/flow"
 )
 
-// part is one service in one family and one table.
-type part struct {
+// servicePart is one service in one family and one table.
+type servicePart struct {
 	*Service
 	c      *compiler
 	svc    datapath.Service
@@ -48,7 +48,7 @@ func (c *compiler) service(i int, id uint32) (*Service, error) {
 		if !slices.ContainsFunc(svc.Listen, func(l config.Listen) bool { return familyOf(l.Address) == f }) {
 			continue
 		}
-		p := &part{Service: s, c: c, svc: svc, family: f, table: f, prefix: "service/" + identifier(svc.Name), persist: svc.Persistence}
+		p := &servicePart{Service: s, c: c, svc: svc, family: f, table: f, prefix: "service/" + identifier(svc.Name), persist: svc.Persistence}
 		for _, i := range svc.Active() {
 			if familyOf(svc.Backends[i].Address) == f {
 				p.active = append(p.active, i)
@@ -64,11 +64,11 @@ func (c *compiler) service(i int, id uint32) (*Service, error) {
 
 // compile chooses the hooks by the mode. Without a usable backend, the service of any mode replies
 // in the nat chain, because only there all kinds of replies are possible.
-func (p *part) compile() error {
+func (p *servicePart) compile() error {
 	mode := p.svc.Mode
 	if len(p.active) == 0 && (mode == config.ModeDSR || mode == config.ModeStateless) {
-		p.refuse()
-		p.chain(p.table, p.prefix, append(p.access(), p.down()...)...)
+		p.addRefusedChain()
+		p.chain(p.table, p.prefix, append(p.accessRules(), p.downRules()...)...)
 		p.listen(mapServices, rs.Verdict{Code: rs.Goto, Chain: p.prefix})
 		return nil
 	}
@@ -82,7 +82,7 @@ func (p *part) compile() error {
 }
 
 // listen adds the service's listeners to a map, with the verdict v.
-func (p *part) listen(name string, v rs.Verdict) {
+func (p *servicePart) listen(name string, v rs.Verdict) {
 	for _, l := range p.svc.Listen {
 		if familyOf(l.Address) == p.family {
 			endpoints(p.Service, p.table, name, endpoint{l.Address, p.svc.Protocol, portsOf(l), l.Interface}, v)
@@ -99,12 +99,12 @@ func portsOf(l config.Listen) []flow.Ports {
 }
 
 // dnat compiles modes dnat and fullnat.
-func (p *part) dnat() error {
-	p.refuse()
+func (p *servicePart) dnat() error {
+	p.addRefusedChain()
 	p.plain = p.isPlain()
 	p.memory()
 	var rules []rs.Rule
-	rules = append(rules, p.access()...)
+	rules = append(rules, p.accessRules()...)
 	rules = append(rules, p.limits()...)
 	if l := p.svc.Log; l != nil {
 		rules = append(rules, p.log(l))
@@ -117,10 +117,10 @@ func (p *part) dnat() error {
 		rules = append(rules, p.c.helpers(p.Service, p.table, p.prefix, p.svc.Helper, p.svc.Protocol)...)
 	}
 	if len(p.active) == 0 {
-		rules = append(rules, p.down()...)
+		rules = append(rules, p.downRules()...)
 	} else {
 		rules = append(rules, p.c.assignTimeouts(p.Service, p.table, p.svc.Protocol)...)
-		rules = append(rules, p.choose()...)
+		rules = append(rules, p.backendRules()...)
 	}
 	p.chain(p.table, p.prefix, rules...)
 	p.listen(mapServices, rs.Verdict{Code: rs.Goto, Chain: p.prefix})
@@ -143,7 +143,7 @@ func (p *part) dnat() error {
 }
 
 // backendChain returns the name of the chain of a backend.
-func (p *part) backendChain(i int) string { return p.prefix + backendSuffix(p.svc.Backends[i]) }
+func (p *servicePart) backendChain(i int) string { return p.prefix + backendSuffix(p.svc.Backends[i]) }
 
 func backendSuffix(b config.Backend) string {
 	name := identifier(backendName(b))
@@ -169,14 +169,14 @@ func backendName(b config.Backend) string {
 
 // backend writes the chain of a backend: limits, memory, marks, a counter of connections, and the
 // delivery to the backend.
-func (p *part) backend(i int, deliver func(*rs.Builder) *rs.Builder) {
+func (p *servicePart) backend(i int, deliver func(*rs.Builder) *rs.Builder) {
 	b := p.svc.Backends[i]
 	var rules []rs.Rule
-	if limit := smaller(b.MaxConnections, p.svc.Limits.ConnectionsPerBackend); limit > 0 {
+	if limit := smallerLimit(b.MaxConnections, p.svc.Limits.ConnectionsPerBackend); limit > 0 {
 		rules = append(rules, rs.NewRule().ConnectionsOver(limit).Goto(p.prefix+"/refused").Rule(""))
 	}
 	if p.persist != nil {
-		rules = append(rules, p.remember(i))
+		rules = append(rules, p.storeBackend(i))
 	}
 	if m := b.Mark; m != 0 {
 		p.marks = append(p.marks, m)
@@ -186,8 +186,8 @@ func (p *part) backend(i int, deliver func(*rs.Builder) *rs.Builder) {
 	p.chain(p.table, p.backendChain(i), rules...)
 }
 
-// smaller returns the smaller of two limits, where 0 means no limit.
-func smaller(a, b int) int {
+// smallerLimit returns the smaller of two limits, where 0 means no limit.
+func smallerLimit(a, b int) int {
 	if a == 0 || b != 0 && b < a {
 		return b
 	}
@@ -196,7 +196,7 @@ func smaller(a, b int) int {
 
 // isPlain reports whether backends need no rules of their own. It depends on the configuration and
 // not on states, so that the shape of the service's rules is stable.
-func (p *part) isPlain() bool {
+func (p *servicePart) isPlain() bool {
 	if p.persist != nil || len(p.svc.Sessions) > 0 || p.svc.Limits.ConnectionsPerBackend > 0 {
 		return false
 	}
@@ -211,7 +211,7 @@ func (p *part) isPlain() bool {
 }
 
 // source translates the source of fullnat connections after routing.
-func (p *part) source() error {
+func (p *servicePart) source() error {
 	chain := p.prefix + "/source"
 	var pool []config.AddressRange
 	for _, r := range p.svc.SourcePool {
@@ -229,7 +229,7 @@ func (p *part) source() error {
 }
 
 // listenAnywhere is like listen for every interface, because replies arrive at another interface.
-func (p *part) listenAnywhere(name string, v rs.Verdict) {
+func (p *servicePart) listenAnywhere(name string, v rs.Verdict) {
 	for _, l := range p.svc.Listen {
 		if familyOf(l.Address) == p.family {
 			endpoints(p.Service, p.table, name, endpoint{l.Address, p.svc.Protocol, portsOf(l), ""}, v)

@@ -15,14 +15,14 @@ import (
 // stateless rewrites addresses before connection tracking and exempts the packets from it. It uses
 // the prerouting hook, because a packet on the ingress hook of the devices cannot be marked as
 // untracked. Both hooks precede routing.
-func (p *part) stateless() error {
+func (p *servicePart) stateless() error {
 	if p.persist == nil && !p.svc.Scheduler.Hashes() && p.svc.Protocol != flow.UDP {
 		return fmt.Errorf("scheduler %s in mode stateless sends the packets of one %s connection to different backends: use source-hash or maglev",
 			p.svc.Scheduler, p.svc.Protocol)
 	}
-	p.refuse()
+	p.addRefusedChain()
 	p.memory()
-	rules := append(p.access(), p.choose()...)
+	rules := append(p.accessRules(), p.backendRules()...)
 	p.chain(p.table, p.prefix, rules...)
 	p.listen(mapStateless, rs.Verdict{Code: rs.Goto, Chain: p.prefix})
 	for i, b := range p.svc.Backends {
@@ -37,7 +37,7 @@ func (p *part) stateless() error {
 
 // clientErrors forwards ICMP errors about replies to the backend that sent the reply. The client's
 // packets are sent to the same backend. name is the map with the service's addresses.
-func (p *part) clientErrors(name string) {
+func (p *servicePart) clientErrors(name string) {
 	at, chain := quotedFields(p.family), p.prefix+"/errors"
 	var rules []rs.Rule
 	if slices.ContainsFunc(p.svc.Sessions, func(s config.Session) bool { return familyOf(s.Client.Addr()) == p.family }) {
@@ -48,7 +48,7 @@ func (p *part) clientErrors(name string) {
 			rules = append(rules, p.rule().Recall(p.prefix+"/clients", key...).VerdictFrom(p.prefix+"/backends", rs.Priority).Rule(""))
 		}
 	}
-	for _, pick := range p.picks(rs.Slots{Count: len(p.Slots[p.family])}, at) {
+	for _, pick := range p.slotSelectors(rs.Slots{Count: len(p.Slots[p.family])}, at) {
 		if p.persist != nil && !p.svc.Scheduler.Hashes() {
 			break // the memory alone knows the backend
 		}
@@ -64,7 +64,7 @@ func (p *part) clientErrors(name string) {
 
 // errorTo returns the rules that translate an ICMP error: its own address, and the address and port
 // of the quoted packet. Port 0 keeps the port.
-func (p *part) errorTo(outer rs.Selector, to netip.Addr, quoted, quotedPort rs.Selector, port uint16) []rs.Rule {
+func (p *servicePart) errorTo(outer rs.Selector, to netip.Addr, quoted, quotedPort rs.Selector, port uint16) []rs.Rule {
 	rule := func(r *rs.Builder, summed bool) rs.Rule {
 		r.Counter().Notrack().SetQuoted(p.family, quoted, to, quotedPort, port, summed)
 		return r.SetField(outer, rs.Addr(to), 0, true).Accept().Rule("")
@@ -107,7 +107,7 @@ func setPort(s rs.Selector, port uint16, protocol flow.Protocol) []rs.Rule {
 
 // errorsApart returns the rules of a backend's chain that send ICMP errors to a chain of their own.
 // Senders of ICMP errors are not remembered as clients.
-func (p *part) errorsApart(i int) (rules []rs.Rule) {
+func (p *servicePart) errorsApart(i int) (rules []rs.Rule) {
 	errors := []*rs.Builder{p.rule().Is(rs.L4Proto, icmpOf(p.family))} // the service has no packets of this protocol
 	if p.svc.Protocol == flow.Any {
 		errors = icmpErrors(p.family)
@@ -118,11 +118,11 @@ func (p *part) errorsApart(i int) (rules []rs.Rule) {
 	return rules
 }
 
-func (p *part) stateslessBackend(i int) {
+func (p *servicePart) stateslessBackend(i int) {
 	b := p.svc.Backends[i]
 	rules := p.errorsApart(i)
 	if p.persist != nil {
-		rules = append(rules, p.remember(i))
+		rules = append(rules, p.storeBackend(i))
 	}
 	port := uint16(0)
 	if p.svc.Protocol != flow.Any {
@@ -138,7 +138,7 @@ func (p *part) stateslessBackend(i int) {
 }
 
 // replies translates replies of backends back to the listener that the client sent to.
-func (p *part) replies() error {
+func (p *servicePart) replies() error {
 	chains := make(map[string]bool)
 	for _, l := range p.svc.Listen {
 		if familyOf(l.Address) != p.family {
@@ -158,7 +158,7 @@ func (p *part) replies() error {
 	return nil
 }
 
-func (p *part) replyFrom(b config.Backend, vip netip.Addr, ports flow.Ports, chains map[string]bool) error {
+func (p *servicePart) replyFrom(b config.Backend, vip netip.Addr, ports flow.Ports, chains map[string]bool) error {
 	from, to := ports, uint16(0)
 	if b.Port != 0 && p.svc.Protocol != flow.Any {
 		if ports.First != ports.Last || ports == (flow.Ports{}) {

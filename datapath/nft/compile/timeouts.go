@@ -30,7 +30,7 @@ func (c *compiler) assignTimeouts(s *Service, table rs.Family, protocol flow.Pro
 			r.Is(rs.L4Proto, rs.Proto(t.protocol))
 		}
 		rules = append(rules, r.Jump(timeoutsName(t.protocol)).Rule(""))
-		s.use(rs.ID{Table: table, Name: timeoutsName(t.protocol)})
+		s.addReference(rs.ID{Table: table, Name: timeoutsName(t.protocol)})
 	}
 	return rules
 }

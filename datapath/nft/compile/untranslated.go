@@ -50,7 +50,7 @@ func CommentReason(comment string) string {
 	return map[string]string{commentInvalid: "invalid", commentCutOff: "no-flow", commentOwned: "unserved", commentPool: "no-binding"}[comment]
 }
 
-// untranslated adds the rules for packets that no rule has translated:
+// addUntranslated adds the rules for packets that no rule has translated:
 //
 //   - Invalid segments, such as a late retransmission outside of the window, bypass NAT. They are
 //     dropped, since either recipient would end the connection. A client would get the server's
@@ -60,10 +60,10 @@ func CommentReason(comment string) string {
 //   - Packets to owned addresses without a listener (see datapath.Owned) are refused before
 //     routing, if a rule can look up local addresses there. After routing the kernel would also
 //     send ICMP redirects, which count against the rate limit of its errors.
-func (c *compiler) untranslated(b *base, p *peers, table rs.Family, head map[rs.ID][]rs.Rule) {
+func (c *compiler) addUntranslated(b *base, p *peers, table rs.Family, head map[rs.ID][]rs.Rule) {
 	early, forward := rs.ID{Table: table, Name: "untranslated"}, rs.ID{Table: table, Name: "forward"}
 	invalid, egressRules := rs.ID{Table: table, Name: chainInvalid}, rs.ID{Table: table, Name: chainLeaving}
-	rules := append(c.invalid(p, table), head[invalid]...)
+	rules := append(c.invalidRules(p, table), head[invalid]...)
 	tracked := len(rules)+len(head[egressRules]) > 0
 	known := rs.NewRule().Known().Accept().Rule("")
 	strange := func(chain string) rs.Rule { return rs.NewRule().State("invalid").Goto(chain).Rule("") }
@@ -103,7 +103,7 @@ func (c *compiler) untranslated(b *base, p *peers, table rs.Family, head map[rs.
 		add(forward, rs.NewRule().InSet(setSameLink, rs.InName, rs.OutName).VerdictFrom(mapOwnedBound, to).Rule(""))
 	}
 	for _, answer := range p.answers(table) {
-		head[rs.ID{Table: table, Name: ownedPrefix + string(answer)}] = c.notLocal(refusal(table, answer)...)
+		head[rs.ID{Table: table, Name: ownedPrefix + string(answer)}] = c.notLocal(refusalRules(table, answer)...)
 	}
 }
 
@@ -127,8 +127,8 @@ func (p *peers) answers(table rs.Family) (answers []config.WhenDown) {
 	return answers
 }
 
-// refusal returns the rules that refuse packets to an owned address without a listener.
-func refusal(table rs.Family, answer config.WhenDown) []rs.Rule {
+// refusalRules returns the rules that refuse packets to an owned address without a listener.
+func refusalRules(table rs.Family, answer config.WhenDown) []rs.Rule {
 	switch answer {
 	case config.WhenDownDrop:
 		return []rs.Rule{rs.NewRule().Counter().Drop().Rule(commentOwned)}
@@ -141,9 +141,9 @@ func refusal(table rs.Family, answer config.WhenDown) []rs.Rule {
 	}
 }
 
-// invalid returns the rules for packets without a connection, from and to tracked endpoints. An
+// invalidRules returns the rules for packets without a connection, from and to tracked endpoints. An
 // ICMP error of a server is identified by the quoted packet, which was sent to the server.
-func (c *compiler) invalid(p *peers, table rs.Family) (rules []rs.Rule) {
+func (c *compiler) invalidRules(p *peers, table rs.Family) (rules []rs.Rule) {
 	drop := func(r *rs.Builder) { rules = append(rules, r.Counter().Drop().Rule(commentInvalid)) }
 	all := func(rs.Family) []*rs.Builder { return []*rs.Builder{rs.NewRule()} }
 	sets := func(name string, key []rs.Selector, start func(rs.Family) []*rs.Builder) {

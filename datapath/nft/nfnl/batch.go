@@ -60,8 +60,8 @@ func (r *Refusal) Error() string {
 // Unwrap returns the error number.
 func (r *Refusal) Unwrap() error { return r.Errno }
 
-// sent describes one message of a transaction.
-type sent struct {
+// sentMessage describes one message of a transaction.
+type sentMessage struct {
 	owner, object string
 	elements      []ruleset.Item[ruleset.Element]
 	offsets       []int // of each element's attribute, from the message's start
@@ -74,14 +74,14 @@ type batch struct {
 	buf   []byte
 	first uint32 // sequence number of log[0]
 	seq   uint32
-	log   []sent
+	log   []sentMessage
 	last  int // start of the last message
 }
 
 // maxElements is the maximum size in bytes of the elements in one message: an attribute is at most 64 KiB long.
 const maxElements = 60 << 10
 
-func (b *batch) begin(msg int, flags uint16, f ruleset.Family, what sent) (ruleset.Attrs, int) {
+func (b *batch) begin(msg int, flags uint16, f ruleset.Family, what sentMessage) (ruleset.Attrs, int) {
 	b.seq++
 	b.log = append(b.log, what)
 	buf, start := message(b.buf, kind(msg), unix.NLM_F_REQUEST|flags, uint8(f), b.seq)
@@ -89,7 +89,7 @@ func (b *batch) begin(msg int, flags uint16, f ruleset.Family, what sent) (rules
 	return ruleset.Attrs(buf), start
 }
 
-func (b *batch) end(a ruleset.Attrs, start int) { b.buf = done(a, start) }
+func (b *batch) end(a ruleset.Attrs, start int) { b.buf = finishMessage(a, start) }
 
 // Apply writes the delta in one transaction. It writes everything, or nothing and returns an error, possibly a
 // *Refusal or an error that wraps one.
@@ -104,7 +104,7 @@ func (c *Conn) Apply(d *ruleset.Delta) error {
 		b.seq++
 		buf, start := message(b.buf, uint16(msg), unix.NLM_F_REQUEST, unix.AF_UNSPEC, b.seq)
 		binary.BigEndian.PutUint16(buf[start+nlHeader+2:], unix.NFNL_SUBSYS_NFTABLES)
-		b.buf = done(buf, start)
+		b.buf = finishMessage(buf, start)
 	}
 	control(unix.NFNL_MSG_BATCH_BEGIN)
 	begin := b.seq
@@ -126,7 +126,7 @@ func (c *Conn) Apply(d *ruleset.Delta) error {
 // Makes reports whether the kernel can create an object. The transaction creates it and then fails on purpose, so it
 // never takes effect.
 func (c *Conn) Makes(o *ruleset.Object) (bool, error) {
-	return c.takes(&ruleset.Delta{
+	return c.acceptsDelta(&ruleset.Delta{
 		AddTables:  []ruleset.Family{o.Table},
 		AddObjects: []ruleset.Item[*ruleset.Object]{{Owner: probe, Of: o}},
 	})
@@ -135,15 +135,15 @@ func (c *Conn) Makes(o *ruleset.Object) (bool, error) {
 // Takes reports in the same way whether the kernel accepts a chain with its rules.
 func (c *Conn) Takes(chain *ruleset.Chain) (bool, error) {
 	item := []ruleset.Item[*ruleset.Chain]{{Owner: probe, Of: chain}}
-	return c.takes(&ruleset.Delta{AddTables: []ruleset.Family{chain.Table}, AddChains: item, AddRules: item})
+	return c.acceptsDelta(&ruleset.Delta{AddTables: []ruleset.Family{chain.Table}, AddChains: item, AddRules: item})
 }
 
 // probe is the owner of objects in a trial transaction.
 const probe = "probe"
 
-// takes reports whether the kernel accepts a delta owned by probe. The transaction also removes a nonexistent set,
+// acceptsDelta reports whether the kernel accepts a delta owned by probe. The transaction also removes a nonexistent set,
 // which the kernel always refuses.
-func (c *Conn) takes(d *ruleset.Delta) (bool, error) {
+func (c *Conn) acceptsDelta(d *ruleset.Delta) (bool, error) {
 	d.DelSets = []ruleset.Item[*ruleset.Set]{{Of: &ruleset.Set{ID: ruleset.ID{Table: d.AddTables[0], Name: "probe"}}}}
 	err := c.Apply(d)
 	refusals, ok := err.(interface{ Unwrap() []error })
@@ -198,7 +198,7 @@ func (c *Conn) verdict(b *batch, begin, lastSeq uint32) error {
 			case errno != 0 && m.seq == begin:
 				refusals = append(refusals, Explain(errno))
 			case errno != 0 && len(refusals) < 20:
-				refusals = append(refusals, b.refusal(m, errno))
+				refusals = append(refusals, b.messageError(m, errno))
 			}
 		}
 	}
@@ -211,9 +211,9 @@ func (c *Conn) verdict(b *batch, begin, lastSeq uint32) error {
 	return nil
 }
 
-// refusal builds the error for a refused message from the extended acknowledgement, which contains a text and the
+// messageError builds the error for a refused message from the extended acknowledgement, which contains a text and the
 // offset of the offending attribute.
-func (b *batch) refusal(m nlmsg, errno unix.Errno) error {
+func (b *batch) messageError(m netlinkMessage, errno unix.Errno) error {
 	r := &Refusal{Object: "transaction", Errno: errno}
 	offset := 0
 	if len(m.body) >= 4+nlHeader {
@@ -244,7 +244,7 @@ func (b *batch) refusal(m nlmsg, errno unix.Errno) error {
 }
 
 // elementAt returns the element with the netlink attribute at the offset in bytes.
-func (s *sent) elementAt(offset int) *ruleset.Item[ruleset.Element] {
+func (s *sentMessage) elementAt(offset int) *ruleset.Item[ruleset.Element] {
 	if len(s.elements) == 1 {
 		return &s.elements[0]
 	}

@@ -140,7 +140,7 @@ func TestRefusalNamesTheElement(t *testing.T) {
 			body = append(body, make([]byte, nlHeader)...)
 			var a ruleset.Attrs
 			a.Bytes(unix.NLMSGERR_ATTR_OFFS, binary.NativeEndian.AppendUint32(nil, uint32(s.offsets[k])))
-			err := b.refusal(nlmsg{seq: b.first + uint32(i), body: append(body, a...)}, unix.EEXIST)
+			err := b.messageError(netlinkMessage{seq: b.first + uint32(i), body: append(body, a...)}, unix.EEXIST)
 			text := s.set.Element(e.Of)
 			if !strings.Contains(err.Error(), e.Owner) || !strings.Contains(err.Error(), text) || !errors.Is(err, unix.EEXIST) {
 				t.Errorf("refusal %q names neither %q nor %q", err, e.Owner, text)
@@ -151,14 +151,14 @@ func TestRefusalNamesTheElement(t *testing.T) {
 
 func TestKeysNextToEachOther(t *testing.T) {
 	for _, c := range [][2]string{{"\x00\x00", "\x00\x01"}, {"\x00\xff", "\x01\x00"}, {"\xfe\xff", "\xff\x00"}} {
-		if got, ok := successor(c[0]); !ok || got != c[1] {
+		if got, ok := nextKey(c[0]); !ok || got != c[1] {
 			t.Errorf("after %x comes %x, want %x", c[0], got, c[1])
 		}
 		if got := predecessor(c[1]); got != c[0] {
 			t.Errorf("before %x comes %x, want %x", c[1], got, c[0])
 		}
 	}
-	if _, ok := successor("\xff\xff"); ok {
+	if _, ok := nextKey("\xff\xff"); ok {
 		t.Error("the highest key has a successor")
 	}
 }

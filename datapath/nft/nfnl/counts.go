@@ -13,7 +13,7 @@ import (
 // EachCount calls visit with the counter of every rule of Sluice that has one.
 func (c *Conn) EachCount(visit func(chain ruleset.ID, n Counts)) error {
 	for _, family := range ruleset.Families {
-		err := c.uninterrupted(unix.NFT_MSG_GETRULE, family, tableFilter(unix.NFTA_RULE_TABLE), func(family uint8, attrs []byte) {
+		err := c.dumpConsistent(unix.NFT_MSG_GETRULE, family, tableFilter(unix.NFTA_RULE_TABLE), func(family uint8, attrs []byte) {
 			id, rule, ok := decodeRule(family, attrs)
 			if n, counted := countOf(rule.Exprs); ok && counted {
 				visit(id, n)
@@ -26,9 +26,9 @@ func (c *Conn) EachCount(visit func(chain ruleset.ID, n Counts)) error {
 	return nil
 }
 
-// uninterrupted repeats a dump until it belongs to one generation, and calls visit for its answers. A missing table
+// dumpConsistent repeats a dump until it belongs to one generation, and calls visit for its answers. A missing table
 // has no answers.
-func (c *Conn) uninterrupted(msg int, family ruleset.Family, filter []byte, visit func(uint8, []byte)) error {
+func (c *Conn) dumpConsistent(msg int, family ruleset.Family, filter []byte, visit func(uint8, []byte)) error {
 	type answer struct {
 		family uint8
 		attrs  []byte
@@ -112,7 +112,7 @@ func (c *Conn) ElementCounts(set *ruleset.Set, e ruleset.Element) (n Counts, err
 // separately.
 func (c *Conn) EachCounter(visit func(name string, n Counts)) error {
 	for _, family := range ruleset.Families {
-		err := c.uninterrupted(unix.NFT_MSG_GETOBJ, family, tableFilter(unix.NFTA_OBJ_TABLE), func(family uint8, attrs []byte) {
+		err := c.dumpConsistent(unix.NFT_MSG_GETOBJ, family, tableFilter(unix.NFTA_OBJ_TABLE), func(family uint8, attrs []byte) {
 			if o, n := decodeObject(family, attrs); o != nil && o.Kind == ruleset.ObjectCounter {
 				visit(o.Name, n)
 			}

@@ -16,32 +16,32 @@ import (
 // objects that refer to it.
 func (b *batch) delta(d *ruleset.Delta) {
 	for _, f := range d.AddTables {
-		a, s := b.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, f, sent{object: "table " + f.String() + " " + ruleset.TableName})
+		a, s := b.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, f, sentMessage{object: "table " + f.String() + " " + ruleset.TableName})
 		a.String(unix.NFTA_TABLE_NAME, ruleset.TableName)
 		b.end(a, s)
 	}
 	for _, c := range d.FlushChains {
-		a, s := b.begin(unix.NFT_MSG_DELRULE, 0, c.Of.Table, sent{owner: c.Owner, object: "rules of chain " + c.Of.Name})
+		a, s := b.begin(unix.NFT_MSG_DELRULE, 0, c.Of.Table, sentMessage{owner: c.Owner, object: "rules of chain " + c.Of.Name})
 		a.String(unix.NFTA_RULE_TABLE, ruleset.TableName)
 		a.String(unix.NFTA_RULE_CHAIN, c.Of.Name)
 		b.end(a, s)
 	}
 	b.elements(unix.NFT_MSG_DELSETELEM, 0, d.DelElements, d.Sets)
 	for _, s := range d.DelSets {
-		b.named(unix.NFT_MSG_DELSET, "delete set ", s.Owner, s.Of.ID)
+		b.deleteNamed(unix.NFT_MSG_DELSET, "delete set ", s.Owner, s.Of.ID)
 	}
 	for _, c := range d.DelChains {
-		b.named(unix.NFT_MSG_DELCHAIN, "delete chain ", c.Owner, c.Of.ID)
+		b.deleteNamed(unix.NFT_MSG_DELCHAIN, "delete chain ", c.Owner, c.Of.ID)
 	}
 	for _, o := range d.DelObjects {
 		if o.Of.Kind == ruleset.ObjectFlowtable {
-			a, s := b.begin(unix.NFT_MSG_DELFLOWTABLE, 0, o.Of.Table, sent{owner: o.Owner, object: "delete flowtable " + o.Of.Name})
+			a, s := b.begin(unix.NFT_MSG_DELFLOWTABLE, 0, o.Of.Table, sentMessage{owner: o.Owner, object: "delete flowtable " + o.Of.Name})
 			a.String(flowtableTable, ruleset.TableName)
 			a.String(flowtableName, o.Of.Name)
 			b.end(a, s)
 			continue
 		}
-		a, s := b.begin(unix.NFT_MSG_DELOBJ, 0, o.Of.Table, sent{owner: o.Owner, object: "delete object " + o.Of.Name})
+		a, s := b.begin(unix.NFT_MSG_DELOBJ, 0, o.Of.Table, sentMessage{owner: o.Owner, object: "delete object " + o.Of.Name})
 		a.String(unix.NFTA_OBJ_TABLE, ruleset.TableName)
 		a.String(unix.NFTA_OBJ_NAME, o.Of.Name)
 		a.Uint32(unix.NFTA_OBJ_TYPE, uint32(o.Of.Kind))
@@ -61,19 +61,19 @@ func (b *batch) delta(d *ruleset.Delta) {
 	}
 	b.elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, d.AddElements, d.Sets)
 	for _, f := range d.DelTables {
-		a, s := b.begin(unix.NFT_MSG_DELTABLE, 0, f, sent{object: "delete table " + f.String() + " " + ruleset.TableName})
+		a, s := b.begin(unix.NFT_MSG_DELTABLE, 0, f, sentMessage{object: "delete table " + f.String() + " " + ruleset.TableName})
 		a.String(unix.NFTA_TABLE_NAME, ruleset.TableName)
 		b.end(a, s)
 	}
 }
 
-// named deletes a chain or a set, which both have table and name as attributes 1 and 2 or 3.
-func (b *batch) named(msg int, words, owner string, id ruleset.ID) {
+// deleteNamed deletes a chain or a set, which both have table and name as attributes 1 and 2 or 3.
+func (b *batch) deleteNamed(msg int, words, owner string, id ruleset.ID) {
 	name := uint16(unix.NFTA_SET_NAME)
 	if msg == unix.NFT_MSG_DELCHAIN {
 		name = unix.NFTA_CHAIN_NAME
 	}
-	a, s := b.begin(msg, 0, id.Table, sent{owner: owner, object: words + id.Name})
+	a, s := b.begin(msg, 0, id.Table, sentMessage{owner: owner, object: words + id.Name})
 	a.String(1, ruleset.TableName)
 	a.String(name, id.Name)
 	b.end(a, s)
@@ -85,7 +85,7 @@ const flowtablePriority = 10
 
 // flowtable creates a flowtable on devices.
 func (b *batch) flowtable(o ruleset.Item[*ruleset.Object]) {
-	a, s := b.begin(unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, o.Of.Table, sent{owner: o.Owner, object: "flowtable " + o.Of.Name, made: o.Of})
+	a, s := b.begin(unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, o.Of.Table, sentMessage{owner: o.Owner, object: "flowtable " + o.Of.Name, made: o.Of})
 	a.String(flowtableTable, ruleset.TableName)
 	a.String(flowtableName, o.Of.Name)
 	n := a.Nest(flowtableHook)
@@ -109,7 +109,7 @@ func (b *batch) object(o ruleset.Item[*ruleset.Object]) {
 	if o.Of.Kind == ruleset.ObjectHelper {
 		words = "connection tracking helper " + o.Of.Helper
 	}
-	a, s := b.begin(unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, o.Of.Table, sent{owner: o.Owner, object: words, made: o.Of})
+	a, s := b.begin(unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, o.Of.Table, sentMessage{owner: o.Owner, object: words, made: o.Of})
 	a.String(unix.NFTA_OBJ_TABLE, ruleset.TableName)
 	a.String(unix.NFTA_OBJ_NAME, o.Of.Name)
 	a.Uint32(unix.NFTA_OBJ_TYPE, uint32(o.Of.Kind))
@@ -130,7 +130,7 @@ func (b *batch) object(o ruleset.Item[*ruleset.Object]) {
 
 func (b *batch) set(item ruleset.Item[*ruleset.Set], id uint32) {
 	set := item.Of
-	a, start := b.begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, set.Table, sent{owner: item.Owner, object: "set " + set.Name})
+	a, start := b.begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, set.Table, sentMessage{owner: item.Owner, object: "set " + set.Name})
 	a.String(unix.NFTA_SET_TABLE, ruleset.TableName)
 	a.String(unix.NFTA_SET_NAME, set.Name)
 	a.Uint32(unix.NFTA_SET_ID, id)
@@ -210,7 +210,7 @@ func setFlags(set *ruleset.Set) (flags uint32) {
 var hookNumbers = map[string]uint32{"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 4}
 
 func (b *batch) chain(c ruleset.Item[*ruleset.Chain]) {
-	a, s := b.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, c.Of.Table, sent{owner: c.Owner, object: "chain " + c.Of.Name})
+	a, s := b.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, c.Of.Table, sentMessage{owner: c.Owner, object: "chain " + c.Of.Name})
 	a.String(unix.NFTA_CHAIN_TABLE, ruleset.TableName)
 	a.String(unix.NFTA_CHAIN_NAME, c.Of.Name)
 	if h := c.Of.Hook; h != nil {
@@ -230,7 +230,7 @@ func (b *batch) chain(c ruleset.Item[*ruleset.Chain]) {
 func (b *batch) rules(c ruleset.Item[*ruleset.Chain]) {
 	for _, r := range c.Of.Rules {
 		a, s := b.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, c.Of.Table,
-			sent{owner: c.Owner, object: "rule \"" + r.Text + "\" in chain " + c.Of.Name})
+			sentMessage{owner: c.Owner, object: "rule \"" + r.Text + "\" in chain " + c.Of.Name})
 		a.String(unix.NFTA_RULE_TABLE, ruleset.TableName)
 		a.String(unix.NFTA_RULE_CHAIN, c.Of.Name)
 		n := a.Nest(unix.NFTA_RULE_EXPRESSIONS)
@@ -273,7 +273,7 @@ func (b *batch) elementMessage(msg int, flags uint16, set *ruleset.Set, list []r
 	if msg == unix.NFT_MSG_DELSETELEM {
 		words = "delete element of " + set.Name
 	}
-	a, start := b.begin(msg, flags, set.Table, sent{object: words, set: set, owner: list[0].Owner})
+	a, start := b.begin(msg, flags, set.Table, sentMessage{object: words, set: set, owner: list[0].Owner})
 	what := &b.log[len(b.log)-1]
 	a.String(unix.NFTA_SET_ELEM_LIST_TABLE, ruleset.TableName)
 	a.String(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
@@ -308,7 +308,7 @@ func element(a *ruleset.Attrs, set *ruleset.Set, e ruleset.Element, value bool) 
 	if !set.Interval || len(set.Key) > 1 {
 		return
 	}
-	if after, ok := successor(e.End); ok {
+	if after, ok := nextKey(e.End); ok {
 		n := a.Nest(unix.NFTA_LIST_ELEM)
 		a.ValueData(unix.NFTA_SET_ELEM_KEY, after)
 		a.Uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
@@ -316,8 +316,8 @@ func element(a *ruleset.Attrs, set *ruleset.Set, e ruleset.Element, value bool) 
 	}
 }
 
-// successor returns the next higher key, and false for the highest.
-func successor(key string) (string, bool) {
+// nextKey returns the next higher key, and false for the highest.
+func nextKey(key string) (string, bool) {
 	b := []byte(key)
 	for i := len(b) - 1; i >= 0; i-- {
 		if b[i]++; b[i] != 0 {

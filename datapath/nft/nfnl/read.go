@@ -45,13 +45,13 @@ func tableFilter(kind uint16) []byte {
 	return a
 }
 
-func ours(family uint8) bool { return slices.Contains(ruleset.Families, ruleset.Family(family)) }
+func isSupported(family uint8) bool { return slices.Contains(ruleset.Families, ruleset.Family(family)) }
 
 func (c *Conn) readAll() (*ruleset.Fragment, error) {
 	f := &ruleset.Fragment{}
 	chains := make(map[ruleset.ID]*ruleset.Chain)
 	err := c.dump(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, unix.AF_UNSPEC, nil, func(family uint8, attrs []byte) {
-		if chain := decodeChain(family, attrs); chain != nil && ours(family) {
+		if chain := decodeChain(family, attrs); chain != nil && isSupported(family) {
 			f.Chains = append(f.Chains, chain)
 			chains[chain.ID] = chain
 		}
@@ -234,7 +234,7 @@ func (c *Conn) element(set *ruleset.Set, e ruleset.Element, visit func(rawElemen
 // Tables returns the families with a table of Sluice.
 func (c *Conn) Tables() (list []ruleset.Family, err error) {
 	err = c.eachTable(func(family ruleset.Family, name string) {
-		if name == ruleset.TableName && ours(uint8(family)) {
+		if name == ruleset.TableName && isSupported(uint8(family)) {
 			list = append(list, family)
 		}
 	})

@@ -88,7 +88,7 @@ func message(b []byte, kind, flags uint16, family uint8, seq uint32) ([]byte, in
 	return append(b, family, unix.NFNETLINK_V0, 0, 0), start
 }
 
-func done(b []byte, start int) []byte {
+func finishMessage(b []byte, start int) []byte {
 	binary.NativeEndian.PutUint32(b[start:], uint32(len(b)-start))
 	return b
 }
@@ -109,14 +109,14 @@ func (c *Conn) receive(flags int) ([]byte, error) {
 	}
 }
 
-// nlmsg is one received message.
-type nlmsg struct {
+// netlinkMessage is one received message.
+type netlinkMessage struct {
 	kind, flags uint16
 	seq         uint32
 	body        []byte // after struct nlmsghdr
 }
 
-func nextMessage(b []byte) (m nlmsg, rest []byte, ok bool) {
+func nextMessage(b []byte) (m netlinkMessage, rest []byte, ok bool) {
 	if len(b) < nlHeader {
 		return m, nil, false
 	}
@@ -124,7 +124,7 @@ func nextMessage(b []byte) (m nlmsg, rest []byte, ok bool) {
 	if h.Len < nlHeader || int(h.Len) > len(b) {
 		return m, nil, false
 	}
-	m = nlmsg{h.Type, h.Flags, h.Seq, b[nlHeader:h.Len]}
+	m = netlinkMessage{h.Type, h.Flags, h.Seq, b[nlHeader:h.Len]}
 	return m, b[min(int(h.Len+3)&^3, len(b)):], true
 }
 
@@ -140,7 +140,7 @@ func (c *Conn) dump(msg int, flags uint16, family uint8, attrs []byte, visit fun
 	defer c.mu.Unlock()
 	c.seq++
 	b, start := message(nil, kind(msg), unix.NLM_F_REQUEST|flags, family, c.seq)
-	b = done(append(b, attrs...), start)
+	b = finishMessage(append(b, attrs...), start)
 	if err := unix.Sendto(c.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return err
 	}

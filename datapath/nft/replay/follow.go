@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// follow converts traces to steps.
-func (a *Answer) follow(list []nfnl.Trace, conn *nfnl.Conn, rules *ruleset.Ruleset) error {
+// addTraces converts traces to steps.
+func (a *Answer) addTraces(list []nfnl.Trace, conn *nfnl.Conn, rules *ruleset.Ruleset) error {
 	type owned struct {
 		chain *ruleset.Chain
 		owner string
@@ -32,7 +32,7 @@ func (a *Answer) follow(list []nfnl.Trace, conn *nfnl.Conn, rules *ruleset.Rules
 	}
 	handles := map[ruleset.ID][]uint64{}
 	for _, t := range list {
-		if t.Table != ruleset.TableName || a.point(t) || t.Kind != nfnl.TraceRule {
+		if t.Table != ruleset.TableName || a.addMarkedPoint(t) || t.Kind != nfnl.TraceRule {
 			continue
 		}
 		if handles[t.Chain] == nil {
@@ -51,12 +51,12 @@ func (a *Answer) follow(list []nfnl.Trace, conn *nfnl.Conn, rules *ruleset.Rules
 	return nil
 }
 
-// point records that the packet has reached a marked point, and reports whether the trace belongs to one.
-func (a *Answer) point(t nfnl.Trace) bool {
+// addMarkedPoint records that the packet has reached a marked point, and reports whether the trace belongs to one.
+func (a *Answer) addMarkedPoint(t nfnl.Trace) bool {
 	switch t.Chain.Name {
 	case chainStart:
 	case chainRouted:
-		if r, ok := routed(t); ok { // only the first trace of a chain contains the headers
+		if r, ok := tracedTuple(t); ok { // only the first trace of a chain contains the headers
 			a.Routed = r
 		}
 	case chainLocal:
@@ -67,8 +67,8 @@ func (a *Answer) point(t nfnl.Trace) bool {
 	return true
 }
 
-// routed returns the addresses and ports in a trace.
-func routed(t nfnl.Trace) (out flow.Tuple, ok bool) {
+// tracedTuple returns the addresses and ports in a trace.
+func tracedTuple(t nfnl.Trace) (out flow.Tuple, ok bool) {
 	at, size, protocol := 12, 4, 9 // of IPv4, RFC 791 section 3.1
 	if len(t.Network) > 0 && t.Network[0]>>4 == 6 {
 		at, size, protocol = 8, 16, 6 // RFC 8200 section 3

@@ -52,7 +52,7 @@ func ReadRules(ctx context.Context) (*Rules, error) {
 			r.omitted = append(r.omitted, fmt.Sprintf("table %s: %v", t, err))
 			continue
 		}
-		if xtables := map[string]string{"ip": "iptables-nft", "ip6": "ip6tables-nft"}[t.family]; xtables != "" && byIptables(t) {
+		if xtables := map[string]string{"ip": "iptables-nft", "ip6": "ip6tables-nft"}[t.family]; xtables != "" && iptablesSteps(t) {
 			managed[xtables] = true
 			continue
 		}
@@ -76,9 +76,9 @@ func ReadRules(ctx context.Context) (*Rules, error) {
 // saveWarning matches warnings that an iptables program prints among its rules.
 var saveWarning = regexp.MustCompile(`(?m)^# Warning.*\n`)
 
-// byIptables reports whether a table belongs to iptables-nft. nft prints some of its rules in a syntax that nft does
+// iptablesSteps reports whether a table belongs to iptables-nft. nft prints some of its rules in a syntax that nft does
 // not accept.
-func byIptables(t foreignTable) bool {
+func iptablesSteps(t foreignTable) bool {
 	switch t.name {
 	case "raw", "mangle", "nat", "filter", "security":
 		return strings.Contains(t.text, " xt ") || regexp.MustCompile(`(?m)^\tchain (PREROUTING|POSTROUTING|INPUT|FORWARD|OUTPUT) \{`).MatchString(t.text)
@@ -126,7 +126,7 @@ func (r *Rules) addMatched(ctx context.Context, traces []nfnl.Trace, a *Answer) 
 		case t.Kind == nfnl.TraceRule:
 			key := t.Chain.Table.String() + " " + t.Table
 			if texts[key] == nil {
-				texts[key] = handles(ctx, t.Chain.Table.String(), t.Table)
+				texts[key] = ruleTexts(ctx, t.Chain.Table.String(), t.Table)
 			}
 			if step.Rule.Text = texts[key][t.Handle]; step.Rule.Text == "" {
 				continue
@@ -147,12 +147,12 @@ func (r *Rules) addMatched(ctx context.Context, traces []nfnl.Trace, a *Answer) 
 			a.Omitted = append(a.Omitted, fmt.Sprintf("which rules of %s matched it: %v", s.program, err))
 			continue
 		}
-		a.Steps = append(a.Steps, counted(s.program, text)...)
+		a.Steps = append(a.Steps, countedRules(s.program, text)...)
 	}
 }
 
-// handles returns the texts of a table's rules by handle.
-func handles(ctx context.Context, family, name string) map[uint64]string {
+// ruleTexts returns the texts of a table's rules by handle.
+func ruleTexts(ctx context.Context, family, name string) map[uint64]string {
 	texts := map[uint64]string{}
 	text, err := program(ctx, "", "nft", "-a", "-n", "list", "table", family, name)
 	if err != nil {
@@ -173,8 +173,8 @@ var countedRule = regexp.MustCompile(`^\[(\d+):\d+\] -A (\S+) (.*?)(?:-[jg] (\S+
 // countedPolicy is a policy line of a chain: ":FORWARD DROP [1:60]".
 var countedPolicy = regexp.MustCompile(`^:(\S+) DROP \[([1-9]\d*):`)
 
-// counted finds the rules with a nonzero counter in the output of iptables-legacy-save -c.
-func counted(name, text string) (steps []Step) {
+// countedRules finds the rules with a nonzero counter in the output of iptables-legacy-save -c.
+func countedRules(name, text string) (steps []Step) {
 	family, table := ruleset.IP, ""
 	if strings.HasPrefix(name, "ip6") {
 		family = ruleset.IP6

@@ -46,7 +46,7 @@ var families = []uint8{unix.AF_INET, unix.AF_INET6}
 func readHost() (*host, error) {
 	h := &host{index: map[int]int{}}
 	list, err := netlink.LinkList()
-	if err = h.tolerate(err, "interfaces"); err != nil {
+	if err = h.tolerateChange(err, "interfaces"); err != nil {
 		return nil, err
 	}
 	if len(list) > maxLinks {
@@ -84,7 +84,7 @@ func readHost() (*host, error) {
 			{"routes", unix.RTM_GETROUTE, unix.RTM_NEWROUTE, &h.routes, &nl.RtMsg{RtMsg: unix.RtMsg{Family: f}}},
 		} {
 			list, err := dump(what.get, what.kind, what.head)
-			if err = h.tolerate(err, what.name); err != nil {
+			if err = h.tolerateChange(err, what.name); err != nil {
 				return nil, err
 			}
 			*what.into = append(*what.into, list...)
@@ -106,9 +106,9 @@ func dump(get, kind uint16, head nl.NetlinkRequestData) ([][]byte, error) {
 	return r.Execute(unix.NETLINK_ROUTE, kind)
 }
 
-// tolerate records that a list changed during the read and may be incomplete. It returns every other error with the
+// tolerateChange records that a list changed during the read and may be incomplete. It returns every other error with the
 // name of the list.
-func (h *host) tolerate(err error, what string) error {
+func (h *host) tolerateChange(err error, what string) error {
 	if errors.Is(err, netlink.ErrDumpInterrupted) {
 		if note := what + " changed while they were copied: some may be left out"; !slices.Contains(h.omitted, note) {
 			h.omitted = append(h.omitted, note)
@@ -314,7 +314,7 @@ func (h *host) route(b []byte) []byte {
 			return
 		case unix.RTA_OIF, unix.RTA_IIF:
 			expanded = expanded || kind == unix.RTA_OIF
-			h.place(v)
+			h.translateIndex(v)
 		case unix.RTA_MULTIPATH:
 			expanded = true
 			hops := h.liveHops(v)
@@ -335,8 +335,8 @@ func (h *host) route(b []byte) []byte {
 	return out
 }
 
-// place replaces an interface's index on the host by its index in the scratch namespace.
-func (h *host) place(at []byte) {
+// translateIndex replaces an interface's index on the host by its index in the scratch namespace.
+func (h *host) translateIndex(at []byte) {
 	native.PutUint32(at, uint32(h.index[int(native.Uint32(at))]))
 }
 
@@ -352,7 +352,7 @@ func (h *host) liveHops(v []byte) []byte {
 		}
 		if v[at+2]&unix.RTNH_F_DEAD == 0 {
 			v[at+2] &^= unix.RTNH_F_LINKDOWN
-			h.place(v[at+4:])
+			h.translateIndex(v[at+4:])
 			live = append(live, v[at:end]...)
 		}
 		at = end

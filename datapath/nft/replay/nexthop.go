@@ -41,7 +41,7 @@ func (h *host) readNextHops() error {
 		return nil // Linux before 5.3
 	}
 	h.nextHops = list
-	return h.tolerate(err, "next hop objects")
+	return h.tolerateChange(err, "next hop objects")
 }
 
 // copyNextHops adds the objects: single ones, then groups of those that are usable.
@@ -85,7 +85,7 @@ func (h *host) nextHop(b []byte, copied map[uint32]bool) (id uint32, out []byte,
 			out = append(native.AppendUint16(native.AppendUint16(out, uint16(4+len(members))), nhaGroup), members...)
 			return
 		case nhaOIF:
-			h.place(v)
+			h.translateIndex(v)
 		case nhaBlackhole, nhaGateway, nhaEncapType, nhaEncap:
 		default:
 			return

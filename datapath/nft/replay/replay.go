@@ -137,7 +137,7 @@ func run(ctx context.Context, q Question, h *host, far int) (*Answer, error) {
 		return nil, err
 	}
 	a := &Answer{Omitted: h.omitted}
-	in, err := h.arrival(q, a)
+	in, err := h.inputInterface(q, a)
 	if err != nil {
 		return nil, err
 	}
@@ -172,14 +172,14 @@ func run(ctx context.Context, q Question, h *host, far int) (*Answer, error) {
 		return nil, err
 	}
 	defer traces.Close()
-	if err := h.pass(in, far, q.Packet, a); err != nil {
+	if err := h.passPacket(in, far, q.Packet, a); err != nil {
 		return nil, err
 	}
 	list, err := traces.Read()
 	if err != nil {
 		return nil, err
 	}
-	if err := a.follow(list, conn, rules); err != nil {
+	if err := a.addTraces(list, conn, rules); err != nil {
 		return nil, err
 	}
 	if q.Host != nil {
@@ -194,8 +194,8 @@ func run(ctx context.Context, q Question, h *host, far int) (*Answer, error) {
 	return a, err
 }
 
-// arrival returns the input interface of the packet.
-func (h *host) arrival(q Question, a *Answer) (*link, error) {
+// inputInterface returns the input interface of the packet.
+func (h *host) inputInterface(q Question, a *Answer) (*link, error) {
 	name := q.In
 	if name == "" {
 		routes, err := netlink.RouteGet(q.Source.AsSlice())
@@ -241,9 +241,9 @@ const marker = 0x88b5
 // replayTimeout bounds the time of a packet in the scratch namespace.
 const replayTimeout = 5 * time.Second
 
-// pass sends the packet in and collects the outgoing packets. The kernel processes frames that one CPU sends to a
+// passPacket sends the packet in and collects the outgoing packets. The kernel processes frames that one CPU sends to a
 // veth pair in order and on that CPU.
-func (h *host) pass(in *link, far int, p packet.Packet, a *Answer) error {
+func (h *host) passPacket(in *link, far int, p packet.Packet, a *Answer) error {
 	_, restore, err := kernel.OneCPU()
 	if err != nil {
 		return err

@@ -37,7 +37,7 @@ func onThread(home int, f func(host *host, far int) error) error {
 		return err
 	}
 	defer back.Close()
-	err = scratch(home, f)
+	err = runInScratch(home, f)
 	// A thread that cannot return stays locked and ends with this goroutine.
 	if unix.Setns(int(back.Fd()), unix.CLONE_NEWNET) == nil {
 		runtime.UnlockOSThread()
@@ -45,7 +45,7 @@ func onThread(home int, f func(host *host, far int) error) error {
 	return err
 }
 
-func scratch(home int, f func(host *host, far int) error) error {
+func runInScratch(home int, f func(host *host, far int) error) error {
 	if err := unix.Setns(home, unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("enter the network namespace: %w", err)
 	}
@@ -99,7 +99,7 @@ func (h *host) makeLinks(ctx context.Context, far int) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := h.links[i].make(far, other); err != nil {
+		if err := h.links[i].createLink(far, other); err != nil {
 			return fmt.Errorf("interface %s: %w", h.links[i].name, err)
 		}
 	}
@@ -109,7 +109,7 @@ func (h *host) makeLinks(ctx context.Context, far int) error {
 // Minimum and maximum MTU of IPv4 (RFC 791), which are the limits of a veth pair.
 const leastMTU, mostMTU = 68, 65535
 
-func (l *link) make(far int, other *netlink.Handle) error {
+func (l *link) createLink(far int, other *netlink.Handle) error {
 	l.farName = fmt.Sprintf("far%d", l.real)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Index, attrs.MTU = l.name, l.real, min(max(l.mtu, leastMTU), mostMTU)

@@ -110,14 +110,14 @@ func contains(have, want string) bool {
 		if int(kind) >= len(seen) {
 			return false
 		}
-		v, ok := occurrence(have, kind, seen[kind])
+		v, ok := nthAttribute(have, kind, seen[kind])
 		if seen[kind]++; !ok || v != value && !(nested && contains(v, value)) {
 			return false
 		}
 	}
 	for kind, n := range seen {
 		if n > 1 || kind == unix.NFTA_LIST_ELEM && n > 0 {
-			if _, more := occurrence(have, uint16(kind), n); more {
+			if _, more := nthAttribute(have, uint16(kind), n); more {
 				return false
 			}
 		}
@@ -125,8 +125,8 @@ func contains(have, want string) bool {
 	return true
 }
 
-// occurrence returns the value of the n-th attribute of a kind, counted from 0.
-func occurrence(b string, kind uint16, n uint8) (string, bool) {
+// nthAttribute returns the value of the n-th attribute of a kind, counted from 0.
+func nthAttribute(b string, kind uint16, n uint8) (string, bool) {
 	for {
 		k, _, v, rest, ok := NextAttr(b)
 		if !ok {

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// owned is an element with the owner of its fragment.
-type owned struct {
+// ownedElement is an element with the owner of its fragment.
+type ownedElement struct {
 	Element
 	owner string
 }
@@ -17,7 +17,7 @@ type view struct {
 	chains   map[ID]*Chain
 	sets     map[ID]*Set
 	objects  map[ID]*Object
-	elements map[Element]owned
+	elements map[Element]ownedElement
 	owners   map[ID]string // of chains, sets and objects; the kinds have separate names
 	order    struct{ chains, sets, objects []ID }
 	entries  []Element // keys of elements in the order of the fragments
@@ -30,7 +30,7 @@ func flatten(fragments []*Fragment) *view {
 	}
 	v := &view{
 		chains: make(map[ID]*Chain, nc), sets: make(map[ID]*Set, ns),
-		objects: make(map[ID]*Object, no), elements: make(map[Element]owned, ne),
+		objects: make(map[ID]*Object, no), elements: make(map[Element]ownedElement, ne),
 		owners:  make(map[ID]string, nc+ns+no),
 		entries: make([]Element, 0, ne),
 	}
@@ -49,7 +49,7 @@ func flatten(fragments []*Fragment) *view {
 		}
 		for _, e := range f.Elements {
 			k := e.key()
-			v.elements[k] = owned{e, f.Owner}
+			v.elements[k] = ownedElement{e, f.Owner}
 			v.entries = append(v.entries, k)
 		}
 	}
@@ -114,14 +114,14 @@ func Diff(old, new *Ruleset) *Delta {
 		if !kept[f] {
 			gone = append(gone, f)
 		} else if f.Owner == "" {
-			d.know(f)
+			d.addFragment(f)
 		}
 	}
 	for _, f := range gone {
-		d.know(f)
+		d.addFragment(f)
 	}
 	for _, f := range come {
-		d.know(f)
+		d.addFragment(f)
 	}
 	gone, come = trim(gone, come)
 	a, b := flatten(gone), flatten(come)
@@ -141,7 +141,7 @@ func trim(gone, come []*Fragment) (a, b []*Fragment) {
 	for i >= 0 && j >= 0 {
 		x, y := *a[i], *b[j]
 		if slices.EqualFunc(x.Sets, y.Sets, (*Set).Equal) { // otherwise the sets are recreated with all elements
-			x.Elements, y.Elements = unlike(x.Elements, y.Elements)
+			x.Elements, y.Elements = withoutEqual(x.Elements, y.Elements)
 			a[i], b[j] = &x, &y
 		}
 		next, more := slices.IndexFunc(a[i+1:], shared), slices.IndexFunc(b[j+1:], shared)
@@ -153,8 +153,8 @@ func trim(gone, come []*Fragment) (a, b []*Fragment) {
 	return a, b
 }
 
-// unlike removes equal elements from two lists with parallel order.
-func unlike(a, b []Element) (x, y []Element) {
+// withoutEqual removes equal elements from two lists with parallel order.
+func withoutEqual(a, b []Element) (x, y []Element) {
 	for len(a) > 0 && len(b) > 0 {
 		switch {
 		case a[0] == b[0]:
@@ -177,7 +177,7 @@ func fragmentsOf(r *Ruleset) []*Fragment {
 	return r.Fragments
 }
 
-func (d *Delta) know(f *Fragment) {
+func (d *Delta) addFragment(f *Fragment) {
 	for _, s := range f.Sets {
 		d.Sets[s.ID] = s
 	}

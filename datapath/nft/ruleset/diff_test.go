@@ -70,7 +70,7 @@ func apply(r *Ruleset, d *Delta) string {
 	}
 	for _, s := range d.DelSets {
 		delete(v.sets, s.Of.ID)
-		maps.DeleteFunc(v.elements, func(k Element, _ owned) bool { return k.Set == s.Of.ID })
+		maps.DeleteFunc(v.elements, func(k Element, _ ownedElement) bool { return k.Set == s.Of.ID })
 	}
 	for _, c := range d.DelChains {
 		delete(v.chains, c.Of.ID)
@@ -82,7 +82,7 @@ func apply(r *Ruleset, d *Delta) string {
 		v.chains[c.Of.ID] = c.Of
 	}
 	for _, e := range d.AddElements {
-		v.elements[e.Of.key()] = owned{Element: e.Of}
+		v.elements[e.Of.key()] = ownedElement{Element: e.Of}
 	}
 	return text(v)
 }

@@ -33,7 +33,7 @@ func (b *Builder) Redirected() *Builder {
 	b.attrs.ctLoad(unix.NFT_CT_STATUS, -1, 0)
 	b.attrs.bitwise(0, 0, Number(dnat).Raw, Number(0).Raw)
 	b.attrs.cmp(unix.NFT_CMP_NEQ, 0, Number(0).Raw)
-	return b.say("ct status dnat")
+	return b.appendText("ct status dnat")
 }
 
 // DNAT translates the destination to an address; port 0 keeps the port.
@@ -51,9 +51,9 @@ func (b *Builder) DNAT(f Family, a netip.Addr, port uint16) *Builder {
 		}
 	})
 	if port == 0 {
-		return b.say("dnat to %s", a)
+		return b.appendText("dnat to %s", a)
 	}
-	return b.say("dnat to %s", netip.AddrPortFrom(a, port))
+	return b.appendText("dnat to %s", netip.AddrPortFrom(a, port))
 }
 
 // DNATFrom translates the destination to the address, or the address and port, from a map entry for the selectors.
@@ -76,7 +76,7 @@ func (b *Builder) DNATFrom(f Family, set string, ports bool, s ...Selector) *Bui
 	if ports {
 		word = "addr . port"
 	}
-	return b.say("dnat %s %s to %s map @%s", f, word, concatText(s), set)
+	return b.appendText("dnat %s %s to %s map @%s", f, word, concatText(s), set)
 }
 
 // SNAT translates the source to an address of the range, and the port to one of ports unless ports is the zero value.
@@ -110,14 +110,14 @@ func (b *Builder) SNAT(f Family, to config.AddressRange, ports flow.Ports, fully
 		portRegisters(e, ports, unix.NFTA_NAT_REG_PROTO_MIN, unix.NFTA_NAT_REG_PROTO_MAX)
 		e.Uint32(natFlags, flags)
 	})
-	b.say("snat to %s", text)
+	b.appendText("snat to %s", text)
 	switch {
 	case fullyRandom && to.First != to.Last:
-		b.say("fully-random,persistent")
+		b.appendText("fully-random,persistent")
 	case fullyRandom:
-		b.say("fully-random")
+		b.appendText("fully-random")
 	case to.First != to.Last:
-		b.say("persistent")
+		b.appendText("persistent")
 	}
 	return b
 }
@@ -136,9 +136,9 @@ func (b *Builder) SNATFrom(f Family, set string, fullyRandom bool, s ...Selector
 		}
 		e.Uint32(natFlags, flags)
 	})
-	b.say("snat to %s map @%s", concatText(s), set)
+	b.appendText("snat to %s map @%s", concatText(s), set)
 	if fullyRandom {
-		b.say("fully-random")
+		b.appendText("fully-random")
 	}
 	return b
 }
@@ -159,12 +159,12 @@ func (b *Builder) Masquerade(ports flow.Ports, fullyRandom bool) *Builder {
 		}
 		portRegisters(e, ports, unix.NFTA_MASQ_REG_PROTO_MIN, unix.NFTA_MASQ_REG_PROTO_MAX)
 	})
-	b.say("masquerade")
+	b.appendText("masquerade")
 	if ports != (flow.Ports{}) {
-		b.say("to :" + portRange(ports))
+		b.appendText("to :" + portRange(ports))
 	}
 	if fullyRandom {
-		b.say("fully-random")
+		b.appendText("fully-random")
 	}
 	return b
 }
@@ -185,7 +185,7 @@ func (b *Builder) NATPrefix(f Family, dest bool, to netip.Prefix) *Builder {
 		e.Uint32(unix.NFTA_NAT_REG_ADDR_MAX, register(regAddrMax))
 		e.Uint32(natFlags, natMapIPs|natNetmap)
 	})
-	return b.say("%s %s prefix to %s", word, f, to.Masked())
+	return b.appendText("%s %s prefix to %s", word, f, to.Masked())
 }
 
 // LastAddr returns the highest address of a prefix.
@@ -242,7 +242,7 @@ func (b *Builder) SetField(s Selector, v Value, p flow.Protocol, fixChecksum boo
 	}
 	b.attrs.immediate(0, v.Raw)
 	b.attrs.payloadStore(s.base, s.offset, uint32(s.Type.Len), 0, c)
-	return b.say("%s set %s", s.Text, v.Text)
+	return b.appendText("%s set %s", s.Text, v.Text)
 }
 
 // SetPrefix overwrites the leading bits of an address without connection tracking.
@@ -259,7 +259,7 @@ func (b *Builder) SetPrefix(s Selector, to netip.Prefix, fixChecksum bool) *Buil
 	b.attrs.bitwise(0, 0, string(mask), string(to.Masked().Addr().AsSlice()))
 	b.attrs.payloadStore(s.base, s.offset, uint32(s.Type.Len), 0, c)
 	m, _ := netip.AddrFromSlice(mask)
-	return b.say("%s set %s & %s | %s", s.Text, s.Text, m, to.Masked().Addr())
+	return b.appendText("%s set %s & %s | %s", s.Text, s.Text, m, to.Masked().Addr())
 }
 
 // Forward sends the packet to a neighbour on an interface from the ingress hook. The kernel resolves the neighbour
@@ -272,14 +272,14 @@ func (b *Builder) Forward(f Family, via netip.Addr, device string, index int) *B
 		e.Uint32(fwdSregAddr, register(4))
 		e.Uint32(fwdNFProto, uint32(f))
 	})
-	return b.say("fwd %s to %s device %q", f, via, device)
+	return b.appendText("fwd %s to %s device %q", f, via, device)
 }
 
 // ForwardFrame sends the unmodified frame on an interface.
 func (b *Builder) ForwardFrame(device string, index int) *Builder {
 	b.attrs.immediate(0, Number(uint32(index)).Raw)
 	b.attrs.expr("fwd", func(e *Attrs) { e.Uint32(fwdSregDev, register(0)) })
-	return b.say("fwd to %q", device)
+	return b.appendText("fwd to %q", device)
 }
 
 // ClampMSS lowers the TCP maximum segment size to the MTU of the route.
@@ -303,7 +303,7 @@ func (b *Builder) ClampMSS() *Builder {
 		e.Uint32(unix.NFTA_EXTHDR_LEN, length)
 		e.Uint32(unix.NFTA_EXTHDR_OP, unix.NFT_EXTHDR_OP_TCPOPT)
 	})
-	return b.say("tcp option maxseg size set rt mtu")
+	return b.appendText("tcp option maxseg size set rt mtu")
 }
 
 // SetFrom overwrites a header field with the map entry for the selectors. For the TTL it updates the IPv4 header
@@ -316,5 +316,5 @@ func (b *Builder) SetFrom(s Selector, set string, by ...Selector) *Builder {
 		c = checksum{unix.NFT_PAYLOAD_CSUM_INET, 10, false}
 	}
 	b.attrs.payloadStore(s.base, s.offset, uint32(s.Type.Len), 0, c)
-	return b.say("%s set %s map @%s", s.Text, concatText(by), set)
+	return b.appendText("%s set %s map @%s", s.Text, concatText(by), set)
 }

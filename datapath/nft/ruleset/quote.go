@@ -75,11 +75,11 @@ func (b *Builder) SetQuoted(f Family, address Selector, to netip.Addr, portField
 	} else {
 		store(address, size, 0, inner)
 	}
-	b.say("%s set %s", address.Text, Addr(to).Text)
+	b.appendText("%s set %s", address.Text, Addr(to).Text)
 	if port != 0 {
 		b.attrs.immediate(0, Port(port).Raw)
 		store(portField, 2, 0, inner)
-		b.say("%s set %s", portField.Text, Port(port).Text)
+		b.appendText("%s set %s", portField.Text, Port(port).Text)
 	}
 	return b
 }
@@ -98,5 +98,5 @@ func Defragment(f Family) Rule {
 		a.Uint32(tproxyFamily, uint32(f))
 		a.Uint32(tproxyPort, register(0))
 	})
-	return b.say("tproxy to :1").Rule("puts fragments together")
+	return b.appendText("tproxy to :1").Rule("puts fragments together")
 }

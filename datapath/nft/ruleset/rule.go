@@ -27,7 +27,7 @@ func (b *Builder) Rule(comment string) Rule {
 	return Rule{Text: strings.Join(b.text, " "), Exprs: string(b.attrs), Comment: comment}
 }
 
-func (b *Builder) say(format string, args ...any) *Builder {
+func (b *Builder) appendText(format string, args ...any) *Builder {
 	if len(args) > 0 {
 		format = fmt.Sprintf(format, args...)
 	}
@@ -57,14 +57,14 @@ func (b *Builder) ForFamily(table, f Family) *Builder {
 func (b *Builder) Is(s Selector, v Value) *Builder {
 	s.load(&b.attrs, 0)
 	b.attrs.cmp(unix.NFT_CMP_EQ, 0, v.Raw)
-	return b.say("%s %s", s.Text, v.Text)
+	return b.appendText("%s %s", s.Text, v.Text)
 }
 
 // IsNot matches if the selector differs from the value.
 func (b *Builder) IsNot(s Selector, v Value) *Builder {
 	s.load(&b.attrs, 0)
 	b.attrs.cmp(unix.NFT_CMP_NEQ, 0, v.Raw)
-	return b.say("%s != %s", s.Text, v.Text)
+	return b.appendText("%s != %s", s.Text, v.Text)
 }
 
 // Between matches if the selector is in the range.
@@ -74,7 +74,7 @@ func (b *Builder) Between(s Selector, first, last Value) *Builder {
 	}
 	s.load(&b.attrs, 0)
 	b.attrs.rangeOf(unix.NFT_RANGE_EQ, 0, first.Raw, last.Raw)
-	return b.say("%s %s-%s", s.Text, first.Text, last.Text)
+	return b.appendText("%s %s-%s", s.Text, first.Text, last.Text)
 }
 
 // Within matches if the address is in the prefix.
@@ -86,7 +86,7 @@ func (b *Builder) Within(s Selector, p netip.Prefix) *Builder {
 	s.load(&b.attrs, 0)
 	b.attrs.bitwise(0, 0, string(Netmask(p)), zero)
 	b.attrs.cmp(unix.NFT_CMP_EQ, 0, string(p.Masked().Addr().AsSlice()))
-	return b.say("%s %s", s.Text, p.Masked())
+	return b.appendText("%s %s", s.Text, p.Masked())
 }
 
 // Netmask returns the mask of a prefix as bytes.
@@ -102,21 +102,21 @@ func Netmask(p netip.Prefix) []byte {
 func (b *Builder) InSet(set string, s ...Selector) *Builder {
 	concatLoad(&b.attrs, s, 0)
 	b.attrs.lookup(set, 0, lookupMember, 0)
-	return b.say("%s @%s", concatText(s), set)
+	return b.appendText("%s @%s", concatText(s), set)
 }
 
 // NotInSet matches if the selectors are not in the set.
 func (b *Builder) NotInSet(set string, s ...Selector) *Builder {
 	concatLoad(&b.attrs, s, 0)
 	b.attrs.lookup(set, 0, lookupMissing, 0)
-	return b.say("%s != @%s", concatText(s), set)
+	return b.appendText("%s != @%s", concatText(s), set)
 }
 
 // VerdictFrom looks up the selectors in a verdict map and applies the verdict.
 func (b *Builder) VerdictFrom(vmap string, s ...Selector) *Builder {
 	concatLoad(&b.attrs, s, 0)
 	b.attrs.lookup(vmap, 0, lookupVerdict, 0)
-	return b.say("%s vmap @%s", concatText(s), vmap)
+	return b.appendText("%s vmap @%s", concatText(s), vmap)
 }
 
 // Recall loads the dynamic map's entry for the selectors into the packet's priority, for use by a verdict map. The
@@ -126,14 +126,14 @@ func (b *Builder) Recall(set string, s ...Selector) *Builder {
 	concatLoad(&b.attrs, s, hashScratch)
 	b.attrs.lookup(set, hashScratch, lookupValue, 0)
 	b.attrs.metaStore(unix.NFT_META_PRIORITY, 0)
-	return b.say("meta priority set %s map @%s", concatText(s), set)
+	return b.appendText("meta priority set %s map @%s", concatText(s), set)
 }
 
 // ResetPriority sets the priority of the packet (meta priority) to 0, its value on arrival.
 func (b *Builder) ResetPriority() *Builder {
 	b.attrs.immediate(0, Number(0).Raw)
 	b.attrs.metaStore(unix.NFT_META_PRIORITY, 0)
-	return b.say("meta priority set none")
+	return b.appendText("meta priority set none")
 }
 
 // State matches packets of one connection state.
@@ -142,7 +142,7 @@ func (b *Builder) State(name string) *Builder {
 	b.attrs.ctLoad(unix.NFT_CT_STATE, -1, 0)
 	b.attrs.bitwise(0, 0, Number(bits).Raw, Number(0).Raw)
 	b.attrs.cmp(unix.NFT_CMP_NEQ, 0, Number(0).Raw)
-	return b.say("ct state " + name)
+	return b.appendText("ct state " + name)
 }
 
 // Known matches packets of established and related connections.
@@ -150,7 +150,7 @@ func (b *Builder) Known() *Builder {
 	b.attrs.ctLoad(unix.NFT_CT_STATE, -1, 0)
 	b.attrs.bitwise(0, 0, Number(2|4).Raw, Number(0).Raw) // established, related
 	b.attrs.cmp(unix.NFT_CMP_NEQ, 0, Number(0).Raw)
-	return b.say("ct state established,related")
+	return b.appendText("ct state established,related")
 }
 
 // cutOff are the status bits of a translated connection that is marked as closed: IPS_DST_NAT and IPS_FIXED_TIMEOUT
@@ -169,7 +169,7 @@ func (b *Builder) TranslatedOpen() *Builder {
 	b.attrs.ctLoad(unix.NFT_CT_STATUS, -1, 0)
 	b.attrs.bitwise(0, 0, Number(mask).Raw, Number(0).Raw)
 	b.attrs.cmp(unix.NFT_CMP_EQ, 0, Number(translated).Raw)
-	return b.say("ct status & %#x == %#x", mask, translated)
+	return b.appendText("ct status & %#x == %#x", mask, translated)
 }
 
 // KnownOpen is Known without connections marked by conntrack.CutOff.
@@ -187,14 +187,14 @@ func (b *Builder) CutOffSource() *Builder {
 	b.attrs.ctLoad(unix.NFT_CT_STATUS, -1, 0)
 	b.attrs.bitwise(0, 0, Number(mask).Raw, Number(0).Raw)
 	b.attrs.cmp(unix.NFT_CMP_EQ, 0, Number(mask).Raw)
-	return b.say("ct status & %#x == %#x", mask, mask)
+	return b.appendText("ct status & %#x == %#x", mask, mask)
 }
 
 func (b *Builder) cutOff(op uint32, text string) *Builder {
 	b.attrs.ctLoad(unix.NFT_CT_STATUS, -1, 0)
 	b.attrs.bitwise(0, 0, Number(cutOff).Raw, Number(0).Raw)
 	b.attrs.cmp(op, 0, Number(cutOff).Raw)
-	return b.say("ct status & %#x %s %#x", cutOff, text, cutOff)
+	return b.appendText("ct status & %#x %s %#x", cutOff, text, cutOff)
 }
 
 // ToLocal matches packets to an address of the host.
@@ -205,7 +205,7 @@ func (b *Builder) ToLocal() *Builder {
 		a.Uint32(fibFlags, fibDaddr)
 	})
 	b.attrs.cmp(unix.NFT_CMP_EQ, 0, Number(unix.RTN_LOCAL).Raw)
-	return b.say("fib daddr type local")
+	return b.appendText("fib daddr type local")
 }
 
 // TCPFlags matches if, among the flags in mask, exactly the flags in value are set.
@@ -215,7 +215,7 @@ func (b *Builder) TCPFlags(mask, value uint8, text string) *Builder {
 	b.attrs.payloadLoad(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1, 0)
 	b.attrs.bitwise(0, 0, string([]byte{mask}), "\x00")
 	b.attrs.cmp(unix.NFT_CMP_EQ, 0, string([]byte{value}))
-	return b.say(text)
+	return b.appendText(text)
 }
 
 // TCPFlagsNot is the inverse of TCPFlags.
@@ -225,13 +225,13 @@ func (b *Builder) TCPFlagsNot(mask, value uint8, text string) *Builder {
 	b.attrs.payloadLoad(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1, 0)
 	b.attrs.bitwise(0, 0, string([]byte{mask}), "\x00")
 	b.attrs.cmp(unix.NFT_CMP_NEQ, 0, string([]byte{value}))
-	return b.say(text)
+	return b.appendText(text)
 }
 
 // Verdict ends the rule.
 func (b *Builder) Verdict(v Verdict) *Builder {
 	b.attrs.verdict(v)
-	return b.say(v.String())
+	return b.appendText(v.String())
 }
 
 // String returns the verdict in nft's syntax.
@@ -267,13 +267,13 @@ func (b *Builder) Return() *Builder { return b.Verdict(Verdict{Code: Return}) }
 // Counter counts packets and bytes in the rule itself.
 func (b *Builder) Counter() *Builder {
 	b.attrs.expr("counter", nil)
-	return b.say("counter")
+	return b.appendText("counter")
 }
 
 // CountIn counts packets and bytes in a named counter.
 func (b *Builder) CountIn(name string) *Builder {
 	b.attrs.objref(ObjectCounter, name)
-	return b.say("counter name %q", name)
+	return b.appendText("counter name %q", name)
 }
 
 func (a *Attrs) objref(kind ObjectKind, name string) {
@@ -286,32 +286,32 @@ func (a *Attrs) objref(kind ObjectKind, name string) {
 // Helper assigns a helper to the connection.
 func (b *Builder) Helper(object string) *Builder {
 	b.attrs.objref(ObjectHelper, object)
-	return b.say("ct helper set %q", object)
+	return b.appendText("ct helper set %q", object)
 }
 
 // Timeout assigns timeouts to the connection.
 func (b *Builder) Timeout(object string) *Builder {
 	b.attrs.objref(ObjectTimeout, object)
-	return b.say("ct timeout set %q", object)
+	return b.appendText("ct timeout set %q", object)
 }
 
 // Offload adds the connection to a flowtable once it is established.
 func (b *Builder) Offload(flowtable string) *Builder {
 	b.State("established")
 	b.attrs.expr("flow_offload", func(a *Attrs) { a.String(flowTableName, flowtable) })
-	return b.say("flow add @" + flowtable)
+	return b.appendText("flow add @" + flowtable)
 }
 
 // Notrack excludes the packet from connection tracking.
 func (b *Builder) Notrack() *Builder {
 	b.attrs.expr("notrack", nil)
-	return b.say("notrack")
+	return b.appendText("notrack")
 }
 
 // Limit matches packets within the rate or, with over, packets above the rate.
 func (b *Builder) Limit(count int, per time.Duration, burst int, over bool) *Builder {
 	limit(&b.attrs, count, per, burst, over)
-	return b.say(limitText(count, per, burst, over))
+	return b.appendText(limitText(count, per, burst, over))
 }
 
 // defaultBurst is nft's default burst.
@@ -350,7 +350,7 @@ func limitText(count int, per time.Duration, burst int, over bool) string {
 // ConnectionsOver matches if more than n connections that passed this rule are alive.
 func (b *Builder) ConnectionsOver(n int) *Builder {
 	b.attrs.connlimit(n)
-	return b.say("ct count over %d", n)
+	return b.appendText("ct count over %d", n)
 }
 
 func (a *Attrs) connlimit(n int) {
@@ -372,13 +372,13 @@ func (b *Builder) Log(prefix string, level uint32, levelName string) *Builder {
 	if prefix != "" {
 		text += " prefix " + strconv.Quote(prefix)
 	}
-	return b.say(text + " level " + levelName)
+	return b.appendText(text + " level " + levelName)
 }
 
 // RejectReset answers with a TCP reset.
 func (b *Builder) RejectReset() *Builder {
 	b.attrs.expr("reject", func(a *Attrs) { a.Uint32(unix.NFTA_REJECT_TYPE, unix.NFT_REJECT_TCP_RST) })
-	return b.say("reject with tcp reset")
+	return b.appendText("reject with tcp reset")
 }
 
 // RejectPort answers with ICMP port unreachable.
@@ -391,14 +391,14 @@ func (b *Builder) RejectPort(table Family) *Builder {
 		kind, code = unix.NFT_REJECT_ICMPX_UNREACH, unix.NFT_REJECT_ICMPX_PORT_UNREACH
 	}
 	b.attrs.expr("reject", func(a *Attrs) { a.Uint32(unix.NFTA_REJECT_TYPE, kind); a.Uint8(unix.NFTA_REJECT_ICMP_CODE, code) })
-	return b.say(text)
+	return b.appendText(text)
 }
 
 // SetMark writes the packet's mark.
 func (b *Builder) SetMark(v uint32) *Builder {
 	b.attrs.immediate(0, Number(v).Raw)
 	b.attrs.metaStore(unix.NFT_META_MARK, 0)
-	return b.say("meta mark set %s", Number(v).Text)
+	return b.appendText("meta mark set %s", Number(v).Text)
 }
 
 // SetMarkBits replaces the bits of a mask in the packet's mark.
@@ -406,7 +406,7 @@ func (b *Builder) SetMarkBits(mask, v uint32) *Builder {
 	b.attrs.metaLoad(unix.NFT_META_MARK, 0)
 	b.attrs.bitwise(0, 0, Number(^mask).Raw, Number(v).Raw)
 	b.attrs.metaStore(unix.NFT_META_MARK, 0)
-	return b.say("meta mark set meta mark & %#x ^ %#x", ^mask, v)
+	return b.appendText("meta mark set meta mark & %#x ^ %#x", ^mask, v)
 }
 
 // Reply matches packets from the responder of a connection to its initiator.
@@ -418,28 +418,28 @@ func (b *Builder) Initial() *Builder { return b.direction("\x00", "original") }
 func (b *Builder) direction(value, text string) *Builder {
 	b.attrs.ctLoad(unix.NFT_CT_DIRECTION, -1, 0)
 	b.attrs.cmp(unix.NFT_CMP_EQ, 0, value)
-	return b.say("ct direction " + text)
+	return b.appendText("ct direction " + text)
 }
 
 // Trace makes the kernel report every further rule on the packet's path.
 func (b *Builder) Trace() *Builder {
 	b.attrs.immediate(0, "\x01")
 	b.attrs.metaStore(unix.NFT_META_NFTRACE, 0)
-	return b.say("meta nftrace set 1")
+	return b.appendText("meta nftrace set 1")
 }
 
 // SetCtMark writes the connection's mark.
 func (b *Builder) SetCtMark(v uint32) *Builder {
 	b.attrs.immediate(0, Number(v).Raw)
 	b.attrs.ctStore(unix.NFT_CT_MARK, 0)
-	return b.say("ct mark set %s", Number(v).Text)
+	return b.appendText("ct mark set %s", Number(v).Text)
 }
 
 // RestoreMark copies the connection's mark to the packet.
 func (b *Builder) RestoreMark() *Builder {
 	b.attrs.ctLoad(unix.NFT_CT_MARK, -1, 0)
 	b.attrs.metaStore(unix.NFT_META_MARK, 0)
-	return b.say("meta mark set ct mark")
+	return b.appendText("meta mark set ct mark")
 }
 
 // Remember adds or refreshes the entry for the selectors in a dynamic map.
@@ -449,7 +449,7 @@ func (b *Builder) Remember(set string, timeout time.Duration, v Value, s ...Sele
 	b.attrs.dynset(unix.NFT_DYNSET_OP_UPDATE, set, timeout, func(a *Attrs) {
 		a.Uint32(unix.NFTA_DYNSET_SREG_DATA, register(12))
 	})
-	return b.say("update @%s { %s timeout %s : %s }", set, concatText(s), seconds(timeout), v.Text)
+	return b.appendText("update @%s { %s timeout %s : %s }", set, concatText(s), seconds(timeout), v.Text)
 }
 
 // dynsetDelete is NFT_DYNSET_OP_DELETE, which golang.org/x/sys/unix lacks.
@@ -463,7 +463,7 @@ func (b *Builder) Forget(set string, s ...Selector) *Builder {
 	b.attrs.dynset(dynsetDelete, set, 0, func(a *Attrs) {
 		a.Uint32(unix.NFTA_DYNSET_SREG_DATA, register(12))
 	})
-	return b.say("delete @%s { %s : %s }", set, concatText(s), Number(0).Text)
+	return b.appendText("delete @%s { %s : %s }", set, concatText(s), Number(0).Text)
 }
 
 // RateOver matches if the selectors' entry in a dynamic set has more events than the rate allows.
@@ -472,7 +472,7 @@ func (b *Builder) RateOver(set string, timeout time.Duration, count int, per tim
 	b.attrs.dynset(unix.NFT_DYNSET_OP_UPDATE, set, timeout, func(a *Attrs) {
 		a.nestedExpr(func(a *Attrs) { limit(a, count, per, burst, true) })
 	})
-	return b.say("update @%s { %s timeout %s %s }", set, concatText(s), seconds(timeout), limitText(count, per, burst, true))
+	return b.appendText("update @%s { %s timeout %s %s }", set, concatText(s), seconds(timeout), limitText(count, per, burst, true))
 }
 
 // KeyConnectionsOver matches if the selectors' entry in a dynamic set has more than n live connections.
@@ -481,7 +481,7 @@ func (b *Builder) KeyConnectionsOver(set string, n int, s ...Selector) *Builder 
 	b.attrs.dynset(unix.NFT_DYNSET_OP_ADD, set, 0, func(a *Attrs) {
 		a.nestedExpr(func(a *Attrs) { a.connlimit(n) })
 	})
-	return b.say("add @%s { %s ct count over %d }", set, concatText(s), n)
+	return b.appendText("add @%s { %s ct count over %d }", set, concatText(s), n)
 }
 
 // Tally counts packets and bytes per selectors in a dynamic set.
@@ -490,7 +490,7 @@ func (b *Builder) Tally(set string, s ...Selector) *Builder {
 	b.attrs.dynset(unix.NFT_DYNSET_OP_ADD, set, 0, func(a *Attrs) {
 		a.nestedExpr(func(a *Attrs) { a.expr("counter", nil) })
 	})
-	return b.say("add @%s { %s counter }", set, concatText(s))
+	return b.appendText("add @%s { %s counter }", set, concatText(s))
 }
 
 func (a *Attrs) dynset(op uint32, set string, timeout time.Duration, more func(*Attrs)) {
@@ -532,5 +532,5 @@ func (b *Builder) NotWithin(s Selector, p netip.Prefix) *Builder {
 	s.load(&b.attrs, 0)
 	b.attrs.bitwise(0, 0, string(Netmask(p)), strings.Repeat("\x00", s.Type.Len))
 	b.attrs.cmp(unix.NFT_CMP_NEQ, 0, string(p.Masked().Addr().AsSlice()))
-	return b.say("%s != %s", s.Text, p.Masked())
+	return b.appendText("%s != %s", s.Text, p.Masked())
 }

@@ -190,15 +190,15 @@ func Field(text string, t Type, offset uint32) Selector {
 
 // Word returns one of the 16-bit words of an address.
 func Word(s Selector, n int) Selector {
-	return part(s, InetService, uint32(2*n))
+	return subfield(s, InetService, uint32(2*n))
 }
 
 // Byte returns one of the bytes of an address.
 func Byte(s Selector, n int) Selector {
-	return part(s, Integer8, uint32(n))
+	return subfield(s, Integer8, uint32(n))
 }
 
-func part(s Selector, t Type, at uint32) Selector {
+func subfield(s Selector, t Type, at uint32) Selector {
 	text := fmt.Sprintf("@nh,%d,%d", 8*(s.offset+at), 8*t.Len)
 	return payload(text, t, s.base, s.offset+at)
 }
