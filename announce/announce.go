@@ -247,7 +247,7 @@ type routeChanges struct {
 	remove []route // from at
 	left   []route // at the previous place
 	list   []Status
-	usable map[netip.Prefix]time.Time // as in Announcer
+	usable map[netip.Prefix]time.Time // next value of Announcer.usable
 	next   time.Duration
 }
 

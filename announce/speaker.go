@@ -45,7 +45,7 @@ func (a *Announcer) Warnings() (list []string) {
 func hasBGPListener(path string) bool {
 	f, err := os.Open(path)
 	if err != nil {
-		return false // without IPv6
+		return false // the kernel has no IPv6
 	}
 	defer f.Close()
 	lines := bufio.NewScanner(f)

@@ -36,7 +36,7 @@ type Origin struct {
 	Revision uint64    `json:"revision,omitempty"`
 	At       time.Time `json:"at,omitzero"`
 	Who      string    `json:"who,omitempty"`
-	Found    string    `json:"discovered,omitempty"` // source of a discovered value
+	Found    string    `json:"discovered,omitempty"` // source from which discovery read the value
 }
 
 // Origins finds the last revision that changed each value, and adds the discovered backends. Values older than the

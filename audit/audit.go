@@ -230,7 +230,7 @@ func (l *Log) Last(limit int) ([]Entry, error) {
 
 // lastEntries returns the last entries of one journal, the oldest first.
 func (l *Log) lastEntries(limit int) ([]Entry, error) {
-	l.mu.Lock() // prevents a rotation
+	l.mu.Lock() // the lock prevents a rotation of the log
 	defer l.mu.Unlock()
 	return readFiles(l.path, l.files, limit)
 }

@@ -16,9 +16,9 @@ const RefusedName = "refused.jsonl"
 // Limits of the record of refused requests. Within a period each client has refusedOfClient
 // entries. All other requests, and requests of other clients, are only counted.
 const (
-	refusedSize     = 1 << 20 // bytes of a file
+	refusedSize     = 1 << 20 // maximum size of a file in bytes
 	refusedFiles    = 2
-	refusedText     = 256 // bytes of a text
+	refusedText     = 256 // maximum length of a text in bytes
 	refusedPeriod   = time.Minute
 	refusedOfClient = 32
 	refusedClients  = 32

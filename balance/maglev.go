@@ -60,7 +60,7 @@ func Maglev(members []Member, size int) []uint16 {
 	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(members[a].Key, members[b].Key) })
 	room := shares(members, order, size)
 	table := make([]uint16, size)
-	taken := make([]int, count) // per group
+	taken := make([]int, count) // per group of members
 	next := make([]int, len(members))
 	skip := make([]int, len(members))
 	looked := make([]int, len(members))

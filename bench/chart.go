@@ -36,7 +36,7 @@ func (r *Result) Chart() []byte {
 			points = append(points, p)
 		}
 	}
-	top := math.SmallestNonzeroFloat64 // not 0: a divisor
+	top := math.SmallestNonzeroFloat64 // not 0, because it is a divisor
 	var rows []*ResultRow
 	left := chartLabel
 	for i := range r.Rows {

@@ -105,7 +105,7 @@ func (r *Result) Compare(then *Result, path string) {
 	r.compareRatios(then)
 }
 
-// compareRatios counts the ratios of both runs and finds those that moved most.
+// compareRatios counts the ratios of both runs and returns those with the largest changes.
 func (r *Result) compareRatios(then *Result) {
 	for _, q := range r.Ratios {
 		i := slices.IndexFunc(then.Ratios, func(o Ratio) bool { return o.What == q.What && o.Ours != 0 })
@@ -143,7 +143,7 @@ func compareCell(old, c *Cell) Move {
 	switch {
 	case m.Then != 0:
 		m.Change = (m.Now - m.Then) / math.Abs(m.Then)
-	case m.Now != 0: // 0 before: no ratio exists
+	case m.Now != 0: // the earlier figure is 0: there is no ratio
 		m.Change = math.Copysign(1, m.Now)
 	}
 	// Half a spread is how far a median can be from the middle of its repetitions.

@@ -217,7 +217,7 @@ type explanation struct {
 	// Profiles are files next to the results that support the text: folded stacks, as sluice profile writes them.
 	Profiles []string `yaml:"profiles,omitempty"`
 
-	dir string // of the machine, like machine.dir
+	dir string // directory of the machine's results
 }
 
 // readExplanations reads a machine's explained.yaml: by suite and by the ratio's name. A missing file is no error.

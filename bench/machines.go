@@ -181,7 +181,7 @@ func writeMachines(b *bytes.Buffer, machines []*machine) {
 		return
 	}
 	head, line := "| |", "|---|"
-	var groups [4]map[string]bool // keys
+	var groups [4]map[string]bool // keys of the properties in each column group
 	values := make([]map[string][]string, len(machines))
 	for i, m := range machines {
 		head, line = head+" "+m.name+" |", line+"---|"

@@ -66,7 +66,7 @@ func mapMemory(pid int) (sum uint64, err error) {
 	for _, fd := range fds {
 		b, err := os.ReadFile(filepath.Join(dir, fd.Name()))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // closed meanwhile
+			continue // the descriptor was closed during the scan
 		}
 		if err != nil {
 			return 0, err

@@ -119,7 +119,7 @@ type stream struct {
 	returned bool
 	// reverse sends from the server to the client.
 	reverse bool
-	source  *load.Range // nil: the clients
+	source  *load.Range // nil means the clients
 }
 
 // clientsOf returns source endpoints for a number of flows. The first 50,000 flows are ports of a few addresses, as

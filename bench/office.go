@@ -208,7 +208,7 @@ func (o *officeNetwork) startServers() error {
 // stream measures one TCP stream while the held connections, and the services if the row has them, are in use.
 func (o *officeNetwork) stream(dest netip.Addr, held heldList, services bool) error {
 	group, ctx := errgroup.WithContext(o.t)
-	during, end := context.WithCancel(ctx) // the time of the stream
+	during, end := context.WithCancel(ctx) // ends with the stream
 	defer end()
 	group.Go(func() error { return held.sendRequests(during) })
 	var vpn float64

@@ -58,12 +58,12 @@ func (d *dhcpLoad) renew(ctx context.Context) error {
 			for ctx.Err() == nil {
 				if _, err := d.clients.Renew(ctx, l); err != nil {
 					if ctx.Err() != nil {
-						break // the end of the measurement
+						break // ctx ends with the measurement
 					}
 					return err
 				}
 				d.renewed.Add(1)
-				_ = wait(ctx, int(dhcpPause.Milliseconds())) // the loop checks ctx
+				_ = wait(ctx, int(dhcpPause.Milliseconds())) // the loop condition checks ctx.Err
 			}
 			return nil
 		})
@@ -71,7 +71,7 @@ func (d *dhcpLoad) renew(ctx context.Context) error {
 	return group.Wait()
 }
 
-// heldList are open connections.
+// heldList is the list of connections that stay open during a measurement.
 type heldList []heldConnection
 
 // heldConnection is an open connection with a request that its server answers.
@@ -139,7 +139,7 @@ func (l heldList) sendRequests(ctx context.Context) error {
 				if err != nil {
 					return fmt.Errorf("connection %d of %d: %w", i, len(l), err)
 				}
-				_ = wait(ctx, int(heldPause.Milliseconds())) // the loop checks ctx
+				_ = wait(ctx, int(heldPause.Milliseconds())) // the loop condition checks ctx.Err
 			}
 			return nil
 		})

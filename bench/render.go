@@ -251,7 +251,7 @@ func (r *Result) WriteMarkdown(w io.Writer) {
 	writeMarkdown(w, []machineRun{{Result: r}})
 	if r.Check != nil {
 		var text bytes.Buffer
-		r.Check.write(&text) // into memory
+		r.Check.write(&text) // writes to a buffer cannot fail
 		fmt.Fprintf(w, "\n```\n%s```\n", strings.TrimLeft(text.String(), "\n"))
 	}
 }

@@ -81,7 +81,7 @@ type Cell struct {
 // summarize computes medians and spreads. unit marks the row that divides the others, if they have a unit.
 func (c *Cell) summarize(unit bool) {
 	if !slices.ContainsFunc(c.Per, func(per float64) bool { return per != 0 }) {
-		c.Per = nil // compared without a unit
+		c.Per = nil // compared without the yardstick as unit
 	}
 	c.unit = unit && c.Per != nil
 	relative := c.relativeValues()
@@ -99,7 +99,7 @@ func (c *Cell) relativeValues() []float64 {
 	}
 	var relative []float64
 	for i, per := range c.Per {
-		if per != 0 { // that repetition had a unit
+		if per != 0 { // the repetition has a measured yardstick
 			relative = append(relative, c.Raw[i]/per)
 		}
 	}
@@ -291,7 +291,7 @@ func (r *Result) compare(s Suite) {
 		}
 		var each []float64 // ratio of each repetition
 		switch b := r.Cell(c.Against, cmp.Or(c.AgainstPoint, point), metric); {
-		case c.Added: // Mpps to ns
+		case c.Added: // converts Mpps to ns per packet
 			q.Ours = (1/a.Relative - 1) * 1e3 / median(a.Per)
 			for i, per := range a.Per {
 				each = append(each, (per/a.Raw[i]-1)*1e3/per)

@@ -41,7 +41,7 @@ func Run(ctx context.Context, s Suite, o Options) (_ *Result, err error) {
 		return nil, err
 	}
 	r.result.Duration = time.Since(begin).Round(time.Millisecond).String()
-	r.result.Reps = rep // repetitions begun
+	r.result.Reps = rep // number of repetitions that have begun
 	if o.Earlier != nil {
 		r.result.extend(o.Earlier)
 	}

@@ -109,7 +109,7 @@ func (n *network) accelerate(t *Trial) error {
 	}
 	directory := n.gateway.StateDir()
 	cmd := n.gateway.Command(context.WithoutCancel(t), self, "accelerate", "--state-dir", directory)
-	var said bytes.Buffer // read after the end
+	var said bytes.Buffer // read only after the process has ended
 	cmd.Stderr = &said
 	if err := cmd.Start(); err != nil {
 		return err

@@ -90,7 +90,7 @@ func fnat64Suite() Suite {
 	return s
 }
 
-// wireRow returns a row with a reference program in both directions in place of a service. unconnected is the reason
+// wireRow returns a row in which a reference program forwards both directions instead of a service. unconnected is the reason
 // why it carries no connections, or "".
 func wireRow(name, about string, kind load.ReferenceKind, vip netip.Addr, unconnected string) Row {
 	return Row{

@@ -148,7 +148,7 @@ func (n *network) reportReader(t *Trial, entries func(out, words []byte) (int, e
 // watchPeak returns the peak resident size in bytes of a process while it runs the program. The process begins as
 // another program, which enters the namespace, so the figure of getrusage includes that one.
 func watchPeak(ctx context.Context, pid int, program string) (peak float64) {
-	program, _ = exec.LookPath(program) // the row requires it
+	program, _ = exec.LookPath(program) // the row requires the program, so it exists
 	for wait(ctx, 5) == nil {
 		if running, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || !sameFile(running, program) {
 			continue

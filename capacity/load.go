@@ -48,7 +48,7 @@ type Load struct {
 type Class struct {
 	Name        string `yaml:"name" json:"name"`
 	Clients     uint64 `yaml:"clients" json:"clients"`
-	Connections uint64 `yaml:"connections" json:"connections"` // per client
+	Connections uint64 `yaml:"connections" json:"connections"` // connections per client
 }
 
 // Requests are connections that begin at a rate.
@@ -64,7 +64,7 @@ type Requests struct {
 // Host is the machine that carries the load.
 type Host struct {
 	Memory Bytes `yaml:"memory" json:"memory,omitempty"`
-	Cores  int   `yaml:"cores" json:"cores,omitempty"` // for packet processing
+	Cores  int   `yaml:"cores" json:"cores,omitempty"` // CPUs for packet processing
 }
 
 // Validate reports every error of l.

@@ -98,7 +98,7 @@ const (
 // Established is the treatment of open connections when the configuration changes.
 type Established string
 
-// Treatments of open connections.
+// How a change treats open connections.
 const (
 	EstablishedKeep Established = "keep"
 	EstablishedEnd  Established = "end"
@@ -107,7 +107,7 @@ const (
 // Switch is a three-way switch.
 type Switch string
 
-// Switch positions.
+// Values of a switch.
 const (
 	SwitchAuto Switch = "auto"
 	SwitchOn   Switch = "on"
@@ -319,7 +319,7 @@ type Session struct {
 // WhenDown is the answer to clients while a service has no usable backend.
 type WhenDown string
 
-// Answers.
+// Answers while no backend is usable.
 const (
 	WhenDownReset  WhenDown = "reset"  // TCP RST; ICMP port unreachable for other protocols.
 	WhenDownReject WhenDown = "reject" // ICMP port unreachable.

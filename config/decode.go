@@ -182,7 +182,7 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
 	}
 }
 
-// failedAt records e, which is about something that n should hold.
+// failedAt records an error about a missing part of node n.
 func (d *decoder) failedAt(n *yaml.Node, e *Error) {
 	place := n
 	if n.Kind == yaml.MappingNode && len(n.Content) > 0 {

@@ -139,7 +139,7 @@ const (
 // Behaviour is a mapping or filtering behaviour of RFC 4787.
 type Behaviour string
 
-// Behaviours.
+// NAT behaviours of RFC 4787.
 const (
 	EndpointIndependent     Behaviour = "endpoint-independent"
 	AddressDependent        Behaviour = "address-dependent"
@@ -151,7 +151,7 @@ const (
 type Target struct {
 	Addresses []AddressRange
 	Address   netip.Addr
-	Port      uint16 // 0 keeps the port
+	Port      uint16 // 0 means that the port is kept
 }
 
 // Range returns the port range of a port-forward's listener, if the listener has exactly one range.

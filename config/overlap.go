@@ -93,7 +93,7 @@ func (v *validator) listenerClaims() []claim {
 	for i := range v.c.NAT {
 		if r := &v.c.NAT[i]; r.Listens() {
 			in := r.In
-			if r.Hairpin == SwitchOn { // also from other networks
+			if r.Hairpin == SwitchOn { // reachable also from other networks
 				in = ""
 			}
 			add(r.Listen, in, r.Protocol, path{{key: "nat"}, {index: i}, {key: "listen"}}, "NAT rule "+r.Name, r.To.Address)

@@ -40,7 +40,7 @@ func (p path) with(s step) path {
 // within reports whether p is q or lies inside it.
 func (p path) within(q path) bool { return len(p) >= len(q) && slices.Equal(p[:len(q)], q) }
 
-// String renders "services[0].backends[1].weight".
+// String returns the path in the form "services[0].backends[1].weight".
 func (p path) String() string {
 	var b strings.Builder
 	for _, s := range p {

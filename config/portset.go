@@ -45,7 +45,7 @@ func (s PortSet) Len() (n int) {
 	return n
 }
 
-// String renders "5136-5151,9232-9247".
+// String returns the set in the form "5136-5151,9232-9247".
 func (s PortSet) String() string {
 	words := make([]string, len(s))
 	for i, r := range s {

@@ -348,7 +348,7 @@ func (r *NATRule) Default4() bool {
 func (v *validator) shares(p path, r *NATRule) {
 	usable := r.Ports.Len()
 	switch {
-	case len(r.Ports) > 1: // portSet reports this
+	case len(r.Ports) > 1: // portSet reports the error
 	case r.PortBlock > usable && len(r.Ports) > 0:
 		v.errorf(p.key("port-block"), fmt.Sprintf("write up to %d", usable), "a block of %d ports is larger than ports %s", r.PortBlock, r.Ports)
 	case r.PortBlock > 0 && r.PortsPerClient > 0 && r.PortsPerClient < r.PortBlock:

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// errEnough ends a sample.
+// errEnough stops a dump when the sample is complete.
 var errEnough = errors.New("enough")
 
 // NewRate estimates a namespace's new connections per second from the kernel's events. It listens until it has

@@ -32,7 +32,7 @@ type FillReport struct {
 	Fill
 	Raw        float64 `json:"fill"`
 	Effective  float64 `json:"effective_fill"`
-	FullInSecs float64 `json:"time_to_full_seconds,omitempty"` // absent without growth
+	FullInSecs float64 `json:"time_to_full_seconds,omitempty"` // absent if the number does not grow
 }
 
 // Grouping selects the rankings of a [Report].

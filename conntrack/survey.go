@@ -19,7 +19,7 @@ import (
 type Ask struct {
 	// Namespaces to read; none means all of the host.
 	Namespaces []netdev.Namespace
-	// Dimensions to group by.
+	// Dimensions by which entries are grouped.
 	Dimensions Dimension
 	// Filter selects the summarized entries. The fill always covers the whole table.
 	Filter *Filter
@@ -155,7 +155,7 @@ type namespaceReading struct {
 	at       time.Time
 	limits   Limits
 	counters Counters
-	held     uint32 // found by a dump
+	held     uint32 // number of entries that a dump returned
 	err      error
 }
 

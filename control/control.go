@@ -27,11 +27,11 @@ import (
 type Control struct {
 	engine *engine.Engine
 	store  *store.Store
-	path   string // of the operator's file, absolute
+	path   string // absolute path of the operator's file
 	log    *slog.Logger
 	// Events receives every accepted or refused change; may be nil. Set it before Start.
 	Events *event.Log
-	Audit  *audit.Log // records changes; may be nil
+	Audit  *audit.Log // audit log of changes; may be nil
 
 	waiting *batch.Queue[*pendingChange]
 	many    bool // the last batch had several changes; owned by the operation of waiting
@@ -257,7 +257,7 @@ func (c *Control) takeBack(revision uint64) {
 	defer c.mu.Unlock()
 	trial := c.store.Trial()
 	if trial == nil || c.trial == nil || c.store.Revision() != revision {
-		return // confirmed in the meantime
+		return // the trial was confirmed in the meantime
 	}
 	by := Author{"sluice", fmt.Sprintf("not confirmed in time: back to revision %d", trial.Back)}
 	wanted, err := c.store.At(trial.Back)
@@ -297,7 +297,7 @@ func (c *Control) Revert(ctx context.Context, by Author, revision uint64) (appli
 	if err != nil {
 		return engine.Applied{}, err
 	}
-	if applied, err = c.replace(ctx, by, wanted); err == nil && c.conflict != nil { // the file may fit now
+	if applied, err = c.replace(ctx, by, wanted); err == nil && c.conflict != nil { // the conflict with the file may be resolved now
 		if again, err := c.reload(ctx, c.FileChanged()); err == nil {
 			applied = again
 		}
@@ -431,7 +431,7 @@ type Changes struct {
 	Edits    []config.Edit
 	States   []store.Override
 	History  []store.Revision
-	Trial    *store.Trial // nil without a trial
+	Trial    *store.Trial // nil if no change waits for confirmation
 }
 
 // Changes returns the run-time changes and the last revisions.

@@ -152,7 +152,7 @@ func (c *Control) countDrains(ctx context.Context, now time.Time) {
 	}
 	counts, err := c.engine.CountConnections(ctx, of)
 	if err != nil {
-		return // the previous count remains
+		return // the count failed: keep the previous one
 	}
 	c.drains.mu.Lock()
 	defer c.drains.mu.Unlock()

@@ -25,7 +25,7 @@ type pendingChange struct {
 	// draft in place.
 	change func(now store.Content) (store.Content, error)
 
-	applied engine.Applied // the result, like err
+	applied engine.Applied // result of the change, valid when done is closed
 	err     error
 }
 
@@ -87,7 +87,7 @@ func (c *Control) makeChanges(list []*pendingChange) {
 	}
 	draft.Finish()
 	if before.Config.Same(draft) {
-		wanted.Config = before.Config // only states change
+		wanted.Config = before.Config // the change affects only the states set by the operator
 	}
 	ctx := accepted[0].ctx
 	if len(accepted) > 1 {

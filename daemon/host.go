@@ -102,7 +102,7 @@ func (d *daemon) readTables(ctx context.Context) event.Reading {
 	r := d.engine.Reading(ctx)
 	r.Warnings = slices.Concat(r.Warnings, d.control.Warnings(), d.audit.Warnings(), d.holder.Warnings(), d.routes.Warnings(), d.uplinks.Warnings())
 	limits, counters, err := conntrack.ReadNumbers(ctx, netdev.CurrentNamespace())
-	if err != nil { // without conntrack
+	if err != nil { // connection tracking is unavailable
 		return r
 	}
 	r.Gauges = append(r.Gauges, event.Gauge{Kind: event.Table, Object: "kernel/conntrack", Used: int(limits.Count), Size: int(limits.Max)})

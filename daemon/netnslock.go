@@ -52,7 +52,7 @@ func answerHolder(l net.Listener, text string) {
 			return
 		}
 		if err != nil {
-			time.Sleep(10 * time.Millisecond) // for example no free descriptor
+			time.Sleep(10 * time.Millisecond) // for example, no free file descriptor
 			continue
 		}
 		_, _ = io.WriteString(c, text) // the send buffer has room for it
@@ -66,7 +66,7 @@ func holderOf(name string) (text string, entitled bool) {
 	const unknown = "another daemon"
 	c, err := net.DialTimeout("unix", name, answerTime)
 	if err != nil {
-		return unknown, !errors.Is(err, syscall.EAGAIN) // a gateway accepts at once
+		return unknown, !errors.Is(err, syscall.EAGAIN) // a live gateway accepts connections immediately
 	}
 	defer c.Close()
 	var peer *unix.Ucred

@@ -23,7 +23,7 @@ import (
 // NftlbOptions are the address and the key file of the nftlb API.
 type NftlbOptions struct {
 	Address string
-	Key     string // file
+	Key     string // path of the key file
 }
 
 // Check returns an error if options for serving only clients with the key are missing.

@@ -54,7 +54,7 @@ type Options struct {
 type daemon struct {
 	Options
 
-	tcp     *server.TCP // nil without --listen
+	tcp     *server.TCP // nil if --listen is not set
 	engine  *engine.Engine
 	control *control.Control
 	events  *event.Log
@@ -214,7 +214,7 @@ func (d *daemon) followNetwork(ctx context.Context, network *netdev.Watcher) {
 		case e.Kind == netdev.Neighbour: // The datapaths watch neighbours themselves.
 		case e.Kind == netdev.Route && d.routes.Writes(e.Table, e.Protocol): // No packet uses these.
 			d.routes.Kick()
-		case e.Kind == netdev.Route && d.uplinks.Writes(e.Table, e.Protocol): // No rule depends on these.
+		case e.Kind == netdev.Route && d.uplinks.Writes(e.Table, e.Protocol): // No rule of the engine depends on these routes.
 			d.uplinks.Kick()
 		case e.Kind == netdev.Link || e.Kind == netdev.Lost:
 			d.routes.Kick()

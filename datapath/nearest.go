@@ -39,7 +39,7 @@ type nearestMatch struct {
 // condition is one condition of a rule.
 type condition struct {
 	met bool
-	why string // why it is unsatisfied
+	why string // the reason why the condition is not satisfied
 }
 
 // evaluate evaluates a candidate's conditions in order. The first is its address: without a match there, it is not a

@@ -61,7 +61,7 @@ func OwnedAddresses(s *Snapshot, near func(netip.Addr) bool) []Owned {
 type owners struct {
 	mine map[string]bool // services and NAT rules of the snapshot
 	of   map[netip.Addr]*Owned
-	here map[netip.Addr]bool // addresses of mine
+	here map[netip.Addr]bool // addresses on which this datapath has listeners
 }
 
 // telling lists the answers in order of their information.

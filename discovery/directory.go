@@ -18,7 +18,7 @@ import (
 // Bounds of a directory.
 const (
 	pollEvery   = time.Second
-	mostOfFile  = 1 << 20 // bytes
+	mostOfFile  = 1 << 20 // maximum size of a file in bytes
 	mostOfFiles = 1000
 )
 
@@ -51,7 +51,7 @@ func (d *directory) find(context.Context) (found []config.Backend, again time.Du
 	}
 	there := map[string]bool{}
 	var broken []error
-	for _, name := range names { // in order
+	for _, name := range names { // sorted by name
 		if strings.HasPrefix(filepath.Base(name), ".") {
 			continue // an editor's temporary file, or a file before its final rename
 		}

@@ -84,7 +84,7 @@ func (f *Finder) Follow(cfg *config.Config) {
 		select {
 		case f.wanted <- cfg:
 			return
-		case <-f.wanted: // superseded
+		case <-f.wanted: // a newer configuration has replaced the unread one
 		}
 	}
 }
@@ -112,7 +112,7 @@ type sourceSpec struct {
 
 func sourceSpecOf(s *config.Service) sourceSpec {
 	w := sourceSpec{service: s.Name, from: *s.BackendsFrom, v4: true, v6: true}
-	if s.Mode == config.ModeDNAT || s.Mode == config.ModeDSR || s.Mode == config.ModeStateless { // these keep the family
+	if s.Mode == config.ModeDNAT || s.Mode == config.ModeDSR || s.Mode == config.ModeStateless { // these modes cannot change the address family
 		w.v4, w.v6 = false, false
 		for _, l := range s.Listen {
 			w.v4 = w.v4 || l.Follows() || l.Address.Is4()

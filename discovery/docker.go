@@ -26,7 +26,7 @@ import (
 const (
 	dockerEvery   = 30 * time.Second // polling interval in addition to events
 	dockerTimeout = 5 * time.Second
-	mostOfDocker  = 64 << 20 // bytes of an answer
+	mostOfDocker  = 64 << 20 // maximum size of an answer in bytes
 )
 
 // docker finds containers with a label.

@@ -16,7 +16,7 @@ type retention struct {
 	hold  time.Duration
 	least int
 	known map[netip.AddrPort]*retainedBackend
-	order int // of the next backend
+	order int // sequence number for the next new backend
 }
 
 // retainedBackend is a backend with the time of its last discovery.

@@ -16,7 +16,7 @@ import (
 // Addresses holds the addresses of services and pools on the host's interfaces: an hold.Holder,
 // except in tests.
 type Addresses interface {
-	// Plan returns what Set would change, and changes nothing.
+	// Plan returns the changes that Set would make. It changes nothing.
 	Plan([]hold.Want) (*datapath.Change, []hold.Status, error)
 	// Set replaces the wanted addresses and returns the resulting change.
 	Set([]hold.Want) (*datapath.Change, error)

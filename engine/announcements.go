@@ -18,7 +18,7 @@ import (
 // Announcer announces the addresses of services and pools to routers: an announce.Announcer, except
 // in tests.
 type Announcer interface {
-	// Plan returns what Set would change, and changes nothing.
+	// Plan returns the changes that Set would make. It changes nothing.
 	Plan(*announce.Request) (*datapath.Change, error)
 	// Set replaces the wanted announcements and returns the change; nil announces nothing.
 	Set(*announce.Request) (*datapath.Change, error)

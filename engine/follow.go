@@ -129,7 +129,7 @@ func (e *Engine) reapplyWhere(ctx context.Context, level slog.Level, why string,
 		if need {
 			var change *datapath.Change
 			if change, err = d.Apply(ctx, s); err == nil && !change.Empty() {
-				if level == slog.LevelWarn { // by repair
+				if level == slog.LevelWarn { // the change was made by a repair
 					e.noteForeign(d.Name(), time.Now())
 				}
 				e.opt.Log.Log(ctx, level, why, "datapath", d.Name(), "objects", change.Objects, "rules", change.Rules, "elements", change.Elements)

@@ -24,7 +24,7 @@ type savedSlowStart struct {
 	Service string         `json:"service"`
 	Backend string         `json:"backend"`
 	To      netip.AddrPort `json:"to"`
-	Since   time.Time      `json:"since"` // start of the new flows
+	Since   time.Time      `json:"since"` // time of the first new flow
 }
 
 // maxStarting is the largest file of backends in slow start that is read, in bytes.

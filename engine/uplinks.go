@@ -13,7 +13,7 @@ import (
 
 // Uplinks follows the uplinks of the host: an uplink.Tracker, except in tests.
 type Uplinks interface {
-	// Plan returns what Set would change, and changes nothing.
+	// Plan returns the changes that Set would make. It changes nothing.
 	Plan([]config.Uplink) (*datapath.Change, error)
 	// Set replaces the uplinks with their rules and routes, and returns the change.
 	Set([]config.Uplink) (*datapath.Change, error)

@@ -44,7 +44,7 @@ type Watch struct {
 	levels  map[string]int // by kind and object: index of the gauge's highest level reached, plus 1
 	dropped map[string]*dropState
 	warned  map[string]bool
-	at      time.Time // of the last reading
+	at      time.Time // time of the last reading
 }
 
 // Full levels: an event reports a gauge that reaches a level. A second event reports its return below the lowest

@@ -260,7 +260,7 @@ func (r *registers) meta(e *expr.Meta, p *Packet) {
 
 func (r *registers) bitwise(e *expr.Bitwise) {
 	value, known := r.get(e.SourceRegister, len(e.Mask))
-	if !known || len(e.Xor) != len(e.Mask) { // a shift has no mask
+	if !known || len(e.Xor) != len(e.Mask) { // a shift expression has no mask
 		r.forget(e.DestRegister)
 		return
 	}
@@ -282,7 +282,7 @@ func matchHolds(e *expr.Match, p *Packet, state *uint32) bool {
 		if t.Protocol != protocol {
 			return false
 		}
-		if t.Dest.Port() == 0 { // a later fragment
+		if t.Dest.Port() == 0 { // unknown ports, as in a later fragment
 			return true
 		}
 		in := func(r [2]uint16, port uint16) bool { return r[0] <= port && port <= r[1] }

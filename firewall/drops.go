@@ -169,7 +169,7 @@ func (n *nft) leadsTo(rule *nftables.Rule) []string { return newChainGraph().jum
 // calledRuleset is a ruleset with the callers of each chain.
 type calledRuleset struct {
 	*nft
-	hooks   map[string]string // of base chains, by chainKey
+	hooks   map[string]string // hooks of base chains, by chainKey
 	callers map[string][]jump
 }
 

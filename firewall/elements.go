@@ -15,7 +15,7 @@ import (
 // walks from the first element again. Checking a host takes seconds in total.
 const (
 	mostMaps     = 1024
-	mostElements = 32768 // per map or set
+	mostElements = 32768 // limit for one map or set
 	mostInAll    = 8 * mostElements
 )
 

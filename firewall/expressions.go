@@ -66,7 +66,7 @@ func decode(family byte, b []byte) (e expr.Any, from string) {
 		return &undecodedExpr{name: name, err: err}, ""
 	}
 	switch name {
-	case "notrack": // no attributes
+	case "notrack": // notrack has no attributes to decode
 		return &expr.Notrack{}, ""
 	case "ct":
 		return decodeCt(data), ""

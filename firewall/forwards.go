@@ -160,7 +160,7 @@ func legacyTarget(words []string) netip.Addr {
 		return end.Addr()
 	}
 	if host, _, found := strings.Cut(value, ":"); found && strings.Count(value, ":") == 1 {
-		value = host // with a port range
+		value = host // the address is followed by ports
 	}
 	addr, _ := netip.ParseAddr(strings.Trim(value, "[]"))
 	return addr

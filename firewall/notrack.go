@@ -53,7 +53,7 @@ func ctNotrack(e *expr.Target) bool {
 
 // isNarrow reports whether a rule has conditions beyond a protocol, a source, and an interface other than lo.
 func isNarrow(exprs []expr.Any) bool {
-	var asked expr.Any // the last loaded field
+	var asked expr.Any // the header field that was loaded last
 	return slices.ContainsFunc(exprs, func(e expr.Any) bool {
 		switch e := e.(type) {
 		case *expr.Notrack, *expr.Target, *expr.Counter, *expr.Verdict, *expr.Bitwise:

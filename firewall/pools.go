@@ -155,7 +155,7 @@ func (p *Pools) addLegacyLine(words []string) {
 		p.add(netip.Addr{}, low, high)
 	case "SNAT":
 		value := after("--to-source")
-		addr, err := netip.ParseAddr(value) // without ports
+		addr, err := netip.ParseAddr(value) // fails if ports follow the address
 		ports := ""
 		if at := strings.LastIndexByte(value, ':'); err != nil && at > 0 {
 			ports = value[at+1:]

@@ -72,7 +72,7 @@ type Chain struct {
 	// Established is the index of the rule that accepts established connections, or jumps with every packet to a
 	// chain that does; -1 for none. UpTo is the maximum number of rules up to that point.
 	Established, UpTo int
-	Drops             int // dropping rules
+	Drops             int // rules with verdict drop
 	PolicyDrop        bool
 }
 

@@ -71,7 +71,7 @@ func outputInterfaces(rule *nftables.Rule) (names []string) {
 	return names
 }
 
-// legacySourceRules finds those in the output of iptables-legacy-save.
+// legacySourceRules finds the rules of iptables-legacy-save that translate sources.
 func legacySourceRules(family nftables.TableFamily, saved string) (list []SourceRule) {
 	for _, line := range parseSave(saved) {
 		switch line.target() {

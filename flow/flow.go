@@ -65,7 +65,7 @@ func ParseEndpoint(s string) (netip.AddrPort, error) {
 // ParseEnd is ParseEndpoint for a packet of a protocol. For a protocol without ports the port is optional and
 // ignored.
 func (p Protocol) ParseEnd(s string) (netip.AddrPort, error) {
-	if p.HasPorts() || p == ICMP || p == ICMPv6 { // the identifier replaces a port
+	if p.HasPorts() || p == ICMP || p == ICMPv6 { // for ICMP, the identifier is written as a port
 		return ParseEndpoint(s)
 	}
 	if a, err := netip.ParseAddr(s); err == nil {

@@ -299,7 +299,7 @@ func (m *Monitor) Snapshot() []Status {
 	return out
 }
 
-// status renders w.
+// status returns the API form of w.
 func (w *watch) status() Status {
 	s := w.seen
 	s.Service, s.Backend, s.Index, s.Check = w.target.Service, w.target.Backend, w.index, w.target.Check.Type

@@ -11,7 +11,7 @@ import (
 
 // watch is one probed backend with its state. The Monitor's mutex protects it.
 type watch struct {
-	target *Target // replaced, never modified
+	target *Target // the value is replaced as a whole, never modified
 	index  int
 	// generation is the last Configure that requested the watch.
 	generation uint64

@@ -83,7 +83,7 @@ func claimedAddress(frame []byte) (a netip.Addr, mac string, ok bool) {
 			return a, "", false
 		}
 		a = netip.AddrFrom4([4]byte(body[14:18]))
-		if a.IsUnspecified() { // a probe
+		if a.IsUnspecified() { // an ARP probe: the sender address is 0.0.0.0
 			a = netip.AddrFrom4([4]byte(body[24:28]))
 		}
 		return a, string(body[8:14]), true

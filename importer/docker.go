@@ -110,7 +110,7 @@ func (k *docker) container(v *draft.Value) {
 			k.d.Lost(port.Value.Line, "container "+name+": "+port.Key, "not understood", "write a port-forward")
 			continue
 		}
-		for _, at := range port.Value.Items { // null: not published
+		for _, at := range port.Value.Items { // no items if the port is not published
 			k.publish(name, at, p, uint16(inside), address4, address6)
 		}
 	}

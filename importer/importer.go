@@ -66,7 +66,7 @@ func (s Source) input() string {
 
 // Limits of an imported text: twice the rules of a large Kubernetes node.
 const (
-	MaxSize  = 64 << 20 // bytes
+	MaxSize  = 64 << 20 // maximum size of the input in bytes
 	MaxLines = 500_000
 )
 

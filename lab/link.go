@@ -45,7 +45,7 @@ func makeLink(spec LinkSpec, a, b *Node) error {
 	veth.PeerNamespace = netlink.NsFd(int(nsB))
 	veth.PeerMTU = uint32(spec.MTU)
 	if spec.A.MAC != "" {
-		veth.HardwareAddr, _ = net.ParseMAC(spec.A.MAC) // Validate has checked it
+		veth.HardwareAddr, _ = net.ParseMAC(spec.A.MAC) // Validate has already checked the value
 	}
 	if spec.B.MAC != "" {
 		veth.PeerHardwareAddr, _ = net.ParseMAC(spec.B.MAC)

@@ -82,7 +82,7 @@ func FindNode(id, name string) (*Lab, *Node, error) {
 		}
 		l, err := Find(r.ID)
 		if err != nil {
-			continue // removed in the meantime
+			continue // the lab was removed in the meantime
 		}
 		if n, ok := l.Lookup(name); ok {
 			labs, nodes = append(labs, l), append(nodes, n)
@@ -106,7 +106,7 @@ func Contains(pid int) (bool, error) {
 	for _, r := range records {
 		l, err := Find(r.ID)
 		if err != nil {
-			continue // removed in the meantime
+			continue // the lab was removed in the meantime
 		}
 		for _, n := range l.Nodes() {
 			if n.Contains(pid) {

@@ -79,7 +79,7 @@ func openProcessesIn(inodes map[uint64]bool) ([]int, error) {
 		}
 		fd, err := unix.PidfdOpen(pid, 0)
 		if err != nil {
-			continue // exited in the meantime
+			continue // the process exited in the meantime
 		}
 		if ino, ok := namespaceInode(path); !ok || !inodes[ino] {
 			unix.Close(fd)

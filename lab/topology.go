@@ -122,7 +122,7 @@ func (t Topology) AddressesOf(node string) []netip.Addr {
 	}
 	var addrs []netip.Addr
 	for _, c := range cidrs {
-		if p, err := netip.ParsePrefix(c); err == nil { // Validate rejects others
+		if p, err := netip.ParsePrefix(c); err == nil { // Validate rejects other values
 			addrs = append(addrs, p.Addr())
 		}
 	}

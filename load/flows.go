@@ -61,7 +61,7 @@ type FlowCounts struct {
 	Requests    uint64 `json:"requests"`
 	Responses   uint64 `json:"responses"`
 	Completed   uint64 `json:"completed"`
-	Overdue     uint64 `json:"overdue"` // turns with a busy connection
+	Overdue     uint64 `json:"overdue"` // turns that were due while their connection was still busy
 	RepeatedSYN uint64 `json:"repeated_syn"`
 	RepeatedReq uint64 `json:"repeated_request"`
 	RepeatedFIN uint64 `json:"repeated_fin"`

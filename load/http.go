@@ -66,7 +66,7 @@ type HTTPResult struct {
 	// connection.
 	Unanswered uint64         `json:"unanswered"`
 	Unsent     uint64         `json:"unsent"`
-	Errors     map[string]int `json:"errors,omitempty"` // by kind
+	Errors     map[string]int `json:"errors,omitempty"` // number of failures by kind
 	Statuses   map[int]int    `json:"statuses"`
 	Bytes      uint64         `json:"bytes"` // of bodies
 	// RequestsPerSecond counts complete requests.
@@ -180,7 +180,7 @@ type requestTimes struct {
 	mu                    sync.Mutex // protects everything below
 	connecting, connected time.Time
 	wrote, first          time.Time
-	got, reused           bool // a connection; an existing connection
+	got, reused           bool // got a connection; reused an existing one
 }
 
 func (s *requestTimes) trace() *httptrace.ClientTrace {

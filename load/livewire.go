@@ -114,7 +114,7 @@ func (r *liveRun) callRepeatedly(ctx context.Context) error {
 				return nil
 			}
 		}
-		// Any signal to the thread interrupts the call. The next call runs the rest.
+		// A signal to the thread interrupts the call. The next call sends the remaining packets.
 		if err := testRun(r.prog, r.frame, uint32(n), r.batch); err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("live frames: %w (kernel 5.18 or newer is needed)", err)
 		}
@@ -125,7 +125,7 @@ func (r *liveRun) callRepeatedly(ctx context.Context) error {
 // monotonic returns the clock of bpf_ktime_get_ns.
 func monotonic() int64 {
 	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // cannot fail
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // the call cannot fail
 	return ts.Nano()
 }
 

@@ -25,7 +25,7 @@ type Namespace interface {
 // Here is the network namespace of the calling thread.
 type Here struct{}
 
-// Do calls f.
+// Do implements [Namespace] by calling f.
 func (Here) Do(f func() error) error { return f() }
 
 // CPUs returns the CPUs that the calling thread may use, lowest first. They need not begin with CPU 0.

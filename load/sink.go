@@ -26,7 +26,7 @@ type SinkOptions struct {
 // Received holds the counters of the far end since its attachment.
 type Received struct {
 	Packets        uint64 `json:"packets"`
-	Bytes          uint64 `json:"bytes"` // of frames, without FCS
+	Bytes          uint64 `json:"bytes"` // bytes of the frames, without FCS
 	BadIPChecksum  uint64 `json:"bad_ip_checksum"`
 	BadL4Checksum  uint64 `json:"bad_l4_checksum"`
 	Fragments      uint64 `json:"fragments"` // Packets of datagrams that could not be checked.
@@ -34,7 +34,7 @@ type Received struct {
 	Unstamped      uint64 `json:"unstamped"` // Packets without an expected stamp.
 	SequenceLost   uint64 `json:"sequence_lost"`
 	SequenceLate   uint64 `json:"sequence_late"`
-	PassedToKernel uint64 `json:"passed_to_kernel"` // not test traffic
+	PassedToKernel uint64 `json:"passed_to_kernel"` // packets that are not test traffic
 }
 
 // Sink counts and drops the packets that one or more interfaces receive.

@@ -132,7 +132,7 @@ func addAddr(a netip.Addr, n uint32) netip.Addr {
 
 // PacketSpec configures the packets. The zero value of a field is its default.
 type PacketSpec struct {
-	// Source and Dest ranges; every packet uses the next tuple of their product.
+	// Source and Dest ranges. Consecutive packets use consecutive combinations of source and destination.
 	Source Range `json:"source"`
 	Dest   Range `json:"dest"`
 	// Flows is the number of distinct tuples; 0 means the whole product.

@@ -323,7 +323,7 @@ func boolValue(b bool) float64 {
 // present would be decades.
 func seconds(t time.Time) float64 {
 	now := time.Now()
-	if set := now.Round(0).Sub(t.Round(0)) - now.Sub(t); set.Abs() >= time.Second { // less is clock drift
+	if set := now.Round(0).Sub(t.Round(0)) - now.Sub(t); set.Abs() >= time.Second { // smaller differences are clock drift
 		t = t.Add(set.Round(time.Second))
 	}
 	return float64(t.UnixMilli()) / 1e3

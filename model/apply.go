@@ -22,7 +22,7 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		return m.withAnswer(in, v, p.answer, Outcome{Action: p.action, Reason: p.reason})
 	}
 	crosses := p.to.Source.IsValid() && p.to.Source.Addr().Is6() != v.v6
-	untranslated := v.kind == icmpError || v.later && v.protocol == flow.ICMP // its kind is unknown
+	untranslated := v.kind == icmpError || v.later && v.protocol == flow.ICMP // the ICMP type of these packets is unknown here
 	if p.local || !(untranslated && crosses) && m.host.refusesSource(in.Interface, v.src.Addr()) {
 		return Outcome{Action: Pass, Reason: ReasonNotRouted}
 	}

@@ -12,11 +12,11 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// binding is a mapping (RFC 4787 §4): inside endpoint ↔ outside endpoint. With endpoint-independent
+// binding is a mapping (RFC 4787 §4): protocol of the inside endpoint ↔ outside endpoint. With endpoint-independent
 // mapping (REQ-1) all remote endpoints share it. A binding exists as long as one of its sessions.
 type binding struct {
 	rule     *rule
-	protocol flow.Protocol // on the inside
+	protocol flow.Protocol // inside endpoint
 	inside   netip.AddrPort
 	outside  outsideKey
 	sessions int

@@ -92,13 +92,13 @@ func (m *Model) sendCookie(in Arrival, v *view, s *service) plan {
 		}
 	}
 	m.cookiesSent[v.tuple()] = append(m.cookiesSent[v.tuple()], c)
-	s.cookieAt = m.now + 1 // 0 is never
+	s.cookieAt = m.now + 1 // 0 means never
 	headers := 40
 	switch {
 	case v.v6:
 		headers = 60
 	case s.Mode == config.ModeFullNAT:
-		headers = 60 // the backend may have IPv6
+		headers = 60 // the backend may have an IPv6 address
 	}
 	arrival, _ := m.host.Interface(in.Interface)
 	p := drop(ReasonCookie)
@@ -163,7 +163,7 @@ func (s *sequenceSplice) editReply(b []byte, _ int) ([]byte, Reason) {
 		return b, ""
 	case v.flags&packet.ACK == 0 || binary.BigEndian.Uint32(t[8:]) != s.first:
 		return nil, ReasonNoFlow
-	case v.flags&packet.SYN == 0: // a reset
+	case v.flags&packet.SYN == 0: // a reset without SYN
 		setNumber(t, 4, s.number+1)
 		return b, ""
 	case !s.answered:

@@ -36,7 +36,7 @@ func (m *Model) Counters() *datapath.Counters {
 	}
 	for _, r := range m.rules {
 		rc := datapath.RuleCounters{Name: r.Name, Packets: r.packets, Bytes: r.bytes}
-		if r.Type.Forwards() { // its service holds the counts
+		if r.Type.Forwards() { // the rule's service has the counts
 			for _, s := range m.services {
 				if s.rule == r {
 					rc.Packets, rc.Bytes = s.packets, s.bytes

@@ -144,7 +144,7 @@ func (h *Host) refusesSource(iface string, src netip.Addr) bool {
 	for _, i := range h.Interfaces {
 		for _, p := range i.Addresses {
 			if p.Addr().Is4() && p.Bits() < 31 && p.Contains(src) && !p.Contains(src.Next()) {
-				return true // a broadcast address
+				return true // the source is a broadcast address
 			}
 		}
 	}

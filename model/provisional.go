@@ -360,7 +360,7 @@ func openingPacket(t flow.Tuple) *view {
 func (m *Model) exchange(h *sessionHalf, v *view, b *backend) *sessionHalf {
 	was, miscounted := h.session, h.service.miscounted
 	m.removeSession(was)
-	h.service.miscounted = miscounted // the backend is confirmed
+	h.service.miscounted = miscounted // the backend is now confirmed; restore the flag
 	if was.port != nil {
 		delete(m.ports, *was.port)
 	}

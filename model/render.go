@@ -72,7 +72,7 @@ func renderTransport(v *view, r translationParams, p []byte, protocol flow.Proto
 		binary.BigEndian.PutUint16(p[2:], r.to.Dest.Port())
 		return adjust(v, p, protocol, r, before, slices.Clone(p[:4]))
 	case flow.ICMP, flow.ICMPv6:
-		if v.kind == notICMP { // ICMP of the other family
+		if v.kind == notICMP { // the protocol is ICMP of the other family
 			return ""
 		}
 		if v.kind == icmpError && r.quote != nil {

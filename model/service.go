@@ -21,7 +21,7 @@ type service struct {
 	backends        []*backend              // in configuration order
 	known           map[backendKey]*backend // All present and former backends.
 	inForce         bool
-	table           []*backend // scheduler slots
+	table           []*backend // slots of the scheduler's table
 	sequence        int
 	active          int
 	provisional     int  // Live sessions with a provisional backend.
@@ -307,7 +307,7 @@ func (m *Model) openService(in Arrival, v *view, s *service, chosen *backend, wa
 	n.tuple[1] = reply
 	if !s.answersDirectly() && m.hasReplyClash(n) && !m.moveSource(n) {
 		if n.port != nil {
-			delete(m.ports, *n.port) // no packet has used it
+			delete(m.ports, *n.port) // no packet has used the port
 		}
 		if n.binding != nil {
 			m.dropUnused(n.binding)

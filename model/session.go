@@ -29,7 +29,7 @@ type session struct {
 	// Field provisional covers the backend and the port. Field provisionalAddress covers the
 	// outside address of a session without ports.
 	provisional, provisionalAddress bool
-	counted                         tally // traffic of its backend
+	counted                         tally // counters of the session's backend
 
 	proxyState *proxyState     // PROXY header state, set by the SYN.
 	splice     *sequenceSplice // Set if a SYN cookie opened the session.

@@ -80,7 +80,7 @@ func Routes() (facts RouteFacts, err error) {
 type unicastRoute struct {
 	to                 netip.Prefix
 	table, metric, mtu uint32
-	by                 []uint32 // interfaces
+	by                 []uint32 // indexes of the next hops' interfaces
 }
 
 func (r *unicastRoute) leavesBy(ifindex uint32) bool { return slices.Contains(r.by, ifindex) }

@@ -122,7 +122,7 @@ func (w *Watcher) Run(ctx context.Context, changed func(Event)) error {
 		running++
 		go func() { ended <- w.receive(ctx, w.policies, serially) }()
 	}
-	err := <-ended // it ends by itself only with an error
+	err := <-ended // the watcher ends without Close only after an error
 	cancel()
 	for range running - 1 {
 		err = errors.Join(err, <-ended)

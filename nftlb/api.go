@@ -22,7 +22,7 @@ const maxBody = 16 << 20
 
 // Options of an API.
 type Options struct {
-	// Network of the host.
+	// Source of the host's interfaces and routes.
 	Network Network
 	// Key returns the required value of the request header with that name.
 	Key func() string

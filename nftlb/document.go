@@ -62,7 +62,7 @@ func readNode(d *json.Decoder, depth int) (node, error) {
 	}
 	switch t := token.(type) {
 	case string:
-		text, _, _ := strings.Cut(t, "\x00") // nftlb is written in C
+		text, _, _ := strings.Cut(t, "\x00") // nftlb is a C program: its strings end at a NUL byte
 		return node{kind: 's', text: text}, nil
 	case json.Delim:
 		n := node{kind: byte(t)}

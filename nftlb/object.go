@@ -11,7 +11,7 @@ import (
 // action is the pending operation on the rules of an object. A lower action replaces a higher one.
 type action int
 
-// Actions.
+// Actions of a farm or backend.
 const (
 	start action = iota
 	stop
@@ -34,7 +34,7 @@ func actionOf(text string) action {
 // States of farms and backends.
 const (
 	up          = "up"
-	available   = "available" // a better priority has backends
+	available   = "available" // backends with a better priority are available
 	down        = "down"
 	off         = "off" // keeps its connections, gets no new ones
 	configError = "config_error"

@@ -266,7 +266,7 @@ func (s *store) deleteSessions(farm, client string) result {
 	if r != ok {
 		return r
 	}
-	client = strings.ReplaceAll(client, "_", " ") // a client with several values
+	client = strings.ReplaceAll(client, "_", " ") // a client of several values is written with underscores
 	if client != "" && f.session(client) == nil {
 		return ok
 	}

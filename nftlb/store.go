@@ -28,7 +28,7 @@ type store struct {
 	level         level
 	key           string
 
-	notes strings.Builder // for the reply
+	notes strings.Builder // notes for the reply
 }
 
 func newStore(n Network) *store { return &store{network: n, element: -1} }
@@ -71,7 +71,7 @@ func (s *store) policyNamed(name string) *policy {
 // level is the kind of object that the parser is in.
 type level int
 
-// Levels.
+// Log levels.
 const (
 	ofRoot level = iota
 	ofFarms

@@ -112,9 +112,9 @@ type IPv6 struct {
 	Src, Dst     netip.Addr
 	HopLimit     uint8 // default in texts: 64
 	TrafficClass uint8
-	FlowLabel    uint32 // 20 bits
+	FlowLabel    uint32 // 20 bits wide
 	NextHeader   Forced
-	Length       Forced // of the payload in bytes
+	Length       Forced // length of the payload in bytes
 }
 
 // Name implements Layer.

@@ -249,7 +249,7 @@ func (r *layerReader) tcp(b []byte) {
 		t := readTCP(wide)
 		t.Cut, t.DataOffset = uint8(len(b)), Forced{}
 		if len(b) < 15 {
-			t.Window = 65535 // absent: the default of texts
+			t.Window = 65535 // truncated: the default value of the text form
 		}
 		if len(b) > 12 {
 			t.DataOffset = Force(uint32(b[12] >> 4))

@@ -40,7 +40,7 @@ func Text(s string) (Packet, error) {
 // Edit returns p with changed fields. changes has the form of a packet, but lists only changed fields:
 // "eth(src=...)/ip4(dst=10.0.0.1)". The nth layer of a name changes the nth layer with that name in p.
 func (p Packet) Edit(changes string) (Packet, error) {
-	edited, err := Text(p.String()) // a deep copy
+	edited, err := Text(p.String()) // makes a deep copy
 	if err != nil {
 		return nil, err
 	}

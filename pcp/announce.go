@@ -56,7 +56,7 @@ func (a *announcer) nextTimer(now time.Duration) <-chan time.Time {
 	return time.After(max(a.at-now, 0))
 }
 
-// next counts an announcement.
+// next counts an announcement and sets the time of the following one.
 func (a *announcer) next(now time.Duration) {
 	a.left--
 	a.at, a.wait = now+a.wait, 2*a.wait

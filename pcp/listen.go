@@ -243,7 +243,7 @@ func (s *Server) serve(c *net.UDPConn, l link, resolved func(netip.Addr) bool) {
 func (s *Server) send(c *net.UDPConn, out, control []byte, to netip.AddrPort) {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return // closed
+		return // the socket was closed
 	}
 	// A client that misses a reply asks again; other errors are ICMP errors to earlier replies.
 	_ = raw.Control(func(fd uintptr) {

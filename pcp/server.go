@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/kernel"
 )
 
-// Limits.
+// Limits of the server.
 const (
 	minLifetime = 2 * time.Minute // RFC 6887 §15
 	maxLifetime = 24 * time.Hour

@@ -115,7 +115,7 @@ func readProxies(proc string) (map[proxy]bool, error) {
 	for _, file := range files {
 		line, err := os.ReadFile(file)
 		if err != nil {
-			continue // the process has ended
+			continue // the owner of the socket has ended
 		}
 		words := strings.Split(string(line), "\x00")
 		if filepath.Base(words[0]) != "docker-proxy" {

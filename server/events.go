@@ -94,7 +94,7 @@ func (s *server) events(_ context.Context, in *eventsInput) (*huma.StreamRespons
 type eventStream struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
-	kinds   []string // none: all
+	kinds   []string // an empty list means all kinds
 	engine  *engine.Engine
 	flows   *flowWatch // nil: no flow events
 }
@@ -144,7 +144,7 @@ func (s *eventStream) run(ctx context.Context, log *event.Log, in *eventsInput) 
 	if err := s.send(first); err != nil {
 		return err
 	}
-	var look time.Time // for flows
+	var look time.Time // time of the next scan of the flows
 	again := time.NewTimer(0)
 	defer again.Stop()
 	idle := time.NewTicker(eventIdle)

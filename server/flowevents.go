@@ -62,7 +62,7 @@ func (w *flowWatch) scanFlows(ctx context.Context, e *engine.Engine) (events []e
 		}
 	}
 	for k, name := range w.seen {
-		if _, still := is[k]; !still && !full { // otherwise the flow may be among those not followed
+		if _, still := is[k]; !still && !full { // otherwise the scan may not have included the flow
 			tell(event.Event{Object: name, Text: "flow " + name, Ended: true})
 		}
 	}

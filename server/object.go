@@ -42,7 +42,7 @@ type objectInput struct {
 	DryRun  bool   `query:"dry-run" doc:"change nothing, and answer what would change, as POST /plan does"`
 	IfMatch string `header:"If-Match" doc:"refuse unless the object's ETag is among these; * is any that exists"`
 
-	path string // of config
+	path string // path of the object in the configuration
 }
 
 // Resolve implements huma.Resolver.
@@ -303,13 +303,13 @@ type batchInput struct {
 	Body    []api.ObjectChange
 }
 
-// batch makes several changes at once.
+// batch applies a list of changes as one change: all of them or none.
 func (s *server) batch(ctx context.Context, in *batchInput) (*body[api.Outcome], error) {
 	all := func(c *config.Config) (*config.Config, error) {
 		if in.IfMatch != "" && !matches(in.IfMatch, tagOf(c)) { // c may be a draft, which has no tag in the cache
 			return nil, engine.ErrChanged
 		}
-		if len(in.Body) == 1 && !strings.HasSuffix(in.Body[0].Op, "-elements") { // which may be two edits
+		if len(in.Body) == 1 && !strings.HasSuffix(in.Body[0].Op, "-elements") { // the operation may need two edits
 			return applyChange(c, in.Body[0])
 		}
 		draft := c.Draft()

@@ -42,7 +42,7 @@ type Options struct {
 	File      string   // Configuration file that the daemon watches.
 	Datapaths []string // Available, preferred first.
 	Metrics   http.Handler
-	Mappings  func() []datapath.Mapping // nil: none can be made
+	Mappings  func() []datapath.Mapping // nil if no client can create mappings
 	Events    *event.Log
 	Audit     *audit.Log                // nil: nothing is recorded.
 	Warnings  func() []string           // in addition to the engine's; nil: none

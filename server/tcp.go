@@ -251,7 +251,7 @@ func (t *TCP) Shutdown(ctx context.Context) error { return t.http.Shutdown(ctx) 
 
 // Close closes everything at once, also before Serve.
 func (t *TCP) Close() error {
-	_ = t.listener.Close() // the server knows it from Serve on only, and may have closed it
+	_ = t.listener.Close() // http.Server knows the listener only after Serve, and may have closed it
 	return t.http.Close()
 }
 

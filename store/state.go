@@ -44,7 +44,7 @@ func parseState(text string) (s Override) {
 		case i == 0:
 			s.State = word
 		case words[i-1] == "until":
-			s.Until, _ = time.Parse(time.RFC3339, word) // no other program writes it
+			s.Until, _ = time.Parse(time.RFC3339, word) // only Sluice writes this text
 		case words[i-1] == "then":
 			s.Then = word
 		}

@@ -26,7 +26,7 @@ const MaxHistory = 20
 
 // Trial is the pending confirmation of the last change, which is reverted without it.
 type Trial struct {
-	Back  uint64    `json:"back"` // revision to go back to
+	Back  uint64    `json:"back"` // revision that is restored if the trial is not confirmed
 	Until time.Time `json:"until"`
 }
 
@@ -97,7 +97,7 @@ type Store struct {
 // left out.
 func Files(dir string) []string {
 	var files []string
-	documents, _ := filepath.Glob(filepath.Join(dir, "*", documentName)) // the pattern is valid
+	documents, _ := filepath.Glob(filepath.Join(dir, "*", documentName)) // Glob fails only for an invalid pattern
 	for _, path := range documents {
 		if raw, err := disk.Read(path, maxDocument); err == nil {
 			if doc, err := decodeDocument(raw); err == nil {
@@ -288,7 +288,7 @@ type Pending struct {
 	doc     document
 	base    *config.Config
 	content Content
-	file    *disk.Pending // nil without a change
+	file    *disk.Pending // nil if no change is pending
 }
 
 // Prepare writes a change to disk. file is the present content of the operator's file, wanted the
@@ -374,7 +374,7 @@ func (p *Pending) Commit() error {
 	return nil
 }
 
-// Discard drops the change.
+// Discard removes the pending change from disk.
 func (p *Pending) Discard() {
 	if p.file != nil {
 		p.file.Discard()

@@ -28,7 +28,7 @@ var helpLines = []string{
 	"The view only reads. Drops and CPU are traced while their page is open.",
 }
 
-// key handles one key press.
+// key performs the action of one key press.
 func (m *Model) key(k tea.KeyPressMsg) tea.Cmd {
 	name := k.String()
 	if name == "ctrl+c" {

@@ -101,7 +101,7 @@ const (
 	fetchCount
 )
 
-// Messages of finished fetches.
+// Messages that report finished fetches.
 type (
 	countsMsg struct {
 		counts *Counts

@@ -40,7 +40,7 @@ type Host struct {
 	lastDrops  uint64
 	lastAt     time.Time
 	newRate    float64
-	pools      map[uint64]poolReading // by inode of the namespace
+	pools      map[uint64]poolReading // keyed by the inode of the namespace
 }
 
 type poolReading struct {

@@ -68,7 +68,7 @@ type TableSummary struct {
 	Held  map[string]uint32
 	Blind []string
 
-	searched bool // worst is valid
+	searched bool // worst has been computed
 	worst    *conntrack.Occupancy
 }
 

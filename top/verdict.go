@@ -13,7 +13,7 @@ import (
 // Level is the severity of a verdict.
 type Level = severity.Level
 
-// The levels of verdicts.
+// Severity levels of verdicts.
 const (
 	OK       = severity.OK
 	Warn     = severity.Warn

@@ -15,12 +15,11 @@ import (
 	"github.com/sluice-lb/sluice/packet"
 )
 
-// Capture writes sampled packets as a pcapng file, each with its cause as the
-// comment. Packets that the kernel held without an Ethernet header get one of
-// zeros, since the format asks for one.
+// Capture writes sampled packets to a pcapng file. The comment of each packet is the cause of its drop.
+// Packets without an Ethernet header get a header of zeros, because the file has the link type Ethernet.
 type Capture struct {
 	w    *packet.CaptureWriter
-	boot time.Time // what CLOCK_MONOTONIC counts from
+	boot time.Time // wall clock time at CLOCK_MONOTONIC zero
 }
 
 // NewCapture begins a file on w.

@@ -11,7 +11,7 @@ type Cause struct {
 	Title   string `json:"title"`   // what happened, a few words
 	Meaning string `json:"meaning"` // One sentence for users who do not know the kernel.
 	Remedy  string `json:"remedy,omitempty"`
-	// Benign drops are part of normal work: they lose nothing that anybody waits for.
+	// Benign drops are part of normal operation: no application waits for the packets.
 	Benign bool `json:"benign,omitempty"`
 	// Counter is the kernel counter that counts the same packets, empty where
 	// there is none; see Counters.
@@ -158,9 +158,9 @@ var rules = []rule{
 	{"ip_error", "IP_INNOROUTES", &CauseNoRoute},
 	{"ip_error", "", &CauseBlackhole},
 	{"ip6_pkt_prohibit*", "", &CauseBlackhole},
-	{"dst_discard*", "", &CauseBlackhole}, // of IPv6
+	{"dst_discard*", "", &CauseBlackhole}, // blackhole routes of IPv6
 	{"", "BRIDGE_INGRESS_STP_STATE", &CauseBridgePort},
-	{"br_handle_frame", "NOT_SPECIFIED", &CauseBridgePort}, // before 6.14
+	{"br_handle_frame", "NOT_SPECIFIED", &CauseBridgePort}, // kernels before 6.14
 	{"", "FRAG_*", &CauseFragment},
 	{"", "DUP_FRAG", &CauseDuplicate},
 	{"ip_defrag", "", &CauseFragment},

@@ -76,7 +76,7 @@ func wireTuple(t *dropsDropTuple) flow.Tuple {
 	return out
 }
 
-// networkOrder reads a number that the kernel keeps in network order.
+// networkOrder decodes a number in network byte order.
 func networkOrder(v uint16) uint16 {
 	var b [2]byte
 	binary.NativeEndian.PutUint16(b[:], v)

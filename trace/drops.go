@@ -161,7 +161,7 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 // memory holds a ring twice, because the kernel maps its pages twice.
 const sampleRing = 1 << 20
 
-// dropsSpec returns the probe with a ring of that size.
+// dropsSpec returns the drop probe with a ring buffer of the given size.
 func dropsSpec() (*ebpf.CollectionSpec, error) {
 	spec, err := loadDrops()
 	if err != nil {

@@ -24,7 +24,7 @@ type eventCount []int
 
 const kfreeSkbID = "events/skb/kfree_skb/id"
 
-// tracefs is where it may be mounted: by itself, or as a part of debugfs.
+// tracefs lists the usual mount points: its own, and the one below debugfs.
 var tracefs = []string{"/sys/kernel/tracing", "/sys/kernel/debug/tracing"}
 
 // eventID reads the number of the event for drops. Where tracefs is not mounted it is

@@ -139,7 +139,7 @@ type flamePainter struct {
 func (f *flamePainter) drawNode(n *flameNode, start uint64, level int) {
 	width := float64(n.samples) * f.scale
 	if level == 0 {
-		width = flameBoxes // without samples, too
+		width = flameBoxes // also if there are no samples
 	}
 	if width < flameMin {
 		return
@@ -158,7 +158,7 @@ func (f *flamePainter) drawNode(n *flameNode, start uint64, level int) {
 	}
 }
 
-// phase returns the one that most samples of the node belong to.
+// phase returns the phase with most samples of the node.
 func (n *flameNode) phase() string {
 	phase, most := "", uint64(0)
 	for _, name := range slices.Sorted(maps.Keys(n.phases)) {

@@ -10,7 +10,7 @@ import (
 // Phase is a part of the network stack's work.
 type Phase struct {
 	Name  string `json:"name"`
-	Color string `json:"color"` // of the flame graph, #rrggbb
+	Color string `json:"color"` // colour in the flame graph, #rrggbb
 	// functions that belong to it; a trailing * matches a prefix
 	functions []string
 }

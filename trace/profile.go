@@ -27,12 +27,12 @@ const SamplesPerSecond = 997
 // Profile is where the CPUs spent their time during a window.
 type Profile struct {
 	Window  time.Duration  `json:"window_ns"`
-	Rate    int            `json:"samples_per_second"` // of each CPU
+	Rate    int            `json:"samples_per_second"` // for each CPU
 	CPUs    int            `json:"cpus"`
 	Samples uint64         `json:"samples"`
-	Lost    uint64         `json:"lost"` // samples that found no room
+	Lost    uint64         `json:"lost"` // samples lost because a map was full
 	Packets uint64         `json:"packets"`
-	Counted string         `json:"packets_counted"` // what Packets counts, in words
+	Counted string         `json:"packets_counted"` // description of what Packets counts
 	Phases  []PhaseShare   `json:"phases"`
 	Stacks  []ProfileStack `json:"-"`
 	Limits  []string       `json:"limits,omitempty"`
@@ -282,7 +282,7 @@ func isNetwork(p Phase) bool {
 	return p.Name != phaseIdle.Name && p.Name != phaseUser.Name && p.Name != phaseOther.Name
 }
 
-// setBusiestCPU finds the CPU that was least idle in the window.
+// setBusiestCPU sets the CPU with the least idle time in the window.
 func (p *Profile) setBusiestCPU(window []CPUTime) {
 	for _, c := range window {
 		if share := 1 - float64(min(c.Idle, c.Total))/float64(c.Total); share > p.BusiestShare {

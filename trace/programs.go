@@ -11,7 +11,7 @@ import (
 
 // programs finds the function of a BPF program that holds an address, as they were loaded when it was made.
 type programs struct {
-	functions []programFunction // by address
+	functions []programFunction // sorted by address
 	names     map[ebpf.ProgramID][]string
 }
 
@@ -31,7 +31,7 @@ func loadedPrograms() *programs {
 			break
 		}
 		id = next
-		if program, err := ebpf.NewProgramFromID(id); err == nil { // else it is gone
+		if program, err := ebpf.NewProgramFromID(id); err == nil { // otherwise the program was unloaded in the meantime
 			p.add(id, program)
 			program.Close()
 		}

@@ -60,7 +60,7 @@ func (r *Reasons) Name(reason uint32) string {
 	return fmt.Sprintf("reason %d", reason)
 }
 
-// Number finds a reason by name; ok is false when this kernel does not have it.
+// Number returns the number of a drop reason; ok is false if this kernel does not have the reason.
 func (r *Reasons) Number(name string) (number uint32, ok bool) {
 	if r == nil {
 		return 0, false

@@ -14,7 +14,7 @@ import (
 func (g *DropGroup) ReplayCommand() string {
 	for _, s := range g.Samples {
 		packet := s.Packet
-		if s.Original.IsValid() { // as it arrived
+		if s.Original.IsValid() { // the tuple before translation is known
 			packet = s.Original
 		}
 		if !packet.IsValid() || s.InIfIndex == 0 {

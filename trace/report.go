@@ -26,7 +26,7 @@ const samplesKept = 3
 // DropReport lists the drops of a window, by namespace and cause.
 type DropReport struct {
 	Window      time.Duration    `json:"window_ns"`
-	Groups      []DropGroup      `json:"causes"` // most packets first, benign last
+	Groups      []DropGroup      `json:"causes"` // groups with most packets first, benign groups last
 	Reconciled  []Reconciliation `json:"reconciliation,omitempty"`
 	Uncounted   uint64           `json:"uncounted"`    // Drops beyond the limit of kinds.
 	Interrupted uint64           `json:"interrupted"`  // Drops of the whole host that interrupted both programs of the probe.
@@ -99,7 +99,7 @@ var counterCauses = []struct {
 // snapshot is the state of one namespace at one time.
 type snapshot struct {
 	counters Counters
-	counts   map[dropsDropKey]DropCount // this namespace's
+	counts   map[dropsDropKey]DropCount // drops of this namespace
 	rules    []firewall.Rule
 }
 
@@ -129,7 +129,7 @@ type Watcher struct {
 	reading  sync.WaitGroup
 }
 
-// maxSamples limits the samples that a watcher keeps in memory, some 600 bytes each.
+// maxSamples limits the number of samples in a watcher's memory. A sample has about 600 bytes.
 const maxSamples = 20000
 
 // Start starts the probe and reads the counters of each namespace.

@@ -108,7 +108,7 @@ func (d *Drops) Samples(ctx context.Context, visit func(*DropSample)) error {
 		<-ctx.Done()
 		return nil
 	}
-	stop := context.AfterFunc(ctx, func() { _ = d.ring.Flush() }) // queued samples are still read
+	stop := context.AfterFunc(ctx, func() { _ = d.ring.Flush() }) // samples already in the ring are still read
 	defer stop()
 	var record ringbuf.Record
 	for {

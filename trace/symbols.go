@@ -19,7 +19,7 @@ import (
 // ErrHiddenSymbols says that the kernel shows addresses as zero to this process.
 var ErrHiddenSymbols = errors.New("kernel addresses are hidden: run as root or with CAP_SYSLOG, and with sysctl kernel.kptr_restrict below 2")
 
-// Symbols finds the function that holds a kernel address.
+// Symbols returns the kernel function that contains an address.
 type Symbols struct {
 	starts   []uint64
 	names    []string
@@ -138,7 +138,7 @@ func (s *Symbols) Find(address uint64) Symbol {
 	return Symbol{Name: fmt.Sprintf("%#x", address)}
 }
 
-// compilerSuffixes mark the copies that a compiler makes of a function.
+// compilerSuffixes are the suffixes of compiler-generated copies of a function.
 var compilerSuffixes = []string{".isra.", ".constprop.", ".part.", ".cold", ".llvm."}
 
 // BaseName removes the compiler's suffixes from a function's name.

@@ -178,7 +178,7 @@ func runBench(cmd *cobra.Command, a *app, name string, f benchFlags) error {
 		if f.save == "" {
 			return usageError(cmd, "--append: name the file with --save")
 		}
-		if o.Earlier, err = bench.Load(f.save); err != nil && !errors.Is(err, fs.ErrNotExist) { // the first run
+		if o.Earlier, err = bench.Load(f.save); err != nil && !errors.Is(err, fs.ErrNotExist) { // the first run with --append has no file
 			return fmt.Errorf("bench: --append: %w", err)
 		}
 	}

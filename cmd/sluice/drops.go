@@ -136,7 +136,7 @@ func checkSeconds(seconds float64) error {
 	return fmt.Errorf("--seconds %g: must not be negative", seconds)
 }
 
-// watchText words how long something is watched.
+// watchText describes the duration of an observation.
 func watchText(seconds float64) string {
 	if seconds <= 0 {
 		return "as long as you like (Ctrl-C ends)"

@@ -65,7 +65,7 @@ func newLoadFlows(a *app) *cobra.Command {
 	offerFrom(cmd, "from", listInterfaces)
 	offerFrom(cmd, "to", listInterfaces)
 	for _, name := range []string{"from", "to", "source", "dest"} {
-		_ = cmd.MarkFlagRequired(name) // fails for unknown names only
+		_ = cmd.MarkFlagRequired(name) // MarkFlagRequired fails for unknown names only
 	}
 	return cmd
 }

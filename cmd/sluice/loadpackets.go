@@ -70,7 +70,7 @@ func newLoadPackets(a *app) *cobra.Command {
 	offerFrom(cmd, "from", listInterfaces)
 	offerFrom(cmd, "to", listInterfaces)
 	for _, name := range []string{"from", "source", "dest"} {
-		_ = cmd.MarkFlagRequired(name) // fails for unknown names only
+		_ = cmd.MarkFlagRequired(name) // MarkFlagRequired fails for unknown names only
 	}
 	return cmd
 }

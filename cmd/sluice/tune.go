@@ -317,7 +317,7 @@ func writeTuneStatus(w io.Writer, list []tunedEntry) error {
 		t := table.New("  SETTING", ">BEFORE", ">TUNED", ">NOW", "")
 		t.Width = reportWidth
 		for _, step := range e.Steps {
-			if step.Wanted == "" { // it changed with another one
+			if step.Wanted == "" { // another setting changed it too
 				continue
 			}
 			remark := ""

@@ -18,15 +18,15 @@ import (
 // usageArgs makes wrong numbers of arguments, subcommands that do not exist, and flags that
 // are missing or exclude each other, usage errors throughout the tree.
 func usageArgs(cmd *cobra.Command) {
-	if !cmd.Runnable() { // only its subcommands do something
+	if !cmd.Runnable() { // the command itself only groups subcommands
 		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	}
 	if cmd.HasSubCommands() && cmd.Args == nil || strings.Contains(cmd.CommandPath()+" ", " completion ") {
-		cmd.Args = noArgs // where cobra has none, or its own
+		cmd.Args = noArgs // cobra has no text for this error, or a different one
 	}
 	if inner := cmd.Args; inner != nil {
 		if cmd.ValidArgsFunction == nil && cmd.ValidArgs == nil {
-			cmd.ValidArgsFunction = cobra.NoFileCompletions // shells offer files otherwise
+			cmd.ValidArgsFunction = cobra.NoFileCompletions // otherwise shells complete file names
 		}
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
 			if err := cmp.Or(inner(cmd, args), flagsTogether(cmd)); err != nil {

@@ -27,7 +27,7 @@ func schema(c docComments) ([]byte, error) {
 	}
 	s := r.Reflect(&config.Config{})
 	s.Title = "Sluice configuration"
-	if status, ok := s.Definitions["Check"].Properties.Get("status"); ok { // 200 needs no quotes
+	if status, ok := s.Definitions["Check"].Properties.Get("status"); ok { // an HTTP status such as 200 needs no quotes
 		status.Items = &jsonschema.Schema{AnyOf: []*jsonschema.Schema{
 			{Type: "integer", Minimum: "100", Maximum: "599"},
 			{Type: "string", Pattern: "^[1-5][0-9]{2}( *- *[1-5][0-9]{2})?$", Examples: []any{"200-399"}},

@@ -84,16 +84,16 @@ func (d *Datapath) stampWatched() {
 	}
 }
 
-// stampStopped makes the programs pass packets to the kernel at once, not ten seconds after the last
-// probe.
+// stampStopped reports to the programs that the daemon ends. They then pass unresolved packets to the kernel
+// immediately, not only ten seconds after the daemon's last time stamp.
 func (d *Datapath) stampStopped() { atomic.StoreUint64(&d.t.Control.Values[0].Watched, 1) }
 
 // usedHops is the set of next hops used by packets between two readings. Packets of a next hop
 // write hop.checked about once a second.
 type usedHops struct {
-	last []uint32 // hop.checked of each place, as last read
+	last []uint32 // hop.checked of each hop slot at the last reading
 	used map[hopKey]bool
-	full bool // most places are taken, so further next hops may have none
+	full bool // most hop slots are used, so new next hops may have no slot
 }
 
 type hopKey struct {

@@ -165,7 +165,7 @@ func (d *Datapath) pinnedBefore() bool {
 
 // open adopts the tables of an earlier process or creates them.
 func (d *Datapath) open(s *datapath.Snapshot, h *compile.Host) (err error) {
-	d.noPins = false // also if open fails
+	d.noPins = false // reset even if open fails
 	if d.dir, err = d.pinDir(true); err != nil {
 		return err
 	}
@@ -184,7 +184,7 @@ func (d *Datapath) open(s *datapath.Snapshot, h *compile.Host) (err error) {
 		hosts += len(set)
 	}
 	sizes := table.SizesFor(s.Config.Tables, slots, pool, hosts)
-	sizes.Whole = d.opt.NoAttach // no goroutine grows them
+	sizes.Whole = d.opt.NoAttach // without attached programs, no goroutine grows the tables
 	if d.t, err = table.Open(d.dir, sizes, d.hz); err != nil {
 		return err
 	}
@@ -474,12 +474,12 @@ func (d *Datapath) readBackWords(want *compile.Desired) error {
 		v := d.t.Services.Values[id]
 		v.Slots = 0
 		if v != w {
-			return fmt.Errorf("service %s: the kernel does not hold what it was given", want.Names.Service[id])
+			return fmt.Errorf("service %s: the map in the kernel differs from the written values", want.Names.Service[id])
 		}
 	}
 	for n, w := range want.Backends {
 		if d.t.Backends.Values[n] != w {
-			return fmt.Errorf("backend %s: the kernel does not hold what it was given", want.Names.Backend[n])
+			return fmt.Errorf("backend %s: the map in the kernel differs from the written values", want.Names.Backend[n])
 		}
 	}
 	return nil

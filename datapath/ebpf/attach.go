@@ -86,7 +86,7 @@ func (d *Datapath) attach(c *config.Config, paired bool, h *compile.Host, progra
 			spared := false
 			if errors.Is(err, unix.EOPNOTSUPP) && len(c.Interfaces) == 0 {
 				spared = needsNoProgram(c, h, i)
-				err = fmt.Errorf("%w: name those that are to have a program under 'interfaces', or choose attach: auto", err)
+				err = fmt.Errorf("%w: list the interfaces that need a program under 'interfaces', or choose attach: auto", err)
 			}
 			if !inForce && !spared {
 				return fmt.Errorf("interface %s: %w", i.Name, err)
@@ -152,7 +152,7 @@ func (d *Datapath) attachFirst(hooks []config.Attach, i netdev.Interface, progra
 func (d *Datapath) attachOne(hook config.Attach, i netdev.Interface, programs *ebpf.Collection) error {
 	at := attachPoint{i.Index, hook}
 	if name := (&attachment{attachPoint: at, bare: i.Bare()}).program(); programs.Programs[name] == nil {
-		return fmt.Errorf("%s: what is in force was loaded for a host that needed no such program", hook)
+		return fmt.Errorf("%s: this program was not loaded, because the host did not need it at that time", hook)
 	}
 	if a := d.attached[at]; a != nil {
 		a.name, a.bare = i.Name, i.Bare()
@@ -193,7 +193,7 @@ func (a *attachment) attachPrograms(programs *ebpf.Collection) (err error) {
 		a.link, err = link.AttachXDP(link.XDPOptions{Interface: a.ifindex, Program: p, Flags: link.XDPDriverMode})
 	}
 	if errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("%s: take it off with 'ip link set dev %s xdp off', or choose attach: tc, which runs behind it", foreignXDP(a.ifindex), a.name)
+		return fmt.Errorf("%s: remove it with 'ip link set dev %s xdp off', or choose attach: tc, which runs behind it", foreignXDP(a.ifindex), a.name)
 	}
 	if err != nil {
 		return a.explainRefusal(err)
@@ -222,13 +222,13 @@ func (a *attachment) explainRefusal(err error) error {
 	}
 	switch {
 	case errors.Is(err, unix.ERANGE), large && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, ebpf.ErrNotSupported)):
-		return fmt.Errorf("the driver takes no XDP program at an MTU of %d, because a packet has to fit one page (%s): %w; lower the MTU, or %s", mtu, most, err, instead)
+		return fmt.Errorf("the driver accepts no XDP program at an MTU of %d, because a packet must fit in one page (%s): %w; lower the MTU, or %s", mtu, most, err, instead)
 	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOSPC):
-		return fmt.Errorf("the driver has no memory or no spare queues for XDP: %w; give %s fewer queues with 'ethtool -L %s combined N', or %s", err, a.name, a.name, instead)
+		return fmt.Errorf("the driver lacks memory or spare queues for XDP: %w; give %s fewer queues with 'ethtool -L %s combined N', or %s", err, a.name, a.name, instead)
 	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, ebpf.ErrNotSupported):
-		return fmt.Errorf("the driver has no XDP: %w; %s", err, instead)
+		return fmt.Errorf("the driver does not support XDP: %w; %s", err, instead)
 	case errors.Is(err, unix.EINVAL):
-		return fmt.Errorf("the driver takes no XDP program as the interface is set up (LRO, queues, header split): %w; the kernel's log may say more; %s", err, instead)
+		return fmt.Errorf("the driver accepts no XDP program with the settings of the interface (LRO, queues, header split): %w; the kernel log may have details; %s", err, instead)
 	}
 	return err
 }

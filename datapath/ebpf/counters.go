@@ -95,7 +95,7 @@ func (d *Datapath) addOwnerCounters(c *datapath.Counters) error {
 		r, live := d.t.Rules.Values[id], rules[uint16(id)]
 		sources[name] = table.Plus(sources[name], table.Traffic{Packets: r.Packets + live.Packets, Bytes: r.Bytes + live.Bytes})
 	}
-	for id := range d.t.Rules.Values { // removed parts of rules
+	for id := range d.t.Rules.Values { // adds the counters of rules' removed flows
 		r, live := &d.t.Rules.Values[id], rules[uint16(id)]
 		if name, ok := d.inForce.Names.Source[uint32(r.Group)-1]; ok && r.Active == 0 {
 			sources[name] = table.Plus(sources[name], table.Traffic{Packets: r.Packets + live.Packets, Bytes: r.Bytes + live.Bytes})

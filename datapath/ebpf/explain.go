@@ -83,7 +83,7 @@ func (d *Datapath) ingressInterface(q datapath.Question) (netdev.Interface, erro
 	}
 	i, ok := h.ByName(q.Interface)
 	if !ok {
-		return i, fmt.Errorf("interface %s: there is none of that name", q.Interface)
+		return i, fmt.Errorf("interface %s: no interface has this name", q.Interface)
 	}
 	if !slices.ContainsFunc(list, func(a netdev.Interface) bool { return a.Name == q.Interface }) {
 		return i, datapath.ErrIdle // no program runs there

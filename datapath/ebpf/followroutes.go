@@ -157,7 +157,7 @@ type routeFollower struct {
 func newRouteFollower() *routeFollower {
 	f := &routeFollower{changed: make(chan struct{}, 1)}
 	f.scan.Store(true)
-	f.changed <- struct{}{} // triggers the first reading
+	f.changed <- struct{}{} // triggers the first read of the routes
 	return f
 }
 

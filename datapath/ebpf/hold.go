@@ -318,7 +318,7 @@ func (h *holder) forward(f heldFrame) error {
 	if verdict != tcRedirect {
 		return nil // the program has counted the drop
 	}
-	by, frames := f.ifindex, [][]byte{o.DataOut} // an answer
+	by, frames := f.ifindex, [][]byte{o.DataOut} // the output is an answer to the sender
 	if works[h.cpu].Plan.Action == wire.ActionForward {
 		out, err := h.d.t.HopOf(&works[h.cpu])
 		if err != nil {

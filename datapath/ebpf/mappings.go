@@ -103,7 +103,7 @@ func (d *Datapath) Map(m datapath.Mapping, exact bool) (datapath.Mapping, error)
 	request.Mapping = wire.Mapping{Outside: wire.AddrOf(wanted), OutsideFamily: wire.FamilyOf(wanted), Port: wire.PortOf(m.Outside.Port()),
 		Nonce: m.Nonce, Expires: uint64(m.Expires)}
 	if m.Outside.Port() == 0 && !exact {
-		request.Mapping.Port = k.Port // prefers the inside port
+		request.Mapping.Port = k.Port // the allocation prefers the inside port
 	}
 	if exact {
 		request.Exact = 1
@@ -180,7 +180,7 @@ func tryBind(p flow.Protocol, at netip.AddrPort) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if p == flow.TCP { // ignores connections in TIME_WAIT
+	if p == flow.TCP { // SO_REUSEADDR: connections in TIME_WAIT do not prevent bind
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 			return err
 		}

@@ -30,7 +30,7 @@ func (d *Datapath) putPools(want *compile.Desired) error {
 			d.t.Reserve(n, want.Sets[n])
 		}
 		if size := want.Block[n]; size > 0 {
-			for b := want.Ports[n][0].Len() / size; b < compile.MaxBlocks; b++ { // these blocks do not exist
+			for b := want.Ports[n][0].Len() / size; b < compile.MaxBlocks; b++ { // marks blocks beyond the port range as taken
 				atomic.OrUint64(&d.t.Blocks.Values[n].Words[b/64], 1<<(b%64))
 			}
 		}

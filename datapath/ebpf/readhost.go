@@ -68,7 +68,7 @@ func hostAddressOf(a netlink.Addr) (h compile.HostAddress, ok bool) {
 	}
 	h.Addr = ip.Unmap()
 	near := a.IPNet
-	if a.Peer != nil { // a point-to-point link
+	if a.Peer != nil { // the network is that of the peer on a point-to-point link
 		near = a.Peer
 	}
 	if net, ok := netip.AddrFromSlice(near.IP); ok {

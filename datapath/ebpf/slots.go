@@ -23,7 +23,7 @@ func (d *Datapath) putServices(want *compile.Desired) error {
 		if _, known := d.regions[id]; !known || !d.slotsEqual(now, want.Slots[id]) {
 			r, ok := firstFit(gaps, uint32(len(want.Slots[id])))
 			if !ok {
-				return fmt.Errorf("service %s: its scheduler table of %d slots finds no room among %d; use a scheduler without a hash, or make larger tables: %s",
+				return fmt.Errorf("service %s: its scheduler table of %d slots does not fit in the %d slots; use a scheduler without a hash, or make larger tables: %s",
 					want.Names.Service[id], len(want.Slots[id]), d.t.Slots*4, wire.WayOut)
 			}
 			d.writeSlots(r, want.Slots[id])

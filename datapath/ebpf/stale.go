@@ -79,7 +79,7 @@ func (s *staleFlows) ends(f, twin table.Entry) bool {
 	id := uint32(f.Owner)
 	w, ok := s.want.Services[id]
 	if !ok {
-		return true // like the sweeper
+		return true // the sweeper removes such an entry, too
 	}
 	b, ok := s.want.Backends[uint32(f.Backend)]
 	bypass := w.Mode == wire.ModeDSR || w.Mode == wire.ModeTunnel

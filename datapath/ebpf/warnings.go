@@ -27,7 +27,7 @@ func (d *Datapath) Warnings() (out []string) {
 	}
 	out = append(out, d.growthWarning()...)
 	if d.mismatch != nil {
-		out = append(out, fmt.Sprintf("%v; until it is back, the rules are those for what was there", d.mismatch))
+		out = append(out, fmt.Sprintf("%v; until this is restored, the rules for the previous state of the host stay in force", d.mismatch))
 	}
 	for _, u := range d.inForce.Unreached {
 		out = append(out, u+"; it gets no new connections until there is one")
@@ -63,12 +63,12 @@ func (d *Datapath) Warnings() (out []string) {
 			if d.attached[attachPoint{i.Index, config.AttachTC}] != nil {
 				by = "TC"
 			}
-			out = append(out, fmt.Sprintf("interface %s: %v; until then what comes in by it is left to %s", i.Name, err, by))
+			out = append(out, fmt.Sprintf("interface %s: %v; until then %s handles its incoming packets", i.Name, err, by))
 		}
 	}
 	_, missing := d.lastHost.AttachTo(d.snapshot.Config)
 	for _, name := range missing {
-		out = append(out, fmt.Sprintf("interface %s: there is none of that name; it is attached when it appears", name))
+		out = append(out, fmt.Sprintf("interface %s: no interface has this name; the program is attached when one appears", name))
 	}
 	for _, name := range d.snapshot.Config.Interfaces {
 		i, ok := d.lastHost.ByName(name)
@@ -76,32 +76,32 @@ func (d *Datapath) Warnings() (out []string) {
 			continue
 		}
 		if !i.Ethernet() && !i.Bare() {
-			out = append(out, fmt.Sprintf("interface %s %s: what comes in by it is left to the kernel", name, unknownHeaders))
+			out = append(out, fmt.Sprintf("interface %s %s: the kernel handles its incoming packets", name, unknownHeaders))
 		}
 		if m, port := i.PortOf(d.lastHost.Interfaces); port {
-			out = append(out, fmt.Sprintf("interface %s is a port of the %s %s: frames that %s would switch are taken too; name %s instead", name, m.Kind, m.Name, m.Name, m.Name))
+			out = append(out, fmt.Sprintf("interface %s is a port of the %s %s: the program also takes frames that %s would switch; name %s instead", name, m.Kind, m.Name, m.Name, m.Name))
 		}
 	}
 	for _, a := range d.attached {
 		if i, _ := d.lastHost.ByName(a.name); a.hook != config.AttachTC && i.Virtual() {
 			large := ""
 			if a.hook == config.AttachXDPGeneric { // in native mode the driver refuses them
-				large = ", and segments that it leaves to the link to cut (TSO) are lost"
+				large = ", and large segments for TSO are lost"
 			}
-			out = append(out, fmt.Sprintf("interface %s is a virtual link (%s) with XDP: what a local stack sends without checksums arrives with wrong ones%s; "+
-				"use attach: tc, or 'ethtool -K DEV tx off' at the sending end", a.name, i.Kind, large))
+			out = append(out, fmt.Sprintf("interface %s is a virtual link (%s) with XDP: packets that a local stack sends with partial checksums arrive with wrong ones%s; "+
+				"use attach: tc, or 'ethtool -K DEV tx off' on the sending interface", a.name, i.Kind, large))
 		}
 	}
 	if d.snapshot.Config.Attach == config.AttachXDP {
 		if withoutTransmit := d.lastHost.WithoutTransmit(d.snapshot.Config); len(withoutTransmit) > 0 {
-			out = append(out, fmt.Sprintf("frames from XDP would be lost towards %s: XDP forwards packets of settled flows to other interfaces, and TC all else; "+
-				"set links down that nothing uses", interfaceNames(withoutTransmit)))
+			out = append(out, fmt.Sprintf("frames from XDP would be lost towards %s: XDP forwards packets of established flows to other interfaces, and TC all other packets; "+
+				"set unused links down", interfaceNames(withoutTransmit)))
 		}
 		for _, a := range d.attached {
 			i, _ := d.lastHost.ByName(a.name)
 			for _, v := range d.lastHost.VlansOf(i) {
 				if a.hook == config.AttachXDP && !i.Virtual() {
-					out = append(out, fmt.Sprintf("interface %s has the VLAN %s: XDP takes its frames for those of %s when the card takes the tags off; "+
+					out = append(out, fmt.Sprintf("interface %s has the VLAN %s: if the network card removes the tags, XDP treats its frames as frames of %s; "+
 						"use attach: auto, or 'ethtool -K %s rxvlan off'", i.Name, v.Name, i.Name, i.Name))
 				}
 			}
@@ -121,12 +121,12 @@ func (d *Datapath) crossingWarnings() (out []string) {
 			continue
 		}
 		if len(n.EAM) == 0 && n.In == "" && n.Out == "" {
-			out = append(out, fmt.Sprintf("nat %s: one way: IPv6 packets are translated, and of IPv4 none, for the prefix has a place for every address; "+
-				"write in or out, the interfaces between which all are translated, or eam, the hosts", n.Name))
+			out = append(out, fmt.Sprintf("nat %s: only IPv6 packets are translated, because the prefix maps every IPv4 address; "+
+				"set in or out to the interfaces between which all packets are translated, or eam to the hosts", n.Name))
 		}
 		for _, e := range n.EAM {
 			if e.IPv4.IsSingleIP() && d.lastHost.Owns(e.IPv4.Addr()) {
-				out = append(out, fmt.Sprintf("nat %s: %s is an address of this host: what comes for it stays here, and does not reach %s", n.Name, e.IPv4.Addr(), e.IPv6))
+				out = append(out, fmt.Sprintf("nat %s: %s is an address of this host: packets to it stay on this host and do not reach %s", n.Name, e.IPv4.Addr(), e.IPv6))
 			}
 		}
 	}
@@ -134,7 +134,7 @@ func (d *Datapath) crossingWarnings() (out []string) {
 		return out // no Apply has succeeded
 	}
 	if n := d.inForce.SpecificRoutes; n > compile.MostRoutes {
-		out = append(out, fmt.Sprintf("%d routes lead into what siit and nat64 map, and %d of them are looked at: destinations of the others are translated; "+
+		out = append(out, fmt.Sprintf("%d routes have destinations that siit and nat64 map, but only %d of them are considered: packets to the others are translated; "+
 			"write eam with the prefixes of the hosts", n, compile.MostRoutes))
 	}
 	return out
@@ -182,7 +182,7 @@ func interfaceNames(list []netdev.Interface) string {
 func (d *Datapath) bypassWarnings() (out []string) {
 	warn := func(who string, err error) {
 		if err != nil {
-			out = append(out, fmt.Sprintf("%s: %v: what that encrypts leaves in clear text, what it blocks passes; datapath nftables heeds these policies", who, err))
+			out = append(out, fmt.Sprintf("%s: %v: packets that the policy encrypts leave in clear text, and packets that it blocks pass; datapath nftables applies these policies", who, err))
 		}
 	}
 	for i := range d.snapshot.Services {

@@ -175,7 +175,7 @@ func (d *Datapath) verifyElements(delta *ruleset.Delta) error {
 		}
 	}
 	for id, list := range gone {
-		list = slices.DeleteFunc(list, func(e ruleset.Element) bool { // replaced, not removed
+		list = slices.DeleteFunc(list, func(e ruleset.Element) bool { // the object is replaced, not removed
 			return slices.ContainsFunc(added[id], func(a ruleset.Element) bool { return a.Key == e.Key && a.End == e.End })
 		})
 		missing, err := d.missingElements(delta.Sets[id], list)

@@ -175,7 +175,7 @@ type Sockets struct {
 // Link is a network interface.
 type Link struct {
 	Name     string
-	Index    int    // of this one: an interface that is made anew has another
+	Index    int    // index of the interface: a recreated interface has another one
 	Kind     string // "veth", "bridge", "wireguard"...; "device" for hardware.
 	Loopback bool
 	Up       bool

@@ -217,7 +217,7 @@ func (h *haproxy) frontend(f *section) {
 	h.loseAll(f, "there is no backend "+to.words[1], "add the backend to the file, and import again")
 }
 
-// proxyService is an incomplete service.
+// proxyService is a service under construction.
 type proxyService struct {
 	object
 	h            *haproxy

@@ -72,7 +72,7 @@ var virtualProtocols = map[string]flow.Protocol{
 func newVirtual(d *draft.Draft, line int, w []string) *virtual {
 	v := &virtual{object: object{d: d}, line: line, key: w[0] + " " + w[1]}
 	v.addLines(line)
-	v.service.WhenDown = config.WhenDownReject // as IPVS does
+	v.service.WhenDown = config.WhenDownReject // IPVS also rejects if no server is left
 	proto := virtualProtocols[w[0]]
 	a, err := hostPort(w[1])
 	switch {

@@ -19,7 +19,7 @@ import (
 type keepalived struct {
 	d      *draft.Draft
 	groups map[string]*block
-	used   map[string]bool // used groups
+	used   map[string]bool // names of groups that a service uses
 	vrrp   bool
 }
 
@@ -111,7 +111,7 @@ func (k *keepalived) virtualServer(b *block) {
 	for _, i := range b.inner {
 		s.statement(i)
 	}
-	for _, i := range b.inner { // after all settings
+	for _, i := range b.inner { // servers inherit settings, which may follow them in the file
 		if i.words[0] == "real_server" && i.braces {
 			s.realServer(i)
 		}
@@ -209,7 +209,7 @@ func addresses(address, port string) (list []config.Listen, err error) {
 func (s *server) statement(b *block) {
 	value := b.arg(1)
 	switch b.words[0] {
-	case "real_server": // handled later
+	case "real_server": // servers are parsed after all other settings
 	case "lb_algo", "lvs_sched":
 		s.scheduler, s.at = value, b.line
 	case "lb_kind", "lvs_method":

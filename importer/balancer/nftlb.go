@@ -55,7 +55,7 @@ func NFTLB(text string, _ Options) (*draft.Result, error) {
 	return n.d.Finish()
 }
 
-// farm is an incomplete service.
+// farm is a service under construction.
 type farm struct {
 	object
 	n     *nftlb

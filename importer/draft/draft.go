@@ -126,7 +126,7 @@ type Draft struct {
 	Returned func(line int)
 
 	lines   []string
-	marks   []mark // by line, from 1
+	marks   []mark // indexed by line number, counted from 1
 	origin  map[string][]int
 	notes   []Note
 	noted   map[Note]bool
@@ -176,7 +176,7 @@ func (d *Draft) Structure(lines ...int) { d.mark(lines, func(m *mark) { m.struct
 // Keep marks lines that stay in the source's program, even if an object is made from them.
 func (d *Draft) Keep(lines ...int) { d.mark(lines, func(m *mark) { m.kept = true }) }
 
-// Class sets the class of lines in the summary.
+// Class sets the summary class of source lines.
 func (d *Draft) Class(class string, lines ...int) {
 	d.mark(lines, func(m *mark) { m.class = class })
 }

@@ -182,7 +182,7 @@ func (d *Draft) accept() error {
 // takeOut removes the objects in errors, and reports whether there were any.
 func (d *Draft) takeOut(errs config.Errors) bool {
 	gone := map[string]map[int]bool{}
-	why := map[string]*config.Error{} // by object
+	why := map[string]*config.Error{} // grouped by object
 	for _, e := range errs {
 		m := objectPath.FindStringSubmatch(e.Path)
 		if m == nil {

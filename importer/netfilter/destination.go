@@ -20,7 +20,7 @@ type forward struct {
 	listen []config.Listen
 	proto  flow.Protocol
 	target netip.Addr
-	port   uint16 // 0: kept
+	port   uint16 // 0 means that the port is kept
 	made   draftObject
 	// hairpin: a rule for its source was found; reflected: one for its destination.
 	hairpin, reflected bool
@@ -251,7 +251,7 @@ func singlePorts(ports []flow.Ports) (list []flow.Ports) {
 // targetPort returns the port of a target, or 0 if it equals the listener's port.
 func targetPort(r *rule, asked []flow.Ports) uint16 {
 	switch {
-	case r.shift != 0 && len(asked) == 1: // of the first port
+	case r.shift != 0 && len(asked) == 1: // the rule shifts ports: the target's port for the first one
 		return r.ports.First + asked[0].First - r.shift
 	case r.ports.First != r.ports.Last:
 		return 0

@@ -146,7 +146,7 @@ func (t *translator) addNeededRules(rules []config.FirewallRule, of []*path, w *
 		object := t.d.Rule(rules[i], p.rule.line)
 		t.markTranslated(p, draftObject{object, -1, -1})
 		if p.rule.do == doAccept || p.rule.do == doReturn {
-			t.lost[p.rule] = stays // also needed in the program
+			t.lost[p.rule] = stays // the rule is also needed in the original program
 		}
 		t.noteReject(p, object)
 	}

@@ -25,14 +25,14 @@ type path struct {
 	// removed before.
 	match  match
 	except []exception
-	marks  []setMark // by earlier rules
+	marks  []setMark // marks set by earlier rules
 }
 
 // exception is a rule with which packets leave a chain before later rules.
 type exception struct {
 	rule  *rule
 	match match
-	ends  bool // leaves the base chain, and has a path of its own
+	ends  bool // leaves the base chain by another path
 }
 
 // setMark is a mark that a rule sets on matching packets.
@@ -119,7 +119,7 @@ func (w *walker) walk(c *chain, m match, except []exception, via []*rule) {
 			w.addPath(r, mm, except, via)
 			w.ended.add(mm, exception{r, mm, true})
 		case doNothing:
-			w.never = append(w.never, r) // a counter
+			w.never = append(w.never, r) // the rule has no verdict, for example a counter
 		default:
 			w.addPath(r, mm, except, via)
 			if r.do == doMark {

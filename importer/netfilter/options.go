@@ -16,7 +16,7 @@ import (
 // options reads the words of one iptables rule.
 type options struct {
 	words  []string
-	module string // of the last -m
+	module string // name of the match after the last -m
 	r      *rule
 }
 
@@ -145,7 +145,7 @@ func (o *options) iface(not bool, yes, no *[]string) {
 		name = strings.TrimSuffix(name, "+") + "*"
 	}
 	switch {
-	case name == "*" && !not: // any
+	case name == "*" && !not: // matches any value
 	case not:
 		*no = append(*no, name)
 	default:

@@ -20,7 +20,7 @@ import (
 // ruleset has the rules of either program.
 type ruleset struct {
 	chains map[chainID]*chain
-	order  []*chain // as they were declared
+	order  []*chain // in the order of declaration
 	sets   map[string][]netip.Prefix
 	// setLines are the lines of the sets.
 	setLines map[string][]int
@@ -80,7 +80,7 @@ const (
 	doNotrack  verdict = "notrack"
 	doClamp    verdict = "mss-clamp"
 	doHelper   verdict = "helper"
-	doOther    verdict = "other" // something that has no equivalent
+	doOther    verdict = "other" // a target without an equivalent
 )
 
 // rule is one rule.
@@ -141,9 +141,9 @@ type match struct {
 	mark, notMark      *packetMark
 	rate               string // at most that much, of limit
 	burst              int
-	// share is which part of the packets match, of statistic and numgen; 0 is all.
+	// share is the fraction of packets that a statistic or numgen condition selects; 0 means all.
 	share    float64
-	inOrder  bool // of share: by turns, not at random
+	inOrder  bool // The fraction is selected by count, not at random.
 	remember int  // Seconds: clients that were seen within that time (recent --rcheck).
 	// other are conditions that have no equivalent.
 	other []string
@@ -318,7 +318,7 @@ func (m match) mayOverlap(o match) bool {
 
 // includes reports whether every packet that o matches is matched by m. It is false in doubt.
 func (m match) includes(o match) bool {
-	within := func(a, b []netip.Prefix) bool { // a within b
+	within := func(a, b []netip.Prefix) bool { // a is a subset of b
 		return len(b) == 0 || len(a) > 0 && !slices.ContainsFunc(a, func(x netip.Prefix) bool {
 			return !slices.ContainsFunc(b, func(y netip.Prefix) bool { return containsPrefix(x, y) })
 		})

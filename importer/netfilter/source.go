@@ -238,7 +238,7 @@ func (t *translator) hairpins() {
 	}
 	for i := range t.d.Config.Services {
 		if s := &t.d.Config.Services[i]; s.Hairpin == config.SwitchAuto {
-			s.Hairpin = "" // the default
+			s.Hairpin = "" // auto is the default
 		}
 	}
 	for i := range t.d.Config.NAT {
@@ -341,7 +341,7 @@ func (t *translator) exemptSources(p *path, n config.NATRule, list []exception) 
 		rules   []*rule
 	}
 	var parts []*narrow
-	exempt := map[*rule][2][]netip.Prefix{} // sources and destinations
+	exempt := map[*rule][2][]netip.Prefix{} // exempt sources and destinations of each rule
 	for _, e := range list {
 		both, _ := e.match.intersect(p.match)
 		if slices.ContainsFunc(t.sourced, func(s *sourceRule) bool { return s.path.base == p.base && s.path.match.includes(both) }) {

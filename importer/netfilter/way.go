@@ -160,7 +160,7 @@ func (t *translator) leavesBy(q *path, target netip.Addr, g *group) (_ triState,
 	if len(not) == 1 && len(m.src) > 0 && slices.ContainsFunc(m.src, func(p netip.Prefix) bool { return p.Contains(target) }) && t.networkOf(not[0], m.src) {
 		return no, false
 	}
-	if m.oneAddress() { // the rule names the target
+	if m.oneAddress() { // the rule names the target alone
 		return yes, true
 	}
 	// Packets of the group arrive from the outside. Without addresses a private target is inside.

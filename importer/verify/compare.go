@@ -30,7 +30,7 @@ type Pair struct {
 	original, imported *gateway
 	datapath           Datapath
 	program            Program
-	text               string // of the original rules
+	text               string // text of the original rules
 	result             *draft.Result
 	sourcePort         uint16 // of the last probe
 	// anyPort is true where the imported gateway may choose source ports by itself.

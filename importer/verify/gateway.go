@@ -107,7 +107,7 @@ func (g *gateway) build(h model.Host) (err error) {
 	if err != nil {
 		return fmt.Errorf("network namespace: %w", err)
 	}
-	defer home.Close() // the thread stays in it
+	defer home.Close() // closes the descriptor alone: the thread stays in the namespace
 	if g.out, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
 		return err
 	}
@@ -239,7 +239,7 @@ func (g *gateway) receivedFrames() (out []model.Departure, err error) {
 			continue
 		}
 		name, known := g.farNames[l.Ifindex]
-		switch multicast := buf[0] == 0x33; { // of the gateway's own IPv6
+		switch multicast := buf[0] == 0x33; { // frames of the gateway's own IPv6 stack
 		case !known || multicast:
 		case binary.BigEndian.Uint16(buf[12:]) == marker:
 			markers--

@@ -145,7 +145,7 @@ func (p Program) counters(text string) (ruleCounters, error) {
 			return nil, err
 		}
 		lines := ruleLines(part.text)
-		at := map[string]int{} // by chain: rules seen
+		at := map[string]int{} // number of rules read, by chain
 		eachRule(out, func(_ int, chain, rule string) {
 			n := at[chain]
 			at[chain]++

@@ -218,7 +218,7 @@ func (s *stage) background(ctx context.Context, l host.Load) (end func() host.Ta
 // hostServer is a server of package host.
 type hostServer interface{ Stop() error }
 
-// servers of one act.
+// servers of one part of the demo.
 type servers []hostServer
 
 func (all servers) stop() {

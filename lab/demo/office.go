@@ -71,7 +71,7 @@ func playOffice(ctx context.Context, s *stage) error {
 // startPrograms runs dnsmasq and OpenVPN in the gateway, and a client of the VPN outside.
 func (s *stage) startPrograms(ctx context.Context) (all servers, err error) {
 	gateway := s.lab.Node("gateway")
-	dir := filepath.Join(gateway.StateDir(), "programs") // removed with the lab
+	dir := filepath.Join(gateway.StateDir(), "programs") // the directory is removed with the lab
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}

@@ -123,7 +123,7 @@ func (t Tally) FailuresOutside(start, end time.Time) []Failure {
 	return out
 }
 
-// Causes counts failures by cause.
+// Causes returns the number of failures by cause.
 func (t Tally) Causes() map[string]int {
 	m := make(map[string]int)
 	for _, f := range t.Failures {

@@ -34,7 +34,7 @@ func CaseHost(h model.Host, far netns.NsHandle) (ifaces, peers map[string]int, e
 	}
 	errs := []error{netlink.LinkSetUp(lo)}
 	ifaces, peers = map[string]int{}, map[string]int{}
-	other := &netlink.Handle{} // of this namespace
+	other := &netlink.Handle{} // the zero handle uses the calling thread's namespace
 	if far.IsOpen() {
 		if other, err = netlink.NewHandleAt(far, unix.NETLINK_ROUTE); err != nil {
 			return nil, nil, err

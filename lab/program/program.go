@@ -70,7 +70,7 @@ func start(ctx context.Context, n *lab.Node, ready string, args ...string) (*Pro
 	case <-time.After(readyTime):
 		err = fmt.Errorf("not ready after %v", readyTime)
 	}
-	_ = p.Stop() // err is the reason
+	_ = p.Stop() // err contains the reason
 	return nil, fmt.Errorf("node %s: %s: %w\n%s", n.Short(), p.name, err, p.Log())
 }
 
@@ -87,7 +87,7 @@ func (p *Program) Stop() error {
 		return fmt.Errorf("%s ended early (%v)\n%s", p.name, p.cmd.ProcessState, p.Log())
 	default:
 	}
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // a process that has exited meanwhile is the aim
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // the process has already exited
 	select {
 	case <-p.exited:
 	case <-time.After(endTime):

@@ -92,10 +92,10 @@ type Step struct {
 	Kind StepKind
 	// Packet
 	Interface string
-	Text      string // as written
+	Text      string // the line as written in the file
 	Piece     fragmentSelector
 	Action    model.Action
-	Reason    model.Reason // empty: any
+	Reason    model.Reason // empty means any
 	Out       []Expected
 	passed    bool // the kernel decides about the packet
 	// Wait

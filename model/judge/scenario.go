@@ -109,7 +109,7 @@ func Scenarios() []Scenario {
 	far4, far6 := append(Addresses("198.18.0.%d", 1, 5), netip.MustParseAddr("169.254.169.254")), Addresses("2001:db8:9::%x", 1, 5)
 	unroutable := append(singleAddress("64:ff9b::127.0.0.1"), singleAddress("64:ff9b::224.0.0.1")...)
 	all := []Protocol{TCP, UDP, Ping, TCP, UDP}
-	sites6 := Addresses("2001:db8:5:%x::1", 1, 20) // clients with a /64 each
+	sites6 := Addresses("2001:db8:5:%x::1", 1, 20) // 20 clients, each in its own /64
 	return append([]Scenario{
 		{Name: "dnat-hash", YAML: dnatHash, Opens: []Opening{
 			{"wan0", clients4, singleAddress("192.0.2.10"), []uint16{80, 53, 8001, 8002, 9}, []Protocol{TCP, UDP}},

@@ -260,7 +260,7 @@ func (w *generatorState) corruptedPacket(r *rand.Rand, c *hostPair) []arrivingFr
 			}
 			a.Frame[at] ^= 1 << r.IntN(8)
 		}
-	case 2: // wrong length
+	case 2: // wrong length field
 		at := pick(r, []int{16, 17, 18, 19, 14})
 		a.Frame[at] = byte(r.Uint32())
 	case 3: // an error about an error

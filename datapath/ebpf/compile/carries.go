@@ -30,9 +30,9 @@ func CarriesService(s *config.Service) error {
 	case s.Helper != "":
 		return fmt.Errorf("helper %s needs the kernel's connection tracking", s.Helper)
 	case s.Log != nil && (s.Mode == config.ModeStateless || s.Mode.OneWay() && s.Scheduler.Hashes()):
-		return fmt.Errorf("log: mode %s with scheduler %s keeps no flows in the ebpf datapath, so that none is new", s.Mode, s.Scheduler)
+		return fmt.Errorf("log: mode %s with scheduler %s keeps no flows in the ebpf datapath, so there are no new flows to log", s.Mode, s.Scheduler)
 	case s.SYNCookies && s.ClientAddress != config.ClientAddressNone && s.ClientAddress != "":
-		return fmt.Errorf("client-address %s with syn-cookies: both change what the backend is told of a handshake; keep one of them", s.ClientAddress)
+		return fmt.Errorf("client-address %s with syn-cookies: both change the handshake that the backend sees; remove one of them", s.ClientAddress)
 	case s.Mark != 0:
 		return errors.New("mark is put on connections of the kernel, which the ebpf datapath does not make")
 	}
@@ -81,7 +81,7 @@ func carriesMode(s *config.Service) error {
 		}
 	}
 	if s.Mode == config.ModeStateless && !oneEndpoint(s) {
-		return errors.New("mode stateless with several virtual endpoints for one backend port: without flows nobody can tell which one an answer belongs to")
+		return errors.New("mode stateless with several virtual endpoints for one backend port: without flows, an answer cannot be assigned to one of them")
 	}
 	families := map[bool]bool{}
 	for _, l := range s.Listen {
@@ -109,7 +109,7 @@ func CarriesNAT(n *config.NATRule) error {
 	}
 	switch {
 	case n.Type.UsesInterfaceAddress() && n.Out == "":
-		return errors.New("masquerade without out would give one inside endpoint the address of every interface that its packets leave by: not available in the ebpf datapath; name the interface in out")
+		return errors.New("masquerade without out would map one inside endpoint to the addresses of several egress interfaces: not available in the ebpf datapath; name the interface in out")
 	case n.Helper != "":
 		return fmt.Errorf("helper %s needs the kernel's connection tracking", n.Helper)
 	case n.Mark != 0:
@@ -123,11 +123,11 @@ func CarriesNAT(n *config.NATRule) error {
 func CarriesRule(r *config.FirewallRule) error {
 	switch {
 	case r.Action != config.ActionDrop && r.Action != config.ActionAccept:
-		return fmt.Errorf("action %s is the kernel's", r.Action)
+		return fmt.Errorf("action %s needs the kernel's hooks", r.Action)
 	case r.Hook != config.HookIngress && r.Hook != "":
-		return fmt.Errorf("hook %s is the kernel's: the ebpf datapath stands at ingress", r.Hook)
+		return fmt.Errorf("hook %s belongs to the kernel: the ebpf datapath works at ingress", r.Hook)
 	case r.Out != "":
-		return errors.New("the interface a packet leaves by is not known at ingress")
+		return errors.New("the egress interface of a packet is not known at ingress")
 	case !r.Rate.IsZero() && len(r.Ports) > 1:
 		return errors.New("a rate over more than one port range is not available in the ebpf datapath")
 	}

@@ -76,7 +76,7 @@ type compiler struct {
 	snapshot    *datapath.Snapshot // with the interfaces' addresses filled in
 	unresolved  *datapath.Snapshot // Before the addresses were filled in.
 	lists       [4]map[netip.Prefix]uint64
-	rules       []*config.FirewallRule // all but the early ones
+	rules       []*config.FirewallRule // the rules that are not early drop rules
 	poolIDs     map[netip.Addr]uint32
 	runs        []uint64                       // New content of the map of runs.
 	usedRuns    []bool                         // Places used by the state in force or by this one.

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-lb/sluice/datapath/ebpf/wire"
 )
 
-const MaxBlocks = len(wire.BlockMap{}.Words) * 64 // blocks of one pool address
+const MaxBlocks = len(wire.BlockMap{}.Words) * 64 // port blocks of one pool address
 
 var filterings = map[config.Behaviour]uint8{
 	"": wire.FilteringEndpointIndependent, config.EndpointIndependent: wire.FilteringEndpointIndependent,
@@ -210,7 +210,7 @@ func (c *compiler) source(n *config.NATRule, key string, pool []config.AddressRa
 	ports := portsOf(n)
 	id, err = c.Draft.ID(ids.Source, numberName(n, key), wire.MaxNATRules, nil)
 	if err != nil {
-		return 0, fmt.Errorf("%w; those of before count while they are in force or their flows end: take these out first", err)
+		return 0, fmt.Errorf("%w; previous ones count while they are in force or their flows end: remove these first", err)
 	}
 	w := wire.NatRule{Active: 1, MaxPorts: uint32(n.PortsPerClient), MaxFlows: uint32(n.ConnectionsPerClient),
 		Block: uint16(n.PortBlock), Filtering: filterings[n.Filtering], PortFirst: ports.Span().First, PortLast: ports.Span().Last}
@@ -429,7 +429,7 @@ func (c *compiler) prefixRule(n *config.NATRule) (w wire.Prefix, err error) {
 // putPrefix adds one mapping. Two rules cannot translate the same prefix.
 func (c *compiler) putPrefix(k wire.PrefixKey, p netip.Prefix, w wire.Prefix) error {
 	if old, taken := c.Prefixes[k]; taken && (old.Rule != w.Rule || old.Kind != w.Kind) {
-		return fmt.Errorf("prefix %s is translated by another rule already", p)
+		return fmt.Errorf("prefix %s is already translated by another rule", p)
 	}
 	c.Prefixes[k] = w
 	return nil

@@ -55,7 +55,7 @@ func (c *compiler) pool(a netip.Addr, usable config.PortSet, block int) (uint32,
 	if !ok {
 		var err error
 		if n, err = c.Draft.ID(ids.Pool, a.String()+geometry(usable, block), c.state.Pool, nil); err != nil {
-			return 0, fmt.Errorf("pool address %s: the tables were made for %d pool addresses, and those of before count while they are in force or their ports in use: take these out first, or %s",
+			return 0, fmt.Errorf("pool address %s: the tables were made for %d pool addresses, and previous ones count while they are in force or their ports in use: remove these first, or %s",
 				a, c.state.Pool, wire.WayOut)
 		}
 		c.poolIDs[a] = n
@@ -70,7 +70,7 @@ func (c *compiler) pool(a netip.Addr, usable config.PortSet, block int) (uint32,
 		set = nil
 	}
 	if size, shared := c.Block[n]; shared && (size != block || block != 0 && !slices.Contains(c.Ports[n], usable.Span()) || !slices.Equal(c.Sets[n], set)) {
-		return 0, fmt.Errorf("pool address %s: another rule gives out its ports in other blocks or ranges: let both have the same ports and port-block, or give each its own addresses", a)
+		return 0, fmt.Errorf("pool address %s: another rule allocates its ports in other blocks or ranges: set the same ports and port-block in both, or use separate addresses", a)
 	}
 	c.Block[n], c.Sets[n] = block, set
 	c.Ports[n] = append(c.Ports[n], usable.Span())
@@ -155,7 +155,7 @@ func (c *compiler) putRun(numbers []uint32) (uint16, error) {
 		}
 	}
 	if room < 0 {
-		return 0, fmt.Errorf("pools of addresses that have come one by one find no room in the tables: %s", wire.WayOut)
+		return 0, fmt.Errorf("the tables have no contiguous room for pools of addresses that were added one by one: %s", wire.WayOut)
 	}
 	for i, n := range numbers {
 		c.runs[room+i], c.usedRuns[room+i] = uint64(n), true

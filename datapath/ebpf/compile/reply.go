@@ -53,7 +53,7 @@ func (c *compiler) replies(id uint32, s *config.Service, shift uint16) (shared e
 		v := wire.Reverse{Service: uint16(id), Backend: uint16(c.Names.Backends[id][i])}
 		var vips []config.Listen
 		for _, l := range s.Listen {
-			same := func(o config.Listen) bool { return o.Address == l.Address && slices.Equal(o.Ports, l.Ports) } // on another interface
+			same := func(o config.Listen) bool { return o.Address == l.Address && slices.Equal(o.Ports, l.Ports) } // the same endpoint, perhaps on another interface
 			if l.Address.Is4() == b.Address.Is4() && !slices.ContainsFunc(vips, same) {
 				vips = append(vips, l)
 			}

@@ -35,7 +35,7 @@ func (c *compiler) siit(n *config.NATRule) error {
 		v := w
 		v.Kind, v.Len = wire.PrefixSIIT, w.EmbedLen
 		if old, taken := c.Prefixes[k]; taken && old.Kind != v.Kind {
-			return fmt.Errorf("prefix %s is translated by another rule already", n.Prefix)
+			return fmt.Errorf("prefix %s is already translated by another rule", n.Prefix)
 		}
 		c.Prefixes[k] = v
 		if n.Default4() {

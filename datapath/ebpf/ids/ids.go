@@ -106,7 +106,7 @@ func (d *Draft) ID(kind Kind, name string, limit uint32, busy func(uint32) bool)
 		d.next[kind] = v + 1
 		return v, nil
 	}
-	d.next[kind] = max(d.next[kind], limit) // the search starts behind it
+	d.next[kind] = max(d.next[kind], limit) // the next search starts behind the limit
 	if list := d.spare[kind]; len(list) > 0 {
 		d.spare[kind] = list[1:]
 		d.Fresh[k] = list[0]
@@ -117,7 +117,7 @@ func (d *Draft) ID(kind Kind, name string, limit uint32, busy func(uint32) bool)
 	}
 	d.Short = true
 	d.next[kind]++
-	d.Fresh[k] = d.next[kind] // no other name has it
+	d.Fresh[k] = d.next[kind] // no other name uses the id
 	return d.Fresh[k], nil
 }
 
@@ -133,7 +133,7 @@ func (d *Draft) Known(kind Kind, name string) bool {
 func (t *IDs) Spare(want map[Key]bool, referred map[Kind]map[uint32]bool) *Draft {
 	d := t.Draft()
 	d.last, d.spare = true, map[Kind][]uint32{}
-	var inForce []uint32 // sets
+	var inForce []uint32 // bit numbers of address sets
 	for k, v := range t.Known {
 		switch {
 		case want[k] || k.Kind == Meta:

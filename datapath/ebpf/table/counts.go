@@ -70,7 +70,7 @@ func (t *Tables) Tallies(below uint32) ([]Traffic, error) {
 // Use returns the fill of the tables as of the last sweep.
 func (t *Tables) Use(halfOpen uint32) []datapath.TableUse {
 	c := t.Control.Values[0]
-	bytes := func(room *uint32, each uint64, index *uint64) uint64 { // at their current size
+	bytes := func(room *uint32, each uint64, index *uint64) uint64 { // memory of the maps at their current size
 		return uint64(atomic.LoadUint32(room))*each + uint64(uint32(atomic.LoadUint64(index)))*bucketBytes
 	}
 	now := &t.Control.Values[0]

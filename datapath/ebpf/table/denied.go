@@ -145,7 +145,7 @@ func (t *Tables) PutDenied(d Denied) error {
 	if err != nil {
 		return fmt.Errorf("map %s: %d lines: %w", wire.MapDenied, len(image), err)
 	}
-	defer m.Close() // the outer map keeps it
+	defer m.Close() // the outer map keeps a reference to the inner map
 	words, err := MapMemory[deniedLine](m)
 	if err != nil {
 		return err
@@ -155,7 +155,7 @@ func (t *Tables) PutDenied(d Denied) error {
 		return fmt.Errorf("map %s: %w", wire.MapDenied, err)
 	}
 	if same, err := holdsDenied(outer, image); !same || err != nil {
-		return errors.Join(errors.New("denied sources: the kernel does not hold what it was given"), err)
+		return errors.Join(errors.New("denied sources: the map in the kernel differs from the written values"), err)
 	}
 	return nil
 }

@@ -143,7 +143,7 @@ func (f *family) replaceIndex(buckets uint32, fill func(*wire.Reindex) error) er
 	if err := f.finishReindex(); err != nil {
 		return err
 	}
-	first := uint32(0) // part
+	first := uint32(0) // number of the first part
 	if atomic.LoadUint64(f.inForce)>>32 == 0 {
 		first = uint32(len(f.index.there)) / 2
 	}

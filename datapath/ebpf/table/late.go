@@ -51,7 +51,7 @@ func (t *Tables) newPath(name string) string { return filepath.Join(t.Dir, name+
 func (t *Tables) openLate(spec *ebpf.CollectionSpec) error {
 	t.late = map[string]*lateMap{}
 	for name, l := range late {
-		if err := os.Remove(t.newPath(name)); err != nil && !errors.Is(err, fs.ErrNotExist) { // from a killed process
+		if err := os.Remove(t.newPath(name)); err != nil && !errors.Is(err, fs.ErrNotExist) { // left by a killed process
 			return err
 		}
 		own := &lateMap{most: max(l.most(t), leastLate)}

@@ -52,7 +52,7 @@ type base struct {
 	needs   map[rs.ID]setRef // firewall sets in use
 	reply   map[netip.Addr][]replyKey
 	extra   []rs.Element
-	members map[rs.Element]bool // of shared sets, in extra
+	members map[rs.Element]bool // elements of shared sets that are already in extra
 	sets    []*rs.Set
 }
 

@@ -91,11 +91,11 @@ type Service struct {
 	Fragment *rs.Fragment
 	// Slots has the key of the backend of each slot, by family.
 	Slots     map[rs.Family][]string
-	SlotCount int // of all families
+	SlotCount int // slots of all families
 
 	source config.Service // a copy, so that the whole configuration can be freed
 	state  []datapath.State
-	weight []int // of datapath.Service
+	weight []int // by backend index of datapath.Service
 	id     uint32
 	uses   []rs.ID // Shared sets that the fragment has elements in.
 	routed bool    // Depends on routes, and is compiled each time.
@@ -220,7 +220,7 @@ func sameFragment(a, b *rs.Fragment) bool {
 // numbers assigns a first slot number to each service.
 type numbers struct {
 	of    map[string]uint32
-	order []claim // by first number
+	order []claim // ordered by their first number
 }
 
 // claim is the number that a service would have without other services.

@@ -47,7 +47,7 @@ func (p *servicePart) dsr() error {
 			return fmt.Errorf("backend %s: no routes are known", backendName(b))
 		}
 		via, err := p.c.env.Route(b.Address)
-		if errors.Is(err, ErrNoRoute) { // markUnreached handled it
+		if errors.Is(err, ErrNoRoute) { // markUnreached reports the backend
 			continue
 		} else if err != nil {
 			return fmt.Errorf("backend %s: %w: dsr reaches only neighbours, on a network of one of this host's interfaces", backendName(b), err)

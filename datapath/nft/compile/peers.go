@@ -94,7 +94,7 @@ func (p *peers) indexSets() {
 	}
 }
 
-// sharedFragment returns a fragment with the elements that write adds to shared sets.
+// sharedFragment returns a fragment of the elements that function write adds to shared sets.
 func sharedFragment(write func(*Service)) *rs.Fragment {
 	s := &Service{Fragment: &rs.Fragment{}}
 	write(s)

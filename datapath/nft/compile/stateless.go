@@ -50,7 +50,7 @@ func (p *servicePart) clientErrors(name string) {
 	}
 	for _, pick := range p.slotSelectors(rs.Slots{Count: len(p.Slots[p.family])}, at) {
 		if p.persist != nil && !p.svc.Scheduler.Hashes() {
-			break // the memory alone knows the backend
+			break // only the persistence set contains the backend
 		}
 		rules = append(rules, pick.when.VerdictFrom(p.prefix+"/slots", pick.slot).Rule(""))
 	}

@@ -66,7 +66,7 @@ func (c *Conn) readAll() (*ruleset.Fragment, error) {
 	}
 	for _, set := range f.Sets {
 		if set.Dynamic {
-			continue // filled by packets
+			continue // elements are added by packets, not by the daemon
 		}
 		list, err := c.readElements(set)
 		if err != nil {

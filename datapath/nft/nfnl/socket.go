@@ -43,7 +43,7 @@ func Open() (*Conn, error) {
 		return nil, fmt.Errorf("netfilter netlink socket: bind: %w", err)
 	}
 	for _, opt := range []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK} {
-		_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, opt, 1) // only for better messages
+		_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, opt, 1) // optional: it only improves error messages
 	}
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20); err != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 16<<20)

@@ -65,7 +65,7 @@ type Answer struct {
 type Step struct {
 	Chain   ruleset.ID
 	Rule    ruleset.Rule
-	Owner   string // of the fragment
+	Owner   string // owner of the fragment with the rule
 	Verdict ruleset.Verdict
 	// Goes reports that the rule had no verdict, so the next rule follows.
 	Goes bool
@@ -106,7 +106,7 @@ func points(in string, of netip.Addr, ingress bool) *ruleset.Fragment {
 	}}
 	if ingress {
 		f.Chains = append(f.Chains, chain(ruleset.Netdev, chainStart, "ingress", in, first,
-			ruleset.NewRule().ForFamily(ruleset.Netdev, family).Trace().Rule(""))) // exclude the marker
+			ruleset.NewRule().ForFamily(ruleset.Netdev, family).Trace().Rule(""))) // a condition on the marker excludes other frames
 	}
 	return f
 }
@@ -212,7 +212,7 @@ func (h *host) inputInterface(q Question, a *Answer) (*link, error) {
 	}
 	at := slices.IndexFunc(h.links, func(l link) bool { return l.name == name })
 	if at < 0 {
-		return nil, fmt.Errorf("interface %s: there is none of that name to arrive by", name)
+		return nil, fmt.Errorf("interface %s: no interface has this name", name)
 	}
 	l := &h.links[at]
 	if m := slices.IndexFunc(h.links, func(m link) bool { return m.real == l.master }); m >= 0 && l.master != 0 {

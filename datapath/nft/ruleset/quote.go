@@ -15,7 +15,7 @@ import (
 const (
 	icmpChecksum   = 2
 	quoteAt        = 8
-	quotedChecksum = quoteAt + 10 // of the IPv4 header
+	quotedChecksum = quoteAt + 10 // checksum of the quoted IPv4 header
 	udpChecksumAt  = 6
 )
 
