@@ -3,10 +3,13 @@
 package doctor
 
 import (
+	"net"
 	"net/netip"
 	"time"
 
 	"github.com/sluice-lb/sluice/doctor/observe"
+	"github.com/sluice-lb/sluice/doctor/outcome"
+	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/trace"
 )
 
@@ -75,6 +78,39 @@ var hostCases = []checkCase{
 	{"RX14", "a cable that is out, and nobody uses it", link(func(l *observe.Link) { l.Carrier = false }), OK},
 	{"RX15", "a duplicate", link(func(l *observe.Link) { l.Duplicates = []netip.Addr{netip.MustParseAddr("2001:db8::1")} }), Critical},
 	{"RX15", "tentative at the end", link(func(l *observe.Link) { l.Tentative = []netip.Addr{netip.MustParseAddr("2001:db8::1")} }), OK},
+	{"RX15", "another host has the address", watched(&outcome.Report{Conflicts: []outcome.Conflict{{Address: wanAddress, Interface: "wan0", MACs: [][6]byte{{2, 0, 0, 0, 0, 9}}, Own: true}}}), Critical},
+	{"RX15", "a neighbour with two cards", watched(&outcome.Report{Conflicts: []outcome.Conflict{{Address: wanAddress.Next(), Interface: "wan0", MACs: [][6]byte{{2}, {4}}}}}), Info},
+	{"FW21", "an address that is not answered for", all(link(func(l *observe.Link) {
+		l.Addresses = append(l.Addresses, netip.PrefixFrom(wanAddress, 24))
+	}), watched(&outcome.Report{Mute: []outcome.Mute{{Address: wanAddress, Interface: "wan0", By: wanAddress.Next(), Questions: 3}}})), Warn},
+	{"FW21", "asked by a host of another network", watched(&outcome.Report{Mute: []outcome.Mute{{Address: wanAddress, Interface: "wan0", By: netip.MustParseAddr("192.168.9.9"), Questions: 3}}}), Info},
+	{"FW22", "entries by hand, and nothing fails", all(func(s *observe.Sample) {
+		s.Namespaces[0].After.ByHand = []observe.Neighbour{{Address: wanAddress.Next(), Interface: "wan0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 9}}}
+	}, watched(&outcome.Report{})), OK},
+	{"FW22", "a dead next hop by hand", byHand, Warn},
 	{"KV01", "kernel 6.1", func(s *observe.Sample) { s.After.Release = "6.1.0-28-amd64" }, Info},
 	{"KV01", "no BTF", func(s *observe.Sample) { s.After.BTF = false }, Info},
+}
+
+// wanAddress is an address of the uplink.
+var wanAddress = netip.MustParseAddr("203.0.113.1")
+
+func watched(r *outcome.Report) func(s *observe.Sample) {
+	return func(s *observe.Sample) { s.Namespaces[0].Traffic = r }
+}
+
+// byHand has requests leave to a hardware address that was entered by hand.
+func byHand(s *observe.Sample) {
+	s.Namespaces[0].After.ByHand = []observe.Neighbour{{Address: wanAddress.Next(), Interface: "wan0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 9}}}
+	c := outcome.NewCollector(outcome.Host{}, outcome.NewBudget())
+	for i := range uint16(5) {
+		p := trace.Packet{Time: time.Millisecond, Point: trace.Received, Interface: "lan0", TCPFlags: trace.TCPSyn,
+			Tuple: flow.Tuple{Protocol: flow.TCP, Source: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.2"), 4000+i), Dest: netip.MustParseAddrPort("198.51.100.8:443")}}
+		c.Add(&p)
+		p.Point, p.Interface, p.InIfIndex, p.HasMACs, p.DestMAC = trace.Transmitted, "wan0", 2, true, [6]byte{2, 0, 0, 0, 0, 9}
+		p.Tuple.Source = netip.AddrPortFrom(wanAddress, 4000+i)
+		p.Original, p.Reply = flow.Tuple{Protocol: flow.TCP, Source: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.2"), 4000+i), Dest: p.Tuple.Dest}, p.Tuple.Reverse()
+		c.Add(&p)
+	}
+	s.Namespaces[0].Traffic = c.Report(5*time.Second, trace.PacketLoss{}, nil)
 }

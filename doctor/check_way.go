@@ -35,9 +35,6 @@ func wayChecks() []Check {
 		{ID: "RX14", Name: "carrier", About: "links without carrier that routes use", Weight: 97, Run: checkCarrier,
 			Symptom: "everything that takes the route is lost",
 			Remedy:  Remedy{Do: "connect the link, or remove its routes", Risk: "none: the link carries nothing"}},
-		{ID: "RX15", Name: "duplicate-address", About: "IPv6 addresses that the kernel does not use, because another host has them or duplicate address detection has not ended", Weight: 97, Run: checkDuplicate,
-			Symptom: "answers to this host go to another one",
-			Remedy:  Remedy{Do: "give one of the two hosts another address", Risk: "connections to the old address end"}},
 	}
 }
 
@@ -175,6 +172,9 @@ func checkTTL(_ context.Context, c *Case) Finding {
 		return ok("no TTL expired")
 	}
 	n = max(g.Packets, n)
+	if c.NS.Traffic != nil && slices.ContainsFunc(c.NS.Traffic.Classes, func(class outcome.Class) bool { return class.Reason.HopLimit }) {
+		return found(Info, "%d packets arrive with a hop limit of 1 and are no loop, see OC01", n)
+	}
 	f := found(Info, "the TTL of %d packets expired%s", n, c.towards(trace.CauseTTL)).with("ΔInHdrErrors", c.inWindow(n), fromSNMP)
 	if c.perSecond(n) > 10 { // a traceroute makes some
 		f.Verdict = Warn
@@ -430,30 +430,6 @@ func (c *Case) otherWay(link string) (family string, there bool) {
 		}
 	}
 	return "", false
-}
-
-func checkDuplicate(_ context.Context, c *Case) Finding {
-	for _, l := range c.NS.After.Links {
-		if len(l.Duplicates) > 0 {
-			a := l.Duplicates[0]
-			f := found(Critical, "%s on %s is a duplicate (dadfailed): another host of the link has the address, and the kernel does not use it here", a, l.Name).
-				with("flags of "+a.String(), "dadfailed", fromLinks).concerning(Concerns{Interfaces: []string{l.Name}})
-			f.Remedy = &Remedy{Do: "give one of the two hosts another address; then remove this one here and add it again", Commands: []string{"ip -6 addr show dev " + l.Name + " dadfailed"}, Risk: "connections to the old address end"}
-			return f
-		}
-	}
-	for _, l := range c.NS.After.Links {
-		for _, a := range l.Tentative {
-			if !l.Up || !l.Carrier || !slices.ContainsFunc(c.NS.Before.Links, func(b observe.Link) bool { return b.Index == l.Index && b.Carrier && slices.Contains(b.Tentative, a) }) || c.Window < observe.DefaultWindow {
-				continue
-			}
-			f := found(Warn, "%s on %s has been tentative for %.0f s: duplicate address detection does not end, and the kernel does not use the address", a, l.Name, c.Window.Seconds()).
-				with("flags of "+a.String(), "tentative", fromLinks).concerning(Concerns{Interfaces: []string{l.Name}})
-			f.Remedy = &Remedy{Do: "look whether the link forwards multicast; without other hosts on the link turn detection off for it", Commands: []string{"sysctl -w net.ipv6.conf." + l.Name + ".accept_dad=0"}, Risk: "a duplicate address is not noticed"}
-			return f
-		}
-	}
-	return ok("no address is a duplicate")
 }
 
 // withoutTunnel judges packets that an IPsec policy selects and that the kernel drops as a blackhole route does, while

@@ -7,5 +7,5 @@ import "slices"
 // Checks returns all checks, in the order of the report. A new check is a new line in one of these
 // groups.
 func Checks() []Check {
-	return slices.Concat(outcomeChecks(), tableChecks(), entryChecks(), portChecks(), ruleChecks(), forwardChecks(), pathChecks(), wayChecks(), linkChecks(), frameChecks(), socketChecks(), kernelChecks())
+	return slices.Concat(outcomeChecks(), tableChecks(), entryChecks(), portChecks(), ruleChecks(), forwardChecks(), pathChecks(), wayChecks(), neighbourChecks(), linkChecks(), frameChecks(), socketChecks(), kernelChecks())
 }

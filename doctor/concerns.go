@@ -14,12 +14,14 @@ import (
 // Concerns is the traffic that a finding can explain. An empty field matches all traffic, a field
 // with values matches traffic with any one.
 type Concerns struct {
-	Interfaces   []string        `json:"interfaces,omitempty"`   // of arrival or departure
-	Sources      []netip.Prefix  `json:"sources,omitempty"`      // Before or after translation.
-	Destinations []netip.Prefix  `json:"destinations,omitempty"` // Before or after translation.
-	NextHops     []netip.Addr    `json:"next_hops,omitempty"`
-	Protocols    []flow.Protocol `json:"protocols,omitempty"`
-	Ports        []uint16        `json:"ports,omitempty"` // of the server, before or after translation
+	Interfaces   []string       `json:"interfaces,omitempty"`   // of arrival or departure
+	Sources      []netip.Prefix `json:"sources,omitempty"`      // Before or after translation.
+	Destinations []netip.Prefix `json:"destinations,omitempty"` // Before or after translation.
+	NextHops     []netip.Addr   `json:"next_hops,omitempty"`
+	// LinkAddresses are the hardware addresses of next hops.
+	LinkAddresses []string        `json:"link_addresses,omitempty"`
+	Protocols     []flow.Protocol `json:"protocols,omitempty"`
+	Ports         []uint16        `json:"ports,omitempty"` // of the server, before or after translation
 	// Stages at which exchanges end for this reason; empty: as the list of the check says.
 	Stages []outcome.Stage `json:"stages,omitempty"`
 }
@@ -113,6 +115,7 @@ func explainedBy(c *outcome.Class, f *Finding) int {
 		return !there || overlap
 	}
 	if !fits(len(scope.Interfaces) > 0, overlap(scope.Interfaces, c.Interfaces())) || !fits(len(scope.Protocols) > 0, overlap(scope.Protocols, c.Protocols())) ||
+		!fits(len(scope.LinkAddresses) > 0, overlap(scope.LinkAddresses, c.LinkAddresses())) ||
 		!fits(len(scope.Ports) > 0, overlap(scope.Ports, c.Ports())) {
 		return 0
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-lb/sluice/doctor/observe"
 	"github.com/sluice-lb/sluice/doctor/outcome"
 	"github.com/sluice-lb/sluice/flow"
+	"github.com/sluice-lb/sluice/trace"
 )
 
 // outcomesCheck is the check that looks at connections themselves; the others look for causes.
@@ -63,7 +64,24 @@ func remedyOf(c *outcome.Class) *Remedy {
 	m := &Remedy{Risk: "none: it only looks"}
 	e := c.Example
 	server := e.Server()
-	if d := c.Reason.Drop; d != nil && d.Cause.Remedy != "" {
+	switch d := c.Reason.Drop; {
+	case c.Reason.HopLimit && d.Cause.ID == trace.CauseTTL.ID:
+		family, field := "ip", "ip ttl"
+		if !server.Addr().Is4() {
+			family, field = "ip6", "ip6 hoplimit"
+		}
+		return &Remedy{Do: "set a higher hop limit where the answers arrive; their sender, or a provider that allows a single device, sends them so",
+			Commands: []string{fmt.Sprintf("nft 'add table %s hops; add chain %s hops pre { type filter hook prerouting priority mangle; }; add rule %s hops pre iifname %q %s 1 %s set 64'", family, family, family, c.Example.AnswerIn(), field, field)},
+			Risk:     "a loop through this link no longer ends"}
+	case c.Reason.OtherSource.IsValid():
+		m.Do = fmt.Sprintf("let the program at port %d answer from the address that was asked: bind it to each address, or switch on its option for hosts with several addresses (IP_PKTINFO)", server.Port())
+		m.Commands = []string{fmt.Sprintf("ss -lunp 'sport = :%d'", server.Port())}
+		return m
+	case c.Reason.Elsewhere != "":
+		m.Do = fmt.Sprintf("if the senders mean this host, have them ask for its hardware address again (gratuitous ARP: arping -A; ip neigh flush there); else this is traffic of others, which a mirror port or a hub shows, and nothing is wrong. At a sender, compare %s", c.Reason.Elsewhere)
+		m.Commands = []string{"ip -br link"}
+		return m
+	case d != nil && d.Cause.Remedy != "":
 		return &Remedy{Do: d.Cause.Remedy, Risk: "see the evidence first"}
 	}
 	switch c.Stage {

@@ -136,7 +136,7 @@ func (n *Namespace) ways() {
 	for _, l := range n.After.Links {
 		names[l.Index] = l.Name
 	}
-	states := neighbourStates()
+	entries := neighbours()
 	for _, g := range n.Drops {
 		switch g.Cause.ID {
 		case trace.CauseRPFilter.ID, trace.CauseBlackhole.ID, trace.CauseTTL.ID, trace.CauseNeighbour.ID, trace.CauseNeighbourQueue.ID, trace.CauseQdisc.ID, trace.CauseNoRoute.ID, trace.CauseFarEnd.ID, trace.CauseOther.ID:
@@ -160,7 +160,7 @@ func (n *Namespace) ways() {
 			} else {
 				index, w.NextHop, w.Err = netdev.Routed(int(s.InIfIndex), t)
 			}
-			w.Interface, w.State = names[index], states[neighbour{index, w.NextHop}]
+			w.Interface, w.State = names[index], entries[neighbour{index, w.NextHop}].State
 			n.Ways[s] = w
 		}
 	}

@@ -228,6 +228,7 @@ func readLinks() ([]Link, error) {
 		link.Loopback = a.RawFlags&unix.IFF_LOOPBACK != 0
 		link.Carrier, link.NoARP = a.RawFlags&unix.IFF_LOWER_UP != 0, a.RawFlags&unix.IFF_NOARP != 0
 		link.Master, link.Queue = a.MasterIndex, a.TxQLen
+		copy(link.MAC[:], a.HardwareAddr)
 		if link.Kind == "veth" && a.ParentIndex > 0 {
 			peers[a.Index] = peer{a.ParentIndex, a.NetNsID}
 		}

@@ -4,6 +4,7 @@ package observe
 
 import (
 	"encoding/binary"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -135,8 +136,8 @@ func (r *NamespaceReading) readRoutes() {
 	for i := range r.Links {
 		names[r.Links[i].Index] = &r.Links[i]
 	}
-	states := neighbourStates()
-	r.Failed = failed(states)
+	entries := neighbours()
+	r.readNeighbours(entries, names)
 	uplinks, proxied := map[int]bool{}, proxiedAddresses()
 	visit := func(route netlink.Route) bool {
 		if kind, refuses := refusals[uint8(route.Type)]; refuses && route.Protocol != unix.RTPROT_KERNEL && len(r.Routing.Refusals) < mostGateways {
@@ -159,7 +160,7 @@ func (r *NamespaceReading) readRoutes() {
 				uplinks[hop.LinkIndex] = true // of IPv4: rp_filter is IPv4's
 			}
 			if gw, ok := netip.AddrFromSlice(hop.Gw); ok {
-				r.Routing.gateway(Gateway{Address: gw.Unmap(), Interface: link.Name, Route: dest, Multipath: len(hops) > 1, State: states[neighbour{hop.LinkIndex, gw.Unmap()}]})
+				r.Routing.gateway(Gateway{Address: gw.Unmap(), Interface: link.Name, Route: dest, Multipath: len(hops) > 1, State: entries[neighbour{hop.LinkIndex, gw.Unmap()}].State})
 			}
 		}
 		if len(hops) == 1 && dest.Bits() > 0 {
@@ -241,18 +242,39 @@ type neighbour struct {
 	address netip.Addr
 }
 
-// neighbourStates are the states of the neighbour entries of the calling thread's namespace.
-func neighbourStates() map[neighbour]int {
-	states := map[neighbour]int{}
+// Neighbour is an address of a link with its hardware address.
+type Neighbour struct {
+	Address   netip.Addr
+	Interface string
+	MAC       net.HardwareAddr
+}
+
+// neighbours are the neighbour entries of the calling thread's namespace.
+func neighbours() map[neighbour]netlink.Neigh {
+	entries := map[neighbour]netlink.Neigh{}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		list, _ := netdev.Whole(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, family) })
 		for _, n := range list {
 			if addr, ok := netip.AddrFromSlice(n.IP); ok {
-				states[neighbour{n.LinkIndex, addr.Unmap()}] = n.State
+				entries[neighbour{n.LinkIndex, addr.Unmap()}] = n
 			}
 		}
 	}
-	return states
+	return entries
+}
+
+// readNeighbours keeps the neighbour entries that failed, and those that were set by hand.
+func (r *NamespaceReading) readNeighbours(entries map[neighbour]netlink.Neigh, names map[int]*Link) {
+	for at, n := range entries {
+		switch link := names[at.link]; {
+		case n.State&netlink.NUD_FAILED != 0:
+			r.Failed = append(r.Failed, at.address)
+		case n.State == netlink.NUD_PERMANENT && link != nil && !at.address.IsMulticast() && len(r.ByHand) < mostGateways:
+			r.ByHand = append(r.ByHand, Neighbour{at.address, link.Name, n.HardwareAddr})
+		}
+	}
+	slices.SortFunc(r.Failed, netip.Addr.Compare)
+	r.Failed = slices.Compact(r.Failed)
 }
 
 // proxiedAddresses are those for which the host answers by a proxy entry.
@@ -267,15 +289,4 @@ func proxiedAddresses() map[netip.Addr]bool {
 		}
 	}
 	return proxied
-}
-
-// failed lists the next hops that do not answer.
-func failed(states map[neighbour]int) (list []netip.Addr) {
-	for n, state := range states {
-		if state&netlink.NUD_FAILED != 0 {
-			list = append(list, n.address)
-		}
-	}
-	slices.SortFunc(list, netip.Addr.Compare)
-	return slices.Compact(list)
 }

@@ -153,6 +153,7 @@ type NamespaceReading struct {
 	Generation     uint32 // of the nftables ruleset
 	LegacyTables   []string
 	Failed         []netip.Addr // Neighbours in state FAILED.
+	ByHand         []Neighbour  // Those whose hardware address was set by a program or person.
 	Uplinks        int          // Interfaces with a default route of IPv4.
 	Routing        Routing
 }
@@ -192,6 +193,7 @@ type Link struct {
 	ForwardDelay time.Duration
 	// Addresses are the interface's own, with their networks.
 	Addresses []netip.Prefix
+	MAC       [6]byte // its hardware address; zero: none
 	// Duplicates are addresses that another host has, too; Tentative are those that the kernel has not
 	// yet found to be unique. It uses neither.
 	Duplicates, Tentative []netip.Addr
@@ -238,7 +240,7 @@ var netSysctl = []string{
 	"net/netfilter/nf_conntrack_*", "net/netfilter/nf_log/*",
 	"net/ipv4/ip_forward", "net/ipv4/ip_local_port_range", "net/ipv4/ip_local_reserved_ports", "net/ipv4/tcp_tw_reuse",
 	"net/ipv4/tcp_max_tw_buckets", "net/ipv4/tcp_max_syn_backlog", "net/ipv4/icmp_ratelimit", "net/ipv4/tcp_mem", "net/ipv4/tcp_max_orphans",
-	"net/ipv4/conf/*/rp_filter", "net/ipv4/conf/*/forwarding", "net/ipv4/conf/*/route_localnet", "net/ipv4/conf/*/proxy_arp", "net/ipv4/conf/*/ignore_routes_with_linkdown", "net/ipv4/fib_multipath_use_neigh",
+	"net/ipv4/conf/*/rp_filter", "net/ipv4/conf/*/forwarding", "net/ipv4/conf/*/route_localnet", "net/ipv4/conf/*/proxy_arp", "net/ipv4/conf/*/arp_ignore", "net/ipv4/conf/*/arp_filter", "net/ipv4/conf/*/src_valid_mark", "net/ipv4/conf/*/ignore_routes_with_linkdown", "net/ipv4/fib_multipath_use_neigh",
 	"net/ipv6/conf/all/forwarding", "net/ipv6/conf/*/accept_ra", "net/ipv4/ipfrag_*", "net/ipv6/ip6frag_*", "net/core/somaxconn", "net/core/netdev_max_backlog", "net/core/netdev_budget", "net/core/netdev_budget_usecs",
 	"net/core/rmem_max", "net/bridge/bridge-nf-call-ip*tables", "net/ipv4/neigh/default/gc_thresh3", "net/ipv6/neigh/default/gc_thresh3",
 	"net/ipv4/icmp_msgs_per_sec", "net/ipv4/tcp_syncookies",

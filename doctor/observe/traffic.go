@@ -76,12 +76,13 @@ func (t *traffic) left(o Options) time.Duration {
 
 // hostOf describes a namespace by its interfaces.
 func hostOf(links []Link) outcome.Host {
-	h := outcome.Host{Addresses: map[netip.Addr]bool{}, Ports: map[string]string{}, Probed: map[netip.Addr]bool{}}
+	h := outcome.Host{Addresses: map[netip.Addr]bool{}, MACs: map[[6]byte]bool{}, Ports: map[string]string{}, Probed: map[netip.Addr]bool{}}
 	bridges := map[int]string{}
 	for _, l := range links {
 		if l.Kind == "bridge" {
 			bridges[l.Index] = l.Name
 		}
+		h.MACs[l.MAC] = true
 		for _, p := range l.Addresses {
 			h.Addresses[p.Addr()] = true
 			h.Networks = append(h.Networks, outcome.Network{Prefix: p.Masked(), Interface: l.Name})

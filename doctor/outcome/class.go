@@ -5,6 +5,7 @@ package outcome
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -30,6 +31,9 @@ type Report struct {
 	Cut     bool             `json:"cut,omitempty"` // there were more exchanges than could be kept
 	// Refused are the exchanges that firewall rules refused, by class.
 	Refused []Class `json:"refused_by_rules,omitempty"`
+	// Mute are own addresses for which hosts of a link ask in vain. Conflicts are addresses that several hosts use.
+	Mute      []Mute     `json:"mute,omitempty"`
+	Conflicts []Conflict `json:"conflicts,omitempty"`
 
 	tallies map[Target]Tally
 }
@@ -112,6 +116,7 @@ func (c *Collector) Report(end time.Duration, lost trace.PacketLoss, refine func
 		}
 	}
 	r := &Report{Lost: lost, Cut: c.cut, tallies: map[Target]Tally{}}
+	c.links(r)
 	failed, refused := map[string][]*Exchange{}, map[string][]*Exchange{}
 	var decided []*Exchange
 	for e, v := range c.judge(lost) {
@@ -177,6 +182,9 @@ func (e *Exchange) group() string {
 	}
 	if e.Reason.Bypass {
 		s += " bypass"
+	}
+	if e.Reason.HopLimit || e.Reason.OtherSource.IsValid() || e.Reason.Elsewhere != "" {
+		s += fmt.Sprint(" ", e.Reason.HopLimit, e.Reason.OtherSource, e.Reason.Elsewhere)
 	}
 	return s
 }
@@ -350,6 +358,18 @@ func (c *Class) NextHops() (list []netip.Addr) {
 	for _, e := range c.Members {
 		if a := e.Reason.Unresolved; a.IsValid() && !slices.Contains(list, a) {
 			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// LinkAddresses are the hardware addresses to which the requests were sent.
+func (c *Class) LinkAddresses() (list []string) {
+	for _, e := range c.Members {
+		if mac, known := e.NextHopMAC(); known {
+			if text := net.HardwareAddr(mac[:]).String(); !slices.Contains(list, text) {
+				list = append(list, text)
+			}
 		}
 	}
 	return list

@@ -27,6 +27,8 @@ type Collector struct {
 	byTuple    map[key]party
 	buffers    map[uint64]arrival
 	neighbours map[netip.Addr]*asked
+	mute       map[netip.Addr]*Mute // Own addresses that hosts ask for.
+	holders    map[netip.Addr]*Conflict
 	routed     map[string]bool // Interfaces by which requests with private sources are answered.
 	oneArmed   map[string]bool // Interfaces by which answered requests arrive and leave.
 	budget     *Budget
@@ -102,7 +104,7 @@ func NewBudget() *Budget { return &Budget{mostExchanges} }
 
 // NewCollector collects for a namespace.
 func NewCollector(h Host, b *Budget) *Collector {
-	return &Collector{host: h, byTuple: map[key]party{}, buffers: map[uint64]arrival{}, neighbours: map[netip.Addr]*asked{},
+	return &Collector{host: h, byTuple: map[key]party{}, buffers: map[uint64]arrival{}, neighbours: map[netip.Addr]*asked{}, mute: map[netip.Addr]*Mute{}, holders: map[netip.Addr]*Conflict{},
 		routed: map[string]bool{}, oneArmed: map[string]bool{}, budget: b}
 }
 
@@ -136,7 +138,7 @@ func (c *Collector) Add(p *trace.Packet) {
 	}
 	bridge, port := c.host.Ports[p.Interface]
 	port = port && bridge != ""
-	w.add(p, port)
+	w.add(p, port, p.HasMACs && p.DestMAC[0]&1 == 0 && len(c.host.MACs) > 0 && !c.host.MACs[p.DestMAC])
 	if p.Point == trace.Received {
 		c.arrived(p, who)
 	}
@@ -228,6 +230,7 @@ func last(p netip.Prefix) netip.Addr {
 }
 
 func (c *Collector) neighbour(p *trace.Packet) {
+	c.link(p)
 	target, own := p.Neighbour.Target, p.Neighbour.Sender.IsValid() && c.host.Addresses[p.Neighbour.Sender]
 	a := c.neighbours[target]
 	switch {

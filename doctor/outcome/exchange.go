@@ -14,6 +14,7 @@ import (
 type Host struct {
 	Addresses map[netip.Addr]bool // Its own.
 	Networks  []Network           // of its interfaces
+	MACs      map[[6]byte]bool    // of its interfaces
 	// Ports maps a port of a bridge to the bridge: packets pass both.
 	Ports map[string]string
 	// Probed are the backends of a Sluice daemon of this host, which checks their health.
@@ -72,6 +73,12 @@ type Reason struct {
 	Large        int // Size of the packets that are repeated and never acknowledged.
 	// ForeignSource is set if the source was translated to an address that this host does not have.
 	ForeignSource bool
+	// OtherSource is the own address from which datagrams were answered instead of the one that was asked.
+	OtherSource netip.Addr
+	// HopLimit is set if the dropped packets arrived with a hop limit of 1, each of them.
+	HopLimit bool
+	// Elsewhere is the hardware address of another host to which the requests were addressed.
+	Elsewhere string
 }
 
 // Drop is why and where packets of an exchange were dropped.
@@ -104,6 +111,7 @@ type way struct {
 	encapsulated                   bool // left in a packet of another protocol
 	drop                           *Drop
 	ttl                            [2]uint8 // lowest and highest at arrival
+	elsewhere                      [6]byte  // the last hardware address at arrival, if it is another host's
 	large                          repeats
 	small                          repeats
 	closed                         repeats    // acknowledgements with a receive window of 0, since the last other one
@@ -141,7 +149,7 @@ func (r *repeats) stuck(other *way) bool {
 	return r.count >= 2 && r.last-r.first >= repeatedFor && int32(other.ack-r.seq) <= 0
 }
 
-func (w *way) add(p *trace.Packet, port bool) {
+func (w *way) add(p *trace.Packet, port, elsewhere bool) {
 	if w.first == 0 {
 		w.first = p.Time
 	}
@@ -159,6 +167,9 @@ func (w *way) add(p *trace.Packet, port bool) {
 			w.ttl[0] = p.TTL
 		}
 		w.ttl[1] = max(w.ttl[1], p.TTL)
+		if w.elsewhere = [6]byte{}; elsewhere {
+			w.elsewhere = p.DestMAC
+		}
 	case p.Point == trace.Transmitted:
 		if w.transmitted++; w.out == "" {
 			w.out, w.firstSent = p.Interface, p.Time
@@ -232,6 +243,9 @@ func (e *Exchange) In() string { return e.request.in }
 
 // Out is the interface by which the request left; "" when it did not.
 func (e *Exchange) Out() string { return e.request.out }
+
+// AnswerIn is the interface by which the answer arrived; "" when none did.
+func (e *Exchange) AnswerIn() string { return e.reply.in }
 
 // AnswerOut is the interface by which the answer left; "" when it did not.
 func (e *Exchange) AnswerOut() string { return e.reply.out }

@@ -3,6 +3,7 @@
 package outcome
 
 import (
+	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -47,6 +48,7 @@ func (c *Collector) judge(lost trace.PacketLoss) map[*Exchange]Verdict {
 			answered[e.Request.Dest.Port()] = true
 		}
 	}
+	others := c.otherSources()
 	for _, e := range c.exchanges {
 		if e.into != nil || !c.delivered(e) {
 			continue
@@ -63,6 +65,12 @@ func (c *Collector) judge(lost trace.PacketLoss) map[*Exchange]Verdict {
 			continue
 		}
 		v := c.verdict(e)
+		switch other := others[e]; {
+		case other == e: // the answers of another exchange
+			v = Noise
+		case other != nil:
+			e.Stage, e.Reason.OtherSource, v = ClientRejects, other.ownSource(c), Failed
+		}
 		if v == Failed {
 			switch {
 			case c.host.Probed[e.Server().Addr()] && c.fromHost(e):
@@ -78,6 +86,46 @@ func (c *Collector) judge(lost trace.PacketLoss) map[*Exchange]Verdict {
 	shareRejections(verdicts)
 	c.findScans(verdicts)
 	return verdicts
+}
+
+// otherSources finds datagrams to this host that a program answers from another of its addresses: a socket that is
+// bound to no address sends from the address of the route. The exchange of such answers is in the map with itself.
+func (c *Collector) otherSources() map[*Exchange]*Exchange {
+	type ends struct {
+		client netip.AddrPort
+		port   uint16 // of the server
+	}
+	asked, found := map[ends]*Exchange{}, map[*Exchange]*Exchange{}
+	of := func(e *Exchange, visit func(e *Exchange, client, server netip.AddrPort)) {
+		if e.into != nil || e.Request.Protocol != flow.UDP {
+			return
+		}
+		visit(e, e.Request.Source, e.Request.Dest)
+		visit(e, e.Request.Dest, e.Request.Source)
+	}
+	for _, e := range c.exchanges {
+		if e.into == nil && e.Request.Protocol == flow.UDP && c.host.Addresses[e.Request.Dest.Addr()] && e.request.received > 0 && e.reply.transmitted == 0 {
+			asked[ends{e.Request.Source, e.Request.Dest.Port()}] = e
+		}
+	}
+	for _, e := range c.exchanges {
+		of(e, func(e *Exchange, client, server netip.AddrPort) {
+			to := asked[ends{client, server.Port()}]
+			if to == nil || to == e || !c.host.Addresses[server.Addr()] || e.request.received+e.reply.received > 0 || e.request.transmitted+e.reply.transmitted == 0 {
+				return
+			}
+			found[to], found[e] = e, e
+		})
+	}
+	return found
+}
+
+// ownSource is the address of this host in an exchange.
+func (e *Exchange) ownSource(c *Collector) netip.Addr {
+	if a := e.Request.Source.Addr(); c.host.Addresses[a] {
+		return a
+	}
+	return e.Request.Dest.Addr()
 }
 
 // shareRejections gives unanswered exchanges the ICMP error that their server sent about others of the same
@@ -158,11 +206,11 @@ func (c *Collector) verdict(e *Exchange) Verdict {
 	}
 	e.Reason.Loop = e.request.ttl[1]-e.request.ttl[0] >= 3
 	if d := e.reply.drop; d != nil || e.reply.received > 0 {
-		if c.end-e.reply.last < waits && d == nil {
+		if c.end-e.reply.first < waits && d == nil {
 			return Ongoing
 		}
 		if d != nil {
-			e.Reason.Drop = d.ofAnswer()
+			e.Reason.Drop, e.Reason.HopLimit = d.ofAnswer(), e.reply.ttl == [2]uint8{1, 1}
 		}
 		return fail(AnswerLost)
 	}
@@ -250,6 +298,13 @@ func (c *Collector) stayed(e *Exchange) Verdict {
 		return Filtered
 	case d == nil && e.Reason.Rejection != nil && e.Reason.Rejection.prohibited():
 		return Filtered
+	}
+	if mac := e.request.elsewhere; mac != [6]byte{} && e.Reason.Drop == nil {
+		if e.reply.received > 0 { // traffic of others, which this host sees as well
+			return Noise
+		}
+		e.Reason.Elsewhere = net.HardwareAddr(mac[:]).String()
+		return Failed
 	}
 	if hop := c.unresolved(e); hop.IsValid() {
 		e.Reason.Unresolved, e.Reason.UnresolvedOn = hop, c.neighbours[hop].iface

@@ -129,6 +129,30 @@ func TestStages(t *testing.T) {
 				p.Tuple.Source = netip.AddrPortFrom(netip.MustParseAddr("203.0.113.1"), r.Source.Port())
 			})
 		}, NoAnswer, []string{"UDP", "198.51.100.8:53"}},
+		{"answers with another source", func(s *scene, i int) {
+			r := tuple(flow.UDP, fmt.Sprintf("198.51.100.8:%d", 3000+i), "203.0.113.1:53")
+			s.see(trace.Received, "wan0", r, tracked(r, r.Reverse(), flow.Original))
+			s.see(trace.Transmitted, "wan0", tuple(flow.UDP, "10.0.0.1:53", r.Source.String()), own)
+		}, ClientRejects, []string{"answered from 10.0.0.1 instead of 203.0.113.1"}},
+		{"answers with the last hop", func(s *scene, i int) {
+			c := outbound(i, "198.51.100.8:443")
+			s.opens(c, 8, 1)
+			s.see(trace.Received, "wan0", c.reply, flags(synAck), func(p *trace.Packet) { p.TTL = 1 })
+			s.see(trace.Dropped, "wan0", c.request.Reverse(), flags(synAck), tracked(c.request, c.reply, flow.Reply), dropped(trace.CauseTTL))
+		}, AnswerLost, []string{"arrive by wan0 with a hop limit (TTL) of 1"}},
+		{"another link address", func(s *scene, i int) {
+			s.see(trace.Received, "lan0", outbound(i, "198.51.100.8:443").request, flags(syn), hop(99))
+		}, NeverLeft, []string{"for the hardware address 02:00:00:00:00:63, which this host does not have"}},
+		{"fragments of answers, over and over", func(s *scene, i int) {
+			r := tuple(flow.UDP, fmt.Sprintf("10.0.0.2:%d", 3000+i), "198.51.100.8:53")
+			for range 12 {
+				s.see(trace.Received, "lan0", r, tracked(r, r.Reverse(), flow.Original))
+				s.see(trace.Transmitted, "wan0", r, tracked(r, r.Reverse(), flow.Original))
+				s.see(trace.Received, "wan0", r.Reverse())
+				s.later(100 * time.Millisecond)
+			}
+			s.ends = s.now
+		}, AnswerLost, []string{"the answers did not leave this host"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var s scene

@@ -3,6 +3,7 @@
 package outcome
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"time"
@@ -16,12 +17,14 @@ type scene struct {
 	packets []trace.Packet
 	now     time.Duration
 	buffer  uint64
+	ends    time.Duration // of the window; 0: 3 s after the last packet
 }
 
 var sceneHost = Host{
 	Addresses: map[netip.Addr]bool{netip.MustParseAddr("10.0.0.1"): true, netip.MustParseAddr("203.0.113.1"): true},
 	Networks:  []Network{{netip.MustParsePrefix("10.0.0.0/24"), "lan0"}, {netip.MustParsePrefix("203.0.113.0/24"), "wan0"}},
 	Ports:     map[string]string{"eth1": "br0"},
+	MACs:      map[[6]byte]bool{{2, 0, 0, 0, 0, 1}: true},
 }
 
 func tuple(protocol flow.Protocol, from, to string) flow.Tuple {
@@ -115,5 +118,5 @@ func (s *scene) report(lost trace.PacketLoss) *Report {
 	for i := range s.packets {
 		c.Add(&s.packets[i])
 	}
-	return c.Report(s.now+3*time.Second, lost, nil)
+	return c.Report(cmp.Or(s.ends, s.now+3*time.Second), lost, nil)
 }

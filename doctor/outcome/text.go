@@ -102,6 +102,9 @@ func (c *Class) ending() string {
 		case c.Reason.Rejection != nil:
 			return "did not leave this host: " + c.Reason.Rejection.String()
 		}
+		if mac := c.Reason.Elsewhere; mac != "" {
+			return fmt.Sprintf("arrived by %s for the hardware address %s, which this host does not have, and were ignored", e.In(), mac)
+		}
 		return "arrived and did not leave this host"
 	case WrongWay:
 		if c.Reason.Loop {
@@ -135,6 +138,9 @@ func (c *Class) ending() string {
 		}
 		return text + "; nothing came back on any interface"
 	case AnswerLost:
+		if c.Reason.HopLimit && d.Cause.ID == trace.CauseTTL.ID {
+			return fmt.Sprintf("were answered, and the answers arrive by %s with a hop limit (TTL) of 1, so that they end here", e.reply.in)
+		}
 		if d != nil {
 			return "were answered, and the answers were dropped here: " + lost
 		}
@@ -142,6 +148,9 @@ func (c *Class) ending() string {
 	case Refused:
 		return "were refused: " + c.Reason.Rejection.String()
 	case ClientRejects:
+		if a := c.Reason.OtherSource; a.IsValid() {
+			return fmt.Sprintf("were answered from %s instead of %s, which was asked: clients ignore such answers", a, e.Request.Dest.Addr())
+		}
 		if e.In() != "" && e.AnswerOut() != "" && e.In() != e.AnswerOut() {
 			return fmt.Sprintf("were answered, and the clients repeat their requests: they arrive by %s, the answers leave by %s", e.In(), e.AnswerOut())
 		}

@@ -56,6 +56,7 @@ var faults = []fault{
 	{"port forward to a dead host", "nat", withNft, "published", []string{"g", "nft flush chain ip nat pre; nft add rule ip nat pre tcp dport 8080 dnat to ${C%.*}.99:80"}, `\.99\b`},
 	{"port forward to a closed port", "nat", withNft, "published", []string{"g", "nft flush chain ip nat pre; nft add rule ip nat pre tcp dport 8080 dnat to $C:81"}, `:81\b|port 81|refus|reset`},
 	{"port forward to a loopback address", "nat", withNft, "published", []string{"g", "nft flush chain ip nat pre; nft add rule ip nat pre tcp dport 8080 dnat to 127.0.0.1:80; nft insert rule inet filter input tcp dport 80 accept", "serve", "127.0.0.1:80"}, `martian|127\.0\.0|route_localnet`},
+	{"a rule drops fragments of answers", "rules", nil, "", []string{"g", "nft -f - <<R\ntable ip early { chain pre { type filter hook prerouting priority -450; ip frag-off & 0x1fff != 0 drop; }; }\nR", "large", "198.51.100.8:53"}, `frag-off|fragment`},
 	// Routes.
 	{"no default route", "routes", nil, "out", []string{"g", "ip route del default"}, `no route`},
 	{"no default route of IPv6", "routes", nil, "six", []string{"g", "ip -6 route del default"}, `no route`},
@@ -86,6 +87,10 @@ var faults = []fault{
 	{"the router does not answer ARP", "neighbours", nil, "out", []string{"s", "sysctl -qw net.ipv4.conf.all.arp_ignore=8 net.ipv4.conf.eth0.arp_ignore=8", "g", fresh}, `203\.0\.113\.2\b.*not answer|next hop.*not answer`},
 	{"the router does not answer neighbour discovery", "neighbours", nil, "six", []string{"s", "nft -f - <<R\ntable ip6 mute { chain in { type filter hook input priority filter; icmpv6 type nd-neighbor-solicit drop; }; }\nR", "g", fresh}, `2001:db8:0:1::2\b.*not answer|next hop.*not answer`},
 	{"the client does not answer ARP", "neighbours", nil, "published", []string{"c", "sysctl -qw net.ipv4.conf.all.arp_ignore=8 net.ipv4.conf.eth0.arp_ignore=8", "g", fresh}, `next hop.*not answer|not answer ARP`},
+	{"the host does not answer ARP for an address of its loopback", "neighbours", nil, "", []string{"g", "ip addr add 203.0.113.50/32 dev lo; sysctl -qw net.ipv4.conf.all.arp_ignore=1", "serve", "203.0.113.50:8445", "g", input + "tcp dport 8445 accept", "attempt", "s 203.0.113.50:8445"}, `203\.0\.113\.50.*arp`},
+	{"a rule drops ARP", "neighbours", nil, "out", []string{"g", "nft 'table arp guard { chain in { type filter hook input priority 0; iifname '$IN' drop; }; }'", "c", fresh, "g", fresh}, `not answer ARP|$IN.*ARP`},
+	{"another host uses the uplink's address", "neighbours", nil, "out", []string{"s", "ip addr del 203.0.113.66/24 dev eth0; ip link add br0 type bridge; ip link set br0 up; ip link set eth0 master br0; ip addr flush dev eth0; ip addr add 203.0.113.2/24 dev br0; ip -6 addr add 2001:db8:0:1::2/64 dev br0 nodad; ip route replace 2001:db8:1::/64 via 2001:db8:0:1::1; ip neigh replace 203.0.113.1 lladdr 02:00:00:00:00:66 nud permanent dev br0", "claim", "203.0.113.1"}, `203\.0\.113\.1 .*duplicate`},
+	{"the client has the gateway's old hardware address", "neighbours", nil, "out", []string{"g", "[ $IN = docker0 ] || ip link set $IN promisc on", "c", "ip neigh replace $GIN lladdr 02:00:00:00:00:77 nud permanent dev eth0"}, `02:00:00:00:00:77`},
 	// Links.
 	{"the uplink has no carrier", "links", nil, "out", []string{"s", "ip link set eth0 down"}, `carrier`},
 	{"the uplink is down", "links", nil, "out", []string{"g", "ip link set $OUT down"}, `no route|is down`},
@@ -118,6 +123,8 @@ var faults = []fault{
 	{"the server of a port forward is dead", "far side", []kind{router, gateway, docker}, "published", []string{"c", "nft -f - <<R\ntable ip mute { chain in { type filter hook input priority filter; tcp dport 80 drop; }; }\nR"}, `no answer|nothing came back`},
 	{"one backend is dead", "far side", []kind{balancer}, "published", []string{"d", "nft -f - <<R\ntable ip mute { chain in { type filter hook input priority filter; tcp dport 80 drop; }; }\nR"}, `10\.0\.1\.2.*(no answer|nothing came back)|(no answer|nothing came back).*10\.0\.1\.2`},
 	{"the backend has no way back", "far side", []kind{router, gateway}, "published", []string{"c", "ip route del default; ip route add 198.51.100.0/24 via $GIN"}, `no answer|nothing came back|does not return`},
+	{"answers arrive with the last hop", "far side", nil, "out", []string{"s", "nft 'table ip carrier { chain o { type filter hook output priority 0; ip saddr 198.51.100.0/24 ip ttl set 1; }; }'"}, `hop limit`},
+	{"a program answers from another address", "far side", nil, "", []string{"g", "ip addr add 203.0.113.60/24 dev $OUT; " + "[ $IN = docker0 ] || nft insert rule inet filter input udp dport 5353 accept", "wildcard", "5353", "ask", "203.0.113.60:5353"}, `instead of 203\.0\.113\.60`},
 	{"a route has the wrong source", "far side", nil, "own", []string{"g", "ip route replace default via 203.0.113.2 src $GIN; [ $IN = docker0 ] && iptables-nft -t nat -I POSTROUTING -s $GIN -j ACCEPT || nft insert rule ip nat post ip saddr $GIN accept"}, `source|$GIN|untranslated`},
 	{"an address of the inside network is routed elsewhere", "far side", []kind{gateway, router}, "", []string{"g", "ip route add ${C%.*}.200/32 via 10.0.1.2 dev lan9", "d", "ip addr add ${C%.*}.200/32 dev lo; ip route add $C/32 via 10.0.1.1 src ${C%.*}.200", "attempt", "d $C:80"}, `\.200\b.*(arp|proxy)|proxy`},
 	{"VRRP advertisements are dropped", "far side", withNft, "", []string{"vrrp", ""}, `vrrp|112`},

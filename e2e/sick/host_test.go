@@ -195,19 +195,23 @@ func (h *host) serve(node, address string) {
 	}()
 }
 
-// echo answers datagrams.
-func (h *host) echo(node, address string) {
+// echo answers datagrams, swell answers them by datagrams that do not fit into one packet.
+func (h *host) echo(node, address string)  { h.answer(node, address, 0) }
+func (h *host) swell(node, address string) { h.answer(node, address, 2500) }
+
+// answer answers datagrams by datagrams of a length, or by their own.
+func (h *host) answer(node, address string, length int) {
 	c, err := h.lab.Node(node).ListenPacket(address)
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	h.closers = append(h.closers, c)
 	go func() {
-		b := make([]byte, 2048)
+		b := make([]byte, 4096)
 		for {
-			n, from, err := c.ReadFrom(b)
+			n, from, err := c.ReadFrom(b[:2048])
 			if err == nil {
-				_, _ = c.WriteTo(b[:n], from)
+				_, _ = c.WriteTo(b[:max(n, length)], from)
 			} else if strings.Contains(err.Error(), "closed") {
 				return
 			}

@@ -7,6 +7,7 @@
 package sick
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -217,11 +218,47 @@ func (h *host) make(ctx context.Context, f *fault, node, step string) {
 		from, to, _ := strings.Cut(step, " ")
 		to = strings.ReplaceAll(to, "$C", h.names["C"])
 		h.exchange(ctx, f.name, from, "tcp", func(*rand.Rand) string { return to })
+	case "claim": // another host of the uplink announces an address
+		h.announce(ctx, step)
+	case "wildcard": // a program that answers from the address of the route
+		h.echo("g", "0.0.0.0:"+step)
+	case "ask":
+		h.exchange(ctx, f.name, "s", "udp", func(*rand.Rand) string { return step })
+	case "large": // answers of two fragments
+		h.swell("s", step)
+		h.exchange(ctx, f.name, "c", "udp", func(*rand.Rand) string { return step })
 	case "vrrp":
 		h.vrrp(ctx)
 	default:
 		h.sh(node, step)
 	}
+}
+
+// announce has s send announcements of an address with a hardware address that no host has.
+func (h *host) announce(ctx context.Context, address string) {
+	to := unix.SockaddrLinklayer{Protocol: 0x0608}
+	mac := []byte{2, 0, 0, 0, 0, 0x66}
+	a := net.ParseIP(address).To4()
+	frame := slices.Concat(bytes.Repeat([]byte{0xff}, 6), mac, []byte{8, 6, 0, 1, 8, 0, 6, 4, 0, 1}, mac, a, make([]byte, 6), a)
+	var fd int
+	if err := h.lab.Node("s").Do(func() error {
+		in, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		to.Ifindex = in.Index
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		return err
+	}); err != nil {
+		h.t.Fatal(err)
+	}
+	h.closers = append(h.closers, os.NewFile(uintptr(fd), address))
+	h.running.Go(func() {
+		for ctx.Err() == nil {
+			_ = unix.Sendto(fd, frame, 0, &to)
+			time.Sleep(500 * time.Millisecond)
+		}
+	})
 }
 
 // neverAccepts listens and never accepts.
