@@ -25,6 +25,7 @@ type RouteFacts struct {
 	MTUs      []RouteMTU
 	Multipath bool // An IPv4 route has several next hops.
 	Default   bool // The main table has an IPv4 default route.
+	Class     bool // A type of service selects an IPv4 route.
 }
 
 // Routes reads the routing tables. MTUs are the routes with an MTU, and the more specific routes without one through
@@ -34,6 +35,7 @@ func Routes() (facts RouteFacts, err error) {
 	with, err := unicastRoutes(func(r *unicastRoute) bool {
 		if r.to.Addr().Is4() {
 			facts.Multipath = facts.Multipath || len(r.by) > 1
+			facts.Class = facts.Class || r.class
 			facts.Default = facts.Default || r.to.Bits() == 0 && r.table == unix.RT_TABLE_MAIN
 		}
 		return r.mtu > 0
@@ -81,13 +83,14 @@ type unicastRoute struct {
 	to                 netip.Prefix
 	table, metric, mtu uint32
 	by                 []uint32 // indexes of the next hops' interfaces
+	class              bool     // the route has a type of service
 }
 
 func (r *unicastRoute) leavesBy(ifindex uint32) bool { return slices.Contains(r.by, ifindex) }
 
 // isRelevant reports whether Routes returns anything about the route.
 func (r *unicastRoute) isRelevant() bool {
-	return r.mtu > 0 || r.to.Addr().Is4() && (len(r.by) > 1 || r.to.Bits() == 0)
+	return r.mtu > 0 || r.to.Addr().Is4() && (len(r.by) > 1 || r.to.Bits() == 0 || r.class)
 }
 
 // unicastRoutes lists the unicast routes of all tables that wanted selects.
@@ -116,7 +119,7 @@ func (r *unicastRoute) read(m []byte) bool {
 	if len(m) < unix.SizeofRtMsg || m[0] != unix.AF_INET && m[0] != unix.AF_INET6 || m[7] != unix.RTN_UNICAST {
 		return false
 	}
-	*r = unicastRoute{table: uint32(m[4]), by: r.by[:0]}
+	*r = unicastRoute{table: uint32(m[4]), by: r.by[:0], class: m[3] != 0}
 	a := netip.IPv4Unspecified()
 	if m[0] == unix.AF_INET6 {
 		a = netip.IPv6Unspecified()

@@ -41,7 +41,7 @@ type Event struct {
 	Kind    Kind
 	Ifindex int
 	Address netip.Addr
-	Special bool // of a Route: it is one that Routes reports
+	Special bool // of a Route: it is one that Routes or HasLocalElsewhere reports
 	// Table and Protocol (RTPROT) of a Route; 0 for a next-hop object.
 	Table    uint32
 	Protocol uint8
@@ -168,7 +168,8 @@ func (w *Watcher) event(kind uint16, data []byte) (Event, bool) {
 		return Event{Kind: Address}, true
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		r, table, _ := tableRoute(data)
-		return Event{Kind: Route, Special: w.route.read(data) && w.route.isRelevant(), Table: table, Protocol: r.Protocol}, true
+		special := w.route.read(data) && w.route.isRelevant() || r.Type == unix.RTN_LOCAL && table != unix.RT_TABLE_LOCAL
+		return Event{Kind: Route, Special: special, Table: table, Protocol: r.Protocol}, true
 	case unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP:
 		return Event{Kind: Route}, true
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:

@@ -372,6 +372,9 @@ enum check {
 	CHECK_FORWARDING = 0x80, // interfaces with IPv4 forwarding off
 	CHECK_OWN4 = 0x100,	 // own_sources has all local IPv4 destinations
 	CHECK_OWN6 = 0x200,	 // own_addresses6 has all local IPv6 destinations
+	CHECK_INPUT = 0x400,	 // the interface of arrival selects routes ("ip rule")
+	CHECK_CLASS = 0x800,	 // the type of service selects routes
+	CHECK_CLIENT = 0x1000,	 // more than the destination's address selects routes
 };
 
 // Global words of the datapath, in one element. Every packet reads the first cache line, which is

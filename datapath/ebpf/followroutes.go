@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -64,11 +66,12 @@ func putSources(t *table.Tables, routes netdev.RouteFacts) error {
 	if err != nil {
 		return err
 	}
-	rules, err := netdev.HasRules(unix.AF_INET)
+	isOwn := func(a netip.Addr) bool { return slices.Contains(own, netdev.OwnSource{Addr: a}) }
+	rules, err := netdev.Rules(unix.AF_INET, isOwn)
 	if err != nil {
 		return err
 	}
-	rules6, err := netdev.HasRules(unix.AF_INET6)
+	rules6, err := netdev.Rules(unix.AF_INET6, isOwn)
 	if err != nil {
 		return err
 	}
@@ -96,11 +99,20 @@ func putSources(t *table.Tables, routes netdev.RouteFacts) error {
 	if routes.Multipath {
 		checks |= wire.CheckMultipath
 	}
-	if rules {
+	if rules.Any {
 		checks |= wire.CheckRules | checks&wire.CheckRpFilter/wire.CheckRpFilter*wire.CheckEach
 	}
-	if rules6 {
+	if rules6.Any {
 		checks |= wire.CheckRules6
+	}
+	if rules.Input || rules6.Input {
+		checks |= wire.CheckInput
+	}
+	if rules.Class || rules6.Class || routes.Class {
+		checks |= wire.CheckClass
+	}
+	if rules.Client || rules6.Client || routes.Class {
+		checks |= wire.CheckClient
 	}
 	kinds, filter := map[uint32]uint32{}, wire.OwnFilter{}
 	six, most6 := map[wire.Addr]uint32{}, int(t.Maps["own_addresses6"].MaxEntries())
@@ -126,10 +138,16 @@ func putSources(t *table.Tables, routes netdev.RouteFacts) error {
 		bit := key * 0x9e3779b1 >> 20
 		filter.Words[bit/64] |= 1 << (bit % 64)
 	}
-	if whole4 && !rules { // a rule may select a table with local routes, or a mark that only the kernel sees
+	if whole4 {
+		whole4, err = onlyLocal(unix.AF_INET, rules, err)
+	}
+	if whole6 {
+		whole6, err = onlyLocal(unix.AF_INET6, rules6, err)
+	}
+	if whole4 {
 		checks |= wire.CheckOwn4
 	}
-	if whole6 && !rules6 {
+	if whole6 {
 		checks |= wire.CheckOwn6
 	}
 	zero := uint32(0)
@@ -140,6 +158,16 @@ func putSources(t *table.Tables, routes netdev.RouteFacts) error {
 	}
 	setChecks(t, ^uint32(wire.CheckRouteMtus), checks)
 	return err
+}
+
+// onlyLocal reports whether the table "local" has all local destinations: no rule of "ip rule" may select another table
+// with local routes, or by a mark that only the kernel sees.
+func onlyLocal(family uint8, rules netdev.RuleFacts, before error) (bool, error) {
+	if !rules.Any || rules.Hidden {
+		return !rules.Any, before
+	}
+	found, err := netdev.HasLocalElsewhere(family)
+	return !found && err == nil, errors.Join(before, err)
 }
 
 // routesPause is the time during which route changes are collected before the tables are read.

@@ -4,12 +4,24 @@ package oracle
 
 import (
 	"fmt"
+	"os"
 	"strings"
 )
 
-// change is a random change of the gateway's environment, and what ends it.
+// change is a random change of the gateway's environment, and what ends it. SLUICE_ORACLE_CHANGES lists the kinds to
+// choose from, separated by commas.
 func (g *generator) change() (steps, undo []string) {
-	return pick(g, []func() ([]string, []string){g.setting, g.setting, g.route, g.route, g.route, g.neighbour, g.neighbour, g.host, g.address, g.link, g.rule})()
+	kinds := []string{"setting", "setting", "route", "route", "route", "neighbour", "neighbour", "host", "address", "link", "rule", "rule"}
+	if only := os.Getenv("SLUICE_ORACLE_CHANGES"); only != "" {
+		kinds = strings.Split(only, ",")
+	}
+	kind := pick(g, kinds)
+	of, ok := map[string]func() ([]string, []string){"setting": g.setting, "route": g.route, "neighbour": g.neighbour, "host": g.host,
+		"address": g.address, "link": g.link, "rule": g.rule}[kind]
+	if !ok {
+		panic("SLUICE_ORACLE_CHANGES: no kind " + kind)
+	}
+	return of()
 }
 
 func (g *generator) setting() (steps, undo []string) {
@@ -67,7 +79,12 @@ func (g *generator) route() (steps, undo []string) {
 	add := func(way string) []string {
 		return []string{"ip " + family + "route replace " + to + " " + way}
 	}
-	switch g.IntN(12) {
+	switch g.IntN(13) {
+	case 12:
+		if family == "" { // IPv6 routes have no type of service
+			to += " tos " + pick(g, ruleClass)
+			undo = []string{"ip route del " + to}
+		}
 	case 0:
 		kind := pick(g, []string{"blackhole", "prohibit", "unreachable", "throw"})
 		return []string{"ip " + family + "route replace " + kind + " " + to}, undo
@@ -90,18 +107,77 @@ func (g *generator) route() (steps, undo []string) {
 	return add(pick(g, ways)), undo
 }
 
-func (g *generator) rule() (steps, undo []string) {
-	table := 200 + g.IntN(5)
-	if g.IntN(3) == 0 {
-		from := pick(g, []string{"from fd00:2::3", "to 2001:db8:9::8", "iif lan0"})
-		way := pick(g, []string{"default via 2001:db8:1::3", "default via fd00:3::8", "unreachable default"})
-		return []string{fmt.Sprintf("ip -6 route replace %s table %d", way, table), fmt.Sprintf("ip -6 rule add %s lookup %d priority %d", from, table, table)},
-			[]string{fmt.Sprintf("ip -6 rule del priority %d", table), fmt.Sprintf("ip -6 route flush table %d", table)}
+// Selectors of rules of "ip rule", by the field that they select.
+var (
+	ruleFrom4 = []string{"10.0.2.3", "10.0.2.0/24", "10.0.3.0/25", "198.51.100.8", "198.51.100.0/24", "192.0.2.0/24", "203.0.113.1", "203.0.113.0/24", "10.0.20.0/24"}
+	ruleTo4   = []string{"198.51.100.8", "198.51.100.0/24", "10.0.2.2", "10.0.2.0/24", "10.0.3.3", "203.0.113.1", "192.0.2.10", "203.0.113.203"}
+	ruleFrom6 = []string{"fd00:2::3", "fd00:2::/64", "fd00:3::/64", "2001:db8:9::8", "2001:db8:9::/64", "2001:db8:a::/64", "2001:db8:1::1", "fd00:20::/64"}
+	ruleTo6   = []string{"2001:db8:9::8", "2001:db8:9::/64", "fd00:2::2", "fd00:2::/64", "fd00:3::/64", "2001:db8:1::1", "2001:db8:a::10"}
+	ruleClass = []string{"0x10", "0x04", "0x18", "0x08"}
+	rulePorts = []string{"53", "80", "8080", "5353", "8000-9000", "20000-29999", "30000-30400"}
+)
+
+// selector returns the selectors of a rule.
+func (g *generator) selector(v6 bool) string {
+	from, to, icmp := ruleFrom4, ruleTo4, "icmp"
+	if v6 {
+		from, to, icmp = ruleFrom6, ruleTo6, "ipv6-icmp"
 	}
-	from := pick(g, []string{"from 10.0.2.3", "to 198.51.100.8", "iif lan0", "iif wan0", "tos 0x10", "ipproto udp dport 53", "from 203.0.113.1"})
-	way := pick(g, []string{"default via 203.0.113.3", "default via 10.0.3.8", "blackhole default", "prohibit default"})
-	return []string{fmt.Sprintf("ip route replace %s table %d", way, table), fmt.Sprintf("ip rule add %s lookup %d priority %d", from, table, table)},
-		[]string{fmt.Sprintf("ip rule del priority %d", table), fmt.Sprintf("ip route flush table %d", table)}
+	s := g.maybe(6, "not ")
+	for s == "" || s == "not " || g.IntN(4) == 0 {
+		s += pick(g, []func() string{
+			func() string { return "from " + pick(g, from) },
+			func() string { return "to " + pick(g, to) },
+			func() string { return "iif " + pick(g, linkNames) + "0" },
+			func() string { return "tos " + pick(g, ruleClass) },
+			func() string {
+				return "ipproto " + pick(g, []string{"udp", "tcp"}) + pick(g, []string{"", " sport " + pick(g, rulePorts), " dport " + pick(g, rulePorts)})
+			},
+			func() string { return pick(g, []string{"sport ", "dport "}) + pick(g, rulePorts) },
+			func() string { return "ipproto " + icmp },
+			func() string { return "iif lo" },
+		})() + " "
+	}
+	return s
+}
+
+// rule adds a rule of "ip rule", and the routes of its table.
+func (g *generator) rule() (steps, undo []string) {
+	v6 := g.IntN(3) == 0
+	family, to := "", routed4
+	ways := []string{"via 203.0.113.3", "via 203.0.113.2", "via 10.0.3.8", "via 10.0.2.8", "dev wan0"}
+	if v6 {
+		family, to = "-6 ", routed6
+		ways = []string{"via 2001:db8:1::3", "via 2001:db8:1::2", "via fd00:3::8", "via fd00:2::8", "dev wan0"}
+	}
+	g.next++
+	table := 200 + g.IntN(5)
+	priority := (1+g.IntN(300))*100 + g.next%100 // no two rules in force have the same
+	action := fmt.Sprintf("lookup %d", table)
+	undo = []string{fmt.Sprintf("ip %srule del priority %d", family, priority)}
+	switch g.IntN(8) {
+	case 0:
+		action = pick(g, []string{"blackhole", "unreachable", "prohibit"})
+	case 1:
+		action = fmt.Sprintf("goto %d", pick(g, []int{priority + 1 + g.IntN(32700-priority), 32766, 32767}))
+	case 2:
+		action = "lookup main suppress_prefixlength " + pick(g, []string{"0", "24", "64"})
+	default:
+		destinations := []string{"default"}
+		if g.IntN(3) == 0 {
+			destinations = append(destinations[:g.IntN(2)], pick(g, to))
+		}
+		for _, to := range destinations {
+			route := to + " " + pick(g, ways)
+			if g.IntN(5) == 0 {
+				route = pick(g, []string{"blackhole ", "prohibit ", "unreachable ", "throw "}) + to
+			}
+			steps = append(steps, fmt.Sprintf("ip %sroute replace %s table %d", family, route, table))
+		}
+		undo = append(undo, fmt.Sprintf("ip %sroute flush table %d", family, table))
+		action += g.maybe(6, " suppress_prefixlength 0")
+	}
+	return append(steps, fmt.Sprintf("ip %srule add %spriority %d %s", family, g.selector(v6), priority, action)), undo
 }
 
 // Addresses of neighbours, by link.

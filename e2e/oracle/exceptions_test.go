@@ -438,15 +438,15 @@ func errorsToNowhere(s *situation) (missing, extra []string) {
 	}), nil
 }
 
-// noRouteErrors: with rules of "ip rule", eBPF passes a translated packet without a route to the kernel. The kernel's error
-// quotes the translated packet, and its destination is the translated source.
+// noRouteErrors: with IPv6 rules that refuse, eBPF passes a translated packet without a route to the kernel. The kernel's
+// error quotes the translated packet, and its destination is the translated source.
 func noRouteErrors(s *situation) (missing, extra []string) {
-	if !slices.ContainsFunc(s.run.script, func(line string) bool { return strings.Contains(line, " rule add ") }) {
+	if !slices.ContainsFunc(s.run.script, func(line string) bool { return refusing6.MatchString(line) }) {
 		return nil, nil
 	}
 	const noRoute = 0
 	unreachable := func(_ string, f parsed) bool {
-		return f.error != nil && f.error.Type == map[bool]uint8{true: 1, false: 3}[f.error.V6] && f.error.Code == noRoute
+		return f.error != nil && f.error.V6 && f.error.Type == 1 && f.error.Code == noRoute
 	}
 	missing, extra = filter(s.missing, unreachable), filter(s.extra, unreachable)
 	if len(missing) > 0 {
@@ -454,6 +454,8 @@ func noRouteErrors(s *situation) (missing, extra []string) {
 	}
 	return missing, extra
 }
+
+var refusing6 = regexp.MustCompile("^ip -6 rule add .* (blackhole|unreachable|prohibit)$")
 
 // unresolvedBeforeSize: a packet that is too big for a next hop that does not answer gets the error of the next hop on
 // eBPF, and the error about its size from the kernel.

@@ -170,7 +170,7 @@ func (g *generator) goOn() string {
 	case n < 6:
 		return "reply " + t.id + changes
 	case n < 9:
-		return "again " + t.id + changes
+		return "again " + t.id + g.maybe(12, " on="+pick(g, linkNames)) + changes
 	}
 	if t.v6 {
 		return fmt.Sprintf("error %s %s %s", t.id, pick(g, []string{"host", "2001:db8:9::1", "fd00:2::8"}),

@@ -68,13 +68,20 @@ func (w *world) reply(id, rest string) (string, packet.Packet, error) {
 	return f.link, edited(answerTo(packet.Parse(f.bytes)), rest), nil
 }
 
-// again sends the last packet of the conversation once more, with changes.
+// again sends the last packet of the conversation once more, with changes. "on=LINK" before them sends it on another link.
 func (w *world) again(id, rest string) (string, packet.Packet, error) {
 	f, ok := w.last[id]
 	if !ok {
 		return "", nil, nil
 	}
-	return f.link, edited(packet.Parse(f.bytes), rest), nil
+	p, link := packet.Parse(f.bytes), f.link
+	if first, changes, _ := strings.Cut(rest, " "); strings.HasPrefix(first, "on=") {
+		link, rest = strings.TrimPrefix(first, "on="), changes
+		if eth, ok := packet.Find[*packet.Ethernet](p); ok {
+			eth.Src, eth.Dst = packet.MAC{2, 0, 0, 0, linkNumber[link], 8}, gatewayMAC(link)
+		}
+	}
+	return link, edited(p, rest), nil
 }
 
 // icmpError complains about the last packet of the conversation: "FROM ICMP-LAYER".

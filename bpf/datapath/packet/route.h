@@ -15,16 +15,19 @@ static __always_inline bool routed_by_own(const struct packet *p, const struct p
 
 // Sets the further fields by which "ip rule" and multipath routes select: protocol and ports, as
 // for a packet that the kernel forwards. The source port is the one before translation. Clients
-// share the next hop of a backend, so that its lookup has no source port and no traffic class. An
-// ICMP error is routed by its own protocol, not by the protocol and ports of the quoted packet.
-static __always_inline void fib_transport(struct bpf_fib_lookup *fib, const struct packet *p, const struct plan *plan)
+// share the next hop of a backend unless a rule distinguishes them, so that its lookup has no
+// source port and no traffic class. An ICMP error is routed by its own protocol, not by the
+// protocol and ports of the quoted packet.
+static __always_inline void fib_transport(struct bpf_fib_lookup *fib, const struct control *c, const struct packet *p,
+					  const struct plan *plan)
 {
+	bool shared = plan->backend_hop != NO_ENTRY && !(c->checks & CHECK_CLIENT);
 	const struct tuple *t = &plan->to;
 
 	fib->l4_protocol = t->l4_proto;
 	if (plan->flags & PLAN_ERROR)
 		fib->l4_protocol = plan->family == FAMILY_6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
-	if (plan->backend_hop == NO_ENTRY) {
+	if (!shared) {
 		if (plan->gateway_family == FAMILY_6)
 			fib->flowinfo = bpf_htonl((__u32)p->tos << 20);
 		else
@@ -33,18 +36,19 @@ static __always_inline void fib_transport(struct bpf_fib_lookup *fib, const stru
 	if (fib->l4_protocol != IPPROTO_TCP && fib->l4_protocol != IPPROTO_UDP && fib->l4_protocol != IPPROTO_SCTP)
 		return;
 	fib->dport = t->dport;
-	if (plan->backend_hop == NO_ENTRY)
+	if (!shared)
 		fib->sport = routed_by_own(p, plan) ? p->tuple.sport : t->sport;
 }
 
-static __always_inline void fib_request(struct bpf_fib_lookup *fib, const struct packet *p, const struct plan *plan)
+static __always_inline void fib_request(struct bpf_fib_lookup *fib, const struct control *c, const struct packet *p,
+					const struct plan *plan)
 {
 	const union addr *source = routed_by_own(p, plan) ? &p->tuple.saddr : &plan->to.saddr;
 
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->ifindex = p->ifindex;
 	fib->tot_len = 1; // ask for the MTU
-	fib_transport(fib, p, plan);
+	fib_transport(fib, c, p, plan);
 	if (plan->gateway_family == FAMILY_6) {
 		fib->family = AF_INET6;
 		__builtin_memcpy(fib->ipv6_dst, &plan->gateway, 16);
@@ -86,11 +90,12 @@ static __noinline __u32 generation_now(void)
 }
 
 // Returns a number that is added to the generation in a flow's entry while interfaces have
-// rp_filter 1 or IPv4 forwarding off. Packets that arrive by another interface then find no cached
-// next hop, and the interface and the source are checked.
+// rp_filter 1 or IPv4 forwarding off, or select routes. Packets that arrive by another interface
+// then find no cached next hop. The interface and the source are checked, and the route is looked
+// up.
 static __always_inline __u32 arrival(const struct control *c, __u32 ifindex)
 {
-	return c->checks & (CHECK_STRICT | CHECK_FORWARDING) ? ifindex * 0x9e3779b1U : 0;
+	return c->checks & (CHECK_STRICT | CHECK_FORWARDING | CHECK_INPUT) ? ifindex * 0x9e3779b1U : 0;
 }
 
 // Reports whether IPv4 forwarding is off on an interface. Backends cache next hops for packets of
@@ -195,7 +200,7 @@ static __always_inline bool egress(void *ctx, struct packet *p, struct plan *pla
 		return true;
 	}
 	fib = (void *)w->fib;
-	fib_request(fib, p, plan);
+	fib_request(fib, c, p, plan);
 	switch (fib_found(ctx, fib)) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 		p->out = fib->ifindex;
@@ -259,9 +264,13 @@ static __always_inline enum reason fib_reason(int ret)
 	return REASON_NOT_ROUTED;
 }
 
+// Caches the next hop of a plan in its flow or backend. Where the fields of single packets or
+// clients select routes, the generation is an invalid one, so that every packet looks its route up.
+// The fast paths thus need no check of their own.
 static __always_inline void hop_remember(const struct control *c, const struct packet *p, const struct plan *plan,
 					 __u32 gen)
 {
+	bool kept = plan->hop && !(c->checks & (plan->backend_hop != NO_ENTRY ? CHECK_CLIENT : CHECK_CLASS));
 	struct entry_meta *m;
 
 	if (plan->backend_hop != NO_ENTRY) {
@@ -269,7 +278,7 @@ static __always_inline void hop_remember(const struct control *c, const struct p
 		struct backend_hop *b = bpf_map_lookup_elem(&backend_hops, &at);
 
 		if (b) {
-			*(volatile __u64 *)&b->way = (__u64)plan->hop << 32 | (plan->hop ? gen : ~gen);
+			*(volatile __u64 *)&b->way = (__u64)plan->hop << 32 | (kept ? gen : ~gen);
 		}
 		return;
 	}
@@ -279,7 +288,7 @@ static __always_inline void hop_remember(const struct control *c, const struct p
 	if (!m)
 		return;
 	m->hop = plan->hop;
-	m->hop_gen = plan->hop ? gen + arrival(c, p->ifindex) : ~gen;
+	m->hop_gen = kept ? gen + arrival(c, p->ifindex) : ~gen;
 }
 
 // Applies the configured hardware address of a backend. It has precedence over the neighbour table,
@@ -404,7 +413,7 @@ static __always_inline enum reason route(void *ctx, const struct packet *p, stru
 	if (!gen || !routed_by_own(p, plan) || plan->gateway.d[0] != p->tuple.daddr.d[0] ||
 	    plan->gateway.d[1] != p->tuple.daddr.d[1]) {
 		gen = *(volatile __u32 *)&c->generation;
-		fib_request(fib, p, plan);
+		fib_request(fib, c, p, plan);
 		found = plan->family == p->family && p->ttl > 1 && c->checks & CHECK_RULES6 ?
 				(int)bpf_fib_lookup(ctx, fib, sizeof(*fib), 0) : // a rule may match the interface
 				fib_found(ctx, fib);

@@ -43,6 +43,9 @@ const (
 	CheckForwarding = 128
 	CheckOwn4       = 256
 	CheckOwn6       = 512
+	CheckInput      = 1024
+	CheckClass      = 2048
+	CheckClient     = 4096
 )
 
 // Values of enum choice.
