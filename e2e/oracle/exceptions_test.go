@@ -374,14 +374,14 @@ func ownErrors(s *situation) (missing, extra []string) {
 
 var nextHop = regexp.MustCompile(`^\S+ (?:from \S+ )?(?:via (?:inet6 )?(\S+) )?dev (\S+)`)
 
-// reaches reports whether the kernel would send an ICMP error to an address now: it has a route for the type of service
-// of the error, and the next hop answers.
+// reaches reports whether the kernel would send an ICMP error to an address now: it has a route for the protocol and
+// the type of service of the error, and the next hop answers.
 func (w *world) reaches(a netip.Addr, f parsed) bool {
-	service := ""
+	fields := " ipproto ipv6-icmp"
 	if ip, ok := packet.Find[*packet.IPv4](f.p); ok {
-		service = fmt.Sprintf(" tos %#x", ip.TOS&0x1e)
+		fields = fmt.Sprintf(" ipproto icmp tos %#x", ip.TOS&0x1e)
 	}
-	out, err := w.ip.run("route get " + a.String() + service)
+	out, err := w.ip.run("route get " + a.String() + fields)
 	m := nextHop.FindStringSubmatch(out)
 	if err != nil || m == nil {
 		return false
