@@ -189,6 +189,10 @@ func checkRPFilter(_ context.Context, c *Case) Finding {
 		arrived := c.arrivedOn(trace.CauseRPFilter)
 		if one, _ := c.sysctl("net.ipv4.conf." + arrived + ".rp_filter"); max(all, one) == 2 {
 			f.Remedy = &Remedy{Do: "add a route that leads to the source: the filter is loose already and asks for any", Risk: "a route that is wrong takes other traffic along"}
+		} else if d, from, there := c.routedElsewhere(arrived); there {
+			f.Summary += fmt.Sprintf(": its network is on %s, and the route to %s leads by %s", arrived, d.Prefix, d.By)
+			f.Remedy = &Remedy{Do: "delete the route, if the host is on " + arrived + ": a loose filter would let requests in, and answers would still leave by " + d.By,
+				Commands: []string{fmt.Sprintf("ip route del %s dev %s", d.Prefix, d.By)}, Risk: from.String() + " is no longer reached by " + d.By}
 		} else if w, known := c.wayBack(); known && w.Dead() {
 			f.Remedy = &Remedy{Do: fmt.Sprintf("correct the route back: it leads by %s to %s, which does not answer %s, so that a loose filter would not help", w.Interface, w.NextHop, asks(w.NextHop)), Risk: "a route that is wrong takes other traffic along"}
 		}
@@ -214,6 +218,20 @@ func checkRPFilter(_ context.Context, c *Case) Finding {
 		return found(Info, "%s check strictly; with routes over more than one of %d interfaces that loses packets", strings.Join(strict, ", "), links)
 	}
 	return ok("reverse path filtering refused nothing")
+}
+
+// routedElsewhere is the route by another interface to the source of a refused packet, whose network is on the interface of
+// its arrival.
+func (c *Case) routedElsewhere(arrived string) (d observe.Detached, from netip.Addr, there bool) {
+	g, _ := c.drops(trace.CauseRPFilter)
+	for _, s := range g.Sampled {
+		from = s.Packet.Source.Addr()
+		i := slices.IndexFunc(c.NS.After.Routing.Detached, func(d observe.Detached) bool { return d.Within == arrived && d.Prefix.Contains(from) })
+		if i >= 0 {
+			return c.NS.After.Routing.Detached[i], from, true
+		}
+	}
+	return d, from, false
 }
 
 // wayBack is the route to the source of a packet that the reverse path filter refused.

@@ -53,7 +53,7 @@ var explains = map[string][]outcome.Stage{
 	"RL07": {outcome.NeverLeft}, "RL09": {outcome.NeverLeft}, "RL15": {outcome.NeverLeft, outcome.AnswerLost},
 	"RL16": {outcome.Untranslated, outcome.NoAnswer, outcome.ClientRejects},
 	"FW01": {outcome.NeverLeft}, "FW02": {outcome.NeverLeft, outcome.AnswerLost}, "FW03": {outcome.TooBig, outcome.NeverLeft, outcome.AnswerLost},
-	"FW05": {outcome.TooBig}, "FW06": {outcome.NeverLeft}, "FW07": {outcome.NeverLeft}, "FW08": {outcome.NeverLeft, outcome.AnswerLost},
+	"FW05": {outcome.TooBig}, "FW06": {outcome.NeverLeft}, "FW07": {outcome.NeverLeft, outcome.AnswerLost}, "FW08": {outcome.NeverLeft, outcome.AnswerLost},
 	"FW09": {outcome.WrongWay}, "FW12": {outcome.NeverLeft, outcome.AnswerLost}, "FW13": {outcome.NeverLeft, outcome.AnswerLost},
 	"FW14": {outcome.NeverLeft, outcome.AnswerLost, outcome.TooBig}, "FW15": {outcome.NeverLeft, outcome.AnswerLost, outcome.NoAnswer},
 	"FW16": {outcome.WrongWay, outcome.NoAnswer, outcome.ClientRejects}, "FW17": {outcome.ClientRejects, outcome.WrongWay},

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -107,10 +108,22 @@ func remedyOf(c *outcome.Class) *Remedy {
 		m.Commands = []string{fmt.Sprintf("ip route show table all match %s", server.Addr())}
 	case outcome.Untranslated:
 		return translateRemedy(c)
+	case outcome.WrongWay:
+		if n := c.Reason.Network; n.Interface != "" {
+			m.Do, m.Risk = "restore the route of the network; delete a more specific one", "none: the network is on the link"
+			m.Commands = []string{fmt.Sprintf("ip route replace %s dev %s", n.Prefix, n.Interface)}
+			return m
+		}
+		return lookAtRoute(m, server.Addr())
 	default:
-		m.Do = fmt.Sprintf("look at the route to %s and at the rules for it", server.Addr())
-		m.Commands = []string{fmt.Sprintf("ip route show table all match %s", server.Addr())}
+		return lookAtRoute(m, server.Addr())
 	}
+	return m
+}
+
+func lookAtRoute(m *Remedy, to netip.Addr) *Remedy {
+	m.Do = fmt.Sprintf("look at the route to %s and at the rules for it", to)
+	m.Commands = []string{fmt.Sprintf("ip route show table all match %s", to)}
 	return m
 }
 

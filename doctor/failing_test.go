@@ -140,9 +140,10 @@ func TestCountersWithoutVictims(t *testing.T) {
 }
 
 // TestWayBack: a loose reverse path filter is a remedy if the next hop of the reverse path is not resolved yet, but not
-// if its resolution failed.
+// if its resolution failed. Where the source belongs to the network of the arrival, the route elsewhere is wrong.
 func TestWayBack(t *testing.T) {
-	for state, want := range map[int]bool{0: true, netlink.NUD_FAILED: false} {
+	const routedElsewhere = -1
+	for state, want := range map[int]string{0: "rp_filter=2", netlink.NUD_FAILED: "", routedElsewhere: "ip route del"} {
 		s := examined(t)
 		n := s.Namespaces[0]
 		lostBy(trace.CauseRPFilter, "wan0", observe.Gateway{Address: netip.MustParseAddr("203.0.113.2"), Interface: "wan0"})(s)
@@ -150,9 +151,16 @@ func TestWayBack(t *testing.T) {
 		for packet, w := range n.Ways {
 			w.State = state
 			n.Ways[packet] = w
+			if state == routedElsewhere {
+				from := packet.Packet.Source.Addr()
+				n.After.Routing.Detached = append(n.After.Routing.Detached, observe.Detached{Prefix: netip.PrefixFrom(from, from.BitLen()), By: "lan0", Within: "wan0"})
+			}
 		}
 		for _, f := range Judge(context.Background(), s).Findings {
-			if f.Check == "FW02" && (len(f.Remedy.Commands) > 0) != want {
+			if f.Check != "FW02" {
+				continue
+			}
+			if command := strings.Join(f.Remedy.Commands, "\n"); !strings.Contains(command, want) || (command == "") != (want == "") {
 				t.Errorf("state %d: %s, commands %q", state, f.Remedy.Do, f.Remedy.Commands)
 			}
 		}

@@ -66,6 +66,7 @@ type Reason struct {
 	// Unresolved is the next hop that answers no ARP or neighbour discovery.
 	Unresolved   netip.Addr
 	UnresolvedOn string         // Interface.
+	Network      Network        // of the server, if its request left by another interface
 	Loop         bool           // The same packet arrives again and again.
 	Bypass       bool           // The client acknowledges an answer that did not pass here.
 	Unread       netip.AddrPort // Endpoint that keeps its receive window at 0.

@@ -212,6 +212,7 @@ func (c *Collector) verdict(e *Exchange) Verdict {
 		if d != nil {
 			e.Reason.Drop, e.Reason.HopLimit = d.ofAnswer(), e.reply.ttl == [2]uint8{1, 1}
 		}
+		c.unresolved(e, e.Client().Addr())
 		return fail(AnswerLost)
 	}
 	if c.toHost(e) {
@@ -222,6 +223,9 @@ func (c *Collector) verdict(e *Exchange) Verdict {
 	}
 	switch {
 	case e.Reason.Loop, e.returns() && !c.oneArmed[e.request.out]:
+		if n, there := c.host.network(e.Server().Addr()); there && n.Interface != e.request.out {
+			e.Reason.Network = n
+		}
 		return fail(WrongWay)
 	case !(tcp && e.acknowledged) && e.keepsPrivateSource() && !c.routed[e.request.out]:
 		return fail(Untranslated)
@@ -306,9 +310,7 @@ func (c *Collector) stayed(e *Exchange) Verdict {
 		e.Reason.Elsewhere = net.HardwareAddr(mac[:]).String()
 		return Failed
 	}
-	if hop := c.unresolved(e); hop.IsValid() {
-		e.Reason.Unresolved, e.Reason.UnresolvedOn = hop, c.neighbours[hop].iface
-	}
+	c.unresolved(e, e.Server().Addr())
 	if e.Reason.Drop == nil && e.Reason.Rejection == nil && !e.Reason.Unresolved.IsValid() && e.Request.Protocol != flow.TCP {
 		return Unknown // packets that leave by XDP, or inside others, are not seen
 	}
@@ -324,26 +326,25 @@ func byRule(d *Drop) bool {
 	return d.Cause.ID == trace.CauseNftRule.ID || d.Cause.ID == trace.CauseLegacyRule.ID || d.Cause.ID == trace.CauseHookRule.ID
 }
 
-// unresolved is the next hop of an exchange that answers no questions for its link address: the
-// server itself, or the only one that is asked for in vain.
-func (c *Collector) unresolved(e *Exchange) netip.Addr {
-	if a := c.neighbours[e.Server().Addr()]; a != nil {
-		if a.answered {
-			return netip.Addr{}
+// unresolved notes the next hop towards an address that answers no questions for its link address: the address itself, or
+// the only one that is asked for in vain.
+func (c *Collector) unresolved(e *Exchange, to netip.Addr) {
+	found := to
+	if c.neighbours[to] == nil {
+		found = netip.Addr{}
+		for target, a := range c.neighbours {
+			if a.answered || target.Is4() != to.Is4() {
+				continue
+			}
+			if found.IsValid() {
+				return
+			}
+			found = target
 		}
-		return e.Server().Addr()
 	}
-	var found netip.Addr
-	for target, a := range c.neighbours {
-		if a.answered || target.Is4() != e.Server().Addr().Is4() {
-			continue
-		}
-		if found.IsValid() {
-			return netip.Addr{}
-		}
-		found = target
+	if a := c.neighbours[found]; a != nil && !a.answered {
+		e.Reason.Unresolved, e.Reason.UnresolvedOn = found, a.iface
 	}
-	return found
 }
 
 // returns reports whether a request left by the interface of its arrival.
@@ -363,18 +364,13 @@ func (c *Collector) stalled(e *Exchange) (Verdict, bool) {
 	if e.Request.Protocol != flow.TCP {
 		return 0, false
 	}
+	if e.request.closed.count+e.reply.closed.count > 0 { // what repeats meanwhile probes the window
+		return e.unread(), true
+	}
 	for _, pair := range [][2]*way{{&e.request, &e.reply}, {&e.reply, &e.request}} {
 		w, other := pair[0], pair[1]
 		answer := w == &e.reply
 		switch {
-		case w.closed.count >= 2 && w.closed.last-w.closed.first >= closedFor:
-			e.Stage, e.Reason = Unread, Reason{Unread: e.Client(), UnreadFor: w.closed.last - w.closed.first}
-			if answer { // a client may read as slowly as it wants to
-				e.Reason.Unread = e.Server()
-				e.attempts = max(e.attempts, manyAttempts)
-			}
-			e.attempts = max(e.attempts, 1)
-			return Failed, true
 		case w.large.stuck(other):
 			e.Stage = TooBig
 			e.Reason = Reason{Large: w.large.size}
@@ -401,6 +397,22 @@ func (c *Collector) stalled(e *Exchange) (Verdict, bool) {
 		}
 	}
 	return 0, false
+}
+
+// unread decides a connection with a closed window.
+func (e *Exchange) unread() Verdict {
+	for _, w := range []*way{&e.request, &e.reply} {
+		since := w.closed.last - w.closed.first
+		if w.closed.count < 2 || since < closedFor {
+			continue
+		}
+		e.Stage, e.Reason, e.attempts = Unread, Reason{Unread: e.Client(), UnreadFor: since}, max(e.attempts, 1)
+		if w == &e.reply { // a client may read as slowly as it wants to
+			e.Reason.Unread, e.attempts = e.Server(), max(e.attempts, manyAttempts)
+		}
+		return Failed
+	}
+	return Ongoing
 }
 
 // Limits of a scan.

@@ -50,6 +50,19 @@ func TestStages(t *testing.T) {
 			s.see(trace.Received, "lan0", c.request, flags(syn))
 			s.see(trace.Transmitted, "lan0", c.reply.Reverse(), flags(syn), tracked(c.request, c.reply, flow.Original))
 		}, WrongWay, []string{"10.0.0.2:80", "the interface of their arrival, lan0"}},
+		{"away from the network of the server", func(s *scene, i int) {
+			c := published(i)
+			s.see(trace.Received, "wan0", c.request, flags(syn))
+			s.see(trace.Transmitted, "wan0", c.reply.Reverse(), flags(syn), tracked(c.request, c.reply, flow.Original))
+		}, WrongWay, []string{"interface of their arrival, wan0", "10.0.0.0/24 of lan0", "route to it is missing"}},
+		{"no link address of the client", func(s *scene, i int) {
+			c := outbound(i, "198.51.100.8:443")
+			s.opens(c, 8, 1)
+			s.see(trace.Received, "wan0", c.reply, flags(synAck))
+			s.see(trace.Transmitted, "lan0", flow.Tuple{}, own, func(p *trace.Packet) {
+				p.Neighbour = &trace.Neighbour{Sender: netip.MustParseAddr("10.0.0.1"), Target: netip.MustParseAddr("10.0.0.2")}
+			})
+		}, AnswerLost, []string{"were answered", "next hop 10.0.0.2 on lan0 does not answer"}},
 		{"loop", func(s *scene, i int) {
 			r := tuple(flow.TCP, "198.51.100.7:4000", fmt.Sprintf("203.0.114.%d:80", i+1))
 			for ttl := uint8(60); ttl > 50; ttl -= 2 {
@@ -109,8 +122,8 @@ func TestStages(t *testing.T) {
 			s.answers(c, synAck)
 			for range 4 {
 				s.later(400 * time.Millisecond)
-				s.see(trace.Received, "lan0", c.request, flags(trace.TCPAck))
-				s.see(trace.Transmitted, "wan0", c.reply.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Original))
+				s.see(trace.Received, "lan0", c.request, flags(trace.TCPAck), window(0))
+				s.see(trace.Transmitted, "wan0", c.reply.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Original), window(0))
 			}
 		}, Unread, []string{"the client does not read"}},
 		{"another way", func(s *scene, i int) {
@@ -566,14 +579,32 @@ func TestTransactions(t *testing.T) {
 	}
 }
 
+// TestClosedWindow wants no decision about connections whose window is closed, but not for long, although segments repeat.
+func TestClosedWindow(t *testing.T) {
+	var s scene
+	for i := range 5 {
+		c := outbound(i, "198.51.100.8:443")
+		s.opens(c, 8, 1)
+		s.answers(c, synAck)
+		for range 3 {
+			s.later(250 * time.Millisecond)
+			s.see(trace.Transmitted, "wan0", c.reply.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Original), func(p *trace.Packet) { p.Seq, p.Payload, p.Length = 9, 1448, 1500 })
+			s.see(trace.Transmitted, "lan0", c.request.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Reply), window(0))
+		}
+	}
+	if r := s.report(trace.PacketLoss{}); r.Ongoing != 5 || r.Answered+r.Failed != 0 {
+		t.Errorf("report %+v: %v", r, r.Classes)
+	}
+}
+
 // TestSlowReader wants no failure of a connection whose window was closed for a time.
 func TestSlowReader(t *testing.T) {
 	for name, resumes := range map[string]func(s *scene, c connection){
 		"opens": func(s *scene, c connection) {
-			s.see(trace.Transmitted, "lan0", c.request.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Reply), window(100))
+			s.see(trace.Transmitted, "lan0", c.request.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Reply))
 		},
 		"takes data": func(s *scene, c connection) {
-			s.see(trace.Transmitted, "wan0", c.reply.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Original), window(100), func(p *trace.Packet) { p.Seq, p.Payload, p.Length = 9, 500, 552 })
+			s.see(trace.Transmitted, "wan0", c.reply.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Original), func(p *trace.Packet) { p.Seq, p.Payload, p.Length = 9, 500, 552 })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

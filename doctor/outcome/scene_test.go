@@ -34,7 +34,7 @@ func tuple(protocol flow.Protocol, from, to string) flow.Tuple {
 // see adds a packet 1 ms after the last one.
 func (s *scene) see(point trace.Point, iface string, t flow.Tuple, change ...func(p *trace.Packet)) *trace.Packet {
 	s.now += time.Millisecond
-	p := trace.Packet{Time: s.now, Point: point, Interface: iface, Tuple: t, TTL: 64, Buffer: s.buffer, Length: 60}
+	p := trace.Packet{Time: s.now, Point: point, Interface: iface, Tuple: t, TTL: 64, Buffer: s.buffer, Length: 60, Window: 100}
 	if point != trace.Received {
 		p.InIfIndex = 2
 	}
@@ -97,8 +97,8 @@ func (s *scene) answers(c connection, f byte) {
 func (s *scene) unread(c connection) {
 	for range 4 {
 		s.later(400 * time.Millisecond)
-		s.see(trace.Received, "wan0", c.reply, flags(trace.TCPAck))
-		s.see(trace.Transmitted, "lan0", c.request.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Reply))
+		s.see(trace.Received, "wan0", c.reply, flags(trace.TCPAck), window(0))
+		s.see(trace.Transmitted, "lan0", c.request.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Reply), window(0))
 	}
 }
 

@@ -90,7 +90,7 @@ func (c *Class) ending() string {
 	switch c.Stage {
 	case NeverLeft:
 		switch hop := c.Reason.Unresolved; {
-		case d != nil && d.Cause.ID != "neighbour-failed":
+		case d != nil && d.Cause.ID != trace.CauseNeighbour.ID:
 			return "did not leave this host: dropped: " + lost
 		case hop.IsValid():
 			if c.Attribute == ByNextHop {
@@ -110,7 +110,11 @@ func (c *Class) ending() string {
 		if c.Reason.Loop {
 			return fmt.Sprintf("go in a circle: the same packets arrive by %s again and again, with a smaller hop limit each time", e.In())
 		}
-		return fmt.Sprintf("got no answer here: they left by the interface of their arrival, %s", e.Out())
+		text := fmt.Sprintf("got no answer here: they left by the interface of their arrival, %s", e.Out())
+		if n := c.Reason.Network; n.Interface != "" {
+			text += fmt.Sprintf(", although the server is in the network %s of %s: the route to it is missing, or another one is more specific", n.Prefix, n.Interface)
+		}
+		return text
 	case Untranslated:
 		if c.Attribute == ByOut {
 			return "kept their private source address, untranslated, and got no answer"
@@ -140,6 +144,9 @@ func (c *Class) ending() string {
 	case AnswerLost:
 		if c.Reason.HopLimit && d.Cause.ID == trace.CauseTTL.ID {
 			return fmt.Sprintf("were answered, and the answers arrive by %s with a hop limit (TTL) of 1, so that they end here", e.reply.in)
+		}
+		if hop := c.Reason.Unresolved; hop.IsValid() && (d == nil || d.Cause.ID == trace.CauseNeighbour.ID) {
+			return fmt.Sprintf("were answered, and the answers did not leave this host: the next hop %s on %s does not answer for its address", hop, c.Reason.UnresolvedOn)
 		}
 		if d != nil {
 			return "were answered, and the answers were dropped here: " + lost

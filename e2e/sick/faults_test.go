@@ -73,7 +73,7 @@ var faults = []fault{
 	{"a rule routes the inside into nothing", "routes", nil, "out", []string{"g", "ip rule add from $NET unreachable"}, `unreachable|ip rule`},
 	{"a rule uses a table without a route", "routes", nil, "out", []string{"g", "ip route add prohibit default table 77; ip rule add iif $IN table 77"}, `prohibit|table 77`},
 	{"a loop with the inside", "routes", nil, "dns", []string{"c", "sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.send_redirects=0 net.ipv4.conf.eth0.send_redirects=0", "g", "ip route add 198.51.100.7/32 via $C dev $IN", "g", "sysctl -qw net.ipv4.conf.all.send_redirects=0 net.ipv4.conf.$IN.send_redirects=0"}, `loop|TTL|interface of their arrival|wrong way|back`},
-	{"the inside network has no route", "routes", []kind{router, gateway, balancer}, "published", []string{"g", "ip route del $NET dev $IN"}, `no route|came by|wrong way|arriv.*same|back`},
+	{"the inside network has no route", "routes", []kind{router, gateway, balancer}, "published", []string{"g", "ip route del $NET dev $IN"}, `no route|$NET.*route to it is missing`},
 	// Settings.
 	{"forwarding is off", "settings", nil, "out", []string{"g", "sysctl -qw net.ipv4.ip_forward=0"}, `forwarding is off`},
 	{"forwarding is off on the inside interface", "settings", nil, "out", []string{"g", "sysctl -qw net.ipv4.conf.$IN.forwarding=0"}, `forwarding is off`},
@@ -128,4 +128,9 @@ var faults = []fault{
 	{"a route has the wrong source", "far side", nil, "own", []string{"g", "ip route replace default via 203.0.113.2 src $GIN; [ $IN = docker0 ] && iptables-nft -t nat -I POSTROUTING -s $GIN -j ACCEPT || nft insert rule ip nat post ip saddr $GIN accept"}, `source|$GIN|untranslated`},
 	{"an address of the inside network is routed elsewhere", "far side", []kind{gateway, router}, "", []string{"g", "ip route add ${C%.*}.200/32 via 10.0.1.2 dev lan9", "d", "ip addr add ${C%.*}.200/32 dev lo; ip route add $C/32 via 10.0.1.1 src ${C%.*}.200", "attempt", "d $C:80"}, `\.200\b.*(arp|proxy)|proxy`},
 	{"VRRP advertisements are dropped", "far side", withNft, "", []string{"vrrp", ""}, `vrrp|112`},
+	// Readers.
+	{"a program accepts and does not read", "readers", nil, "", []string{"unread", "g 203.0.113.1:8445"}, `203\.0\.113\.1:8445.*not read|not read.*203\.0\.113\.1:8445`},
+	{"the server of a port forward does not read", "readers", withNft, "published", []string{"unread", "c 0.0.0.0:81", "g", "nft flush chain ip nat pre; nft add rule ip nat pre tcp dport 8080 dnat to $C:81"}, `$C:81.*not read|not read.*$C:81`},
+	{"servers do not read", "readers", nil, "out", []string{"unread", "s 0.0.0.0:444", "s", "nft -f - <<R\ntable ip slow { chain pre { type nat hook prerouting priority dstnat; tcp dport 443 redirect to :444; }; }\nR"}, `server does not read`},
+	{"forward drops one of two queries of a socket", "rules", nil, "", []string{"pairs", remote[0] + ":53", "g", forward + "udp dport 53 @th,64,16 2 drop"}, `rule drops.*dport 53|dport 53`},
 }

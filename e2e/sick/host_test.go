@@ -227,6 +227,14 @@ const (
 
 // exchange asks a server over and over.
 func (h *host) exchange(ctx context.Context, name, node, network string, to func(*rand.Rand) string) {
+	h.repeat(ctx, name, func(r *rand.Rand) func() bool {
+		address := to(r)
+		return func() bool { return h.ask(ctx, node, network, address) }
+	})
+}
+
+// repeat makes exchanges over and over.
+func (h *host) repeat(ctx context.Context, name string, next func(*rand.Rand) func() bool) {
 	f := &flow{}
 	h.flows[name] = f
 	r := rand.New(rand.NewPCG(uint64(len(name)), 1))
@@ -238,11 +246,11 @@ func (h *host) exchange(ctx context.Context, name, node, network string, to func
 				return
 			case <-tick.C:
 			}
-			address := to(r)
+			ask := next(r)
 			h.running.Go(func() {
 				period := f.period.Load()
 				f.tried.Add(1)
-				if h.ask(ctx, node, network, address) && f.period.Load() == period {
+				if ask() && f.period.Load() == period {
 					f.answered.Add(1)
 				}
 			})
@@ -267,6 +275,27 @@ func (h *host) ask(ctx context.Context, node, network, address string) bool {
 	}
 	_, err = c.Read(make([]byte, 2048))
 	return err == nil
+}
+
+// askTwice sends two queries of DNS at once from one socket of c, which differ by their first bytes.
+func (h *host) askTwice(ctx context.Context, address string) bool {
+	c, err := h.lab.Node("c").Dial(ctx, &net.Dialer{}, "udp", address)
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	for id := range byte(2) {
+		if _, err := c.Write(append([]byte{0, id + 1}, make([]byte, 20)...)); err != nil {
+			return false
+		}
+	}
+	for range 2 {
+		if _, err = c.Read(make([]byte, 64)); err != nil {
+			return false
+		}
+	}
+	return true
 }
 
 // answered is the share of the exchanges of a flow that begin from now on and are answered.

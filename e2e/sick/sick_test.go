@@ -10,6 +10,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -21,6 +22,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -214,6 +216,16 @@ func (h *host) make(ctx context.Context, f *fault, node, step string) {
 			h.t.Fatal(err)
 		}
 		h.exchange(ctx, f.name, "s", "tcp", func(*rand.Rand) string { return address })
+	case "unread": // a program that accepts connections of clients and does not read
+		node, address, _ := strings.Cut(step, " ")
+		h.unread(node, address)
+		if node == "g" {
+			_, port, _ := strings.Cut(address, ":")
+			h.sh("g", input+"tcp dport "+port+" accept")
+			h.exchange(ctx, f.name, "s", "tcp", func(*rand.Rand) string { return address })
+		}
+	case "pairs": // two queries from one socket
+		h.repeat(ctx, f.name, func(*rand.Rand) func() bool { return func() bool { return h.askTwice(ctx, step) } })
 	case "attempt": // connections of another node
 		from, to, _ := strings.Cut(step, " ")
 		to = strings.ReplaceAll(to, "$C", h.names["C"])
@@ -273,6 +285,27 @@ func neverAccepts(address string, h *host) error {
 		return err
 	}
 	return unix.Listen(fd, 1)
+}
+
+// unread accepts connections, and does not read what fills their small buffers.
+func (h *host) unread(node, address string) {
+	var l net.Listener
+	small := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1024) }), err)
+	}}
+	if err := h.lab.Node(node).Do(func() (err error) { l, err = small.Listen(context.Background(), "tcp4", address); return err }); err != nil {
+		h.t.Fatal(err)
+	}
+	h.closers = append(h.closers, l)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+		}
+	}()
 }
 
 // vrrp has c send advertisements to a group that g has joined, and drops there.
