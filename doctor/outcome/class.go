@@ -304,6 +304,10 @@ func (c *Class) sizable(attempts int) bool {
 		if (c.Stage == NoAnswer || c.Stage == Unread) && c.Example.Out() == "" {
 			return true
 		}
+		// Without a DNS server its clients reach nothing, whatever its share of the exchanges.
+		if c.Stage == NoAnswer && c.Failing == c.Of && c.Attribute == ByServer && c.Example.Server().Port() == dnsPort {
+			return true
+		}
 		switch c.Attribute {
 		case ByServer, ByServerAddress, ByPort, BySource, BySourceNetwork, ByProtocol, ByNothing:
 			return float64(c.Alike) >= shareRemote*float64(c.All)

@@ -579,7 +579,24 @@ func TestTransactions(t *testing.T) {
 	}
 }
 
-// TestClosedWindow wants no decision about connections whose window is closed, but not for long, although segments repeat.
+// TestSilentServer expects the silence of a DNS server to matter among many healthy exchanges, and other silent servers not to.
+func TestSilentServer(t *testing.T) {
+	for server, want := range map[string]bool{"198.51.100.8:53": true, "198.51.100.8:123": false} {
+		var s scene
+		s.healthy(0, 60)
+		for i := range 6 {
+			r := tuple(flow.UDP, fmt.Sprintf("10.0.0.2:%d", 3000+i), server)
+			s.buffer++
+			s.see(trace.Received, "lan0", r)
+			s.see(trace.Transmitted, "wan0", r, tracked(r, tuple(flow.UDP, server, fmt.Sprintf("203.0.113.1:%d", 3000+i)), flow.Original), hop(7))
+		}
+		if r := s.report(trace.PacketLoss{}); len(r.Classes) != 1 || r.Classes[0].Sizable != want {
+			t.Errorf("%s: report %+v: %v", server, r, r.Classes)
+		}
+	}
+}
+
+// TestClosedWindow expects no decision about a connection if its window was closed a moment ago, although segments repeat.
 func TestClosedWindow(t *testing.T) {
 	var s scene
 	for i := range 5 {
@@ -597,7 +614,7 @@ func TestClosedWindow(t *testing.T) {
 	}
 }
 
-// TestSlowReader wants no failure of a connection whose window was closed for a time.
+// TestSlowReader expects no failure of a connection if its window opens again.
 func TestSlowReader(t *testing.T) {
 	for name, resumes := range map[string]func(s *scene, c connection){
 		"opens": func(s *scene, c connection) {
