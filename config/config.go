@@ -219,8 +219,9 @@ type Service struct {
 type Listen struct {
 	// Address is one virtual address, IPv4 or IPv6. Without an address the listener follows the
 	// address of interface: its first global address in each family of the backends, or of a
-	// port-forward's target. Other ports of that address remain the host's. Listeners that name the
-	// address take precedence.
+	// port-forward's target. The first one of IPv6 is the oldest static one; without a static one,
+	// the newest. Other ports of that address remain the host's. Listeners that name the address
+	// take precedence.
 	Address netip.Addr `yaml:"address,omitempty" json:"address,omitzero" jsonschema:"type=string"`
 	// Ports of the address; if empty, every port (protocol any, or a service for all ports of its
 	// protocol).

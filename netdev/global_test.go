@@ -25,6 +25,7 @@ func TestGlobal(t *testing.T) {
 	link, temporary := address("fe80::1/64", unix.RT_SCOPE_LINK, 0), address("2001:db8::77/64", 0, unix.IFA_F_TEMPORARY)
 	old, fresh := address("2001:db8::1/64", 0, unix.IFA_F_DEPRECATED), address("2001:db8:1::1/64", 0, 0)
 	tentative, ppp := address("2001:db8::5/64", 0, unix.IFA_F_TENTATIVE), address("192.0.2.50/32", 0, 0)
+	static, added := address("2001:db8::a/64", 0, unix.IFA_F_PERMANENT), address("2001:db8::b/64", 0, unix.IFA_F_PERMANENT)
 	for _, c := range []struct {
 		list []netlink.Addr
 		v6   bool
@@ -38,6 +39,9 @@ func TestGlobal(t *testing.T) {
 		{[]netlink.Addr{link, held6, old, temporary}, true, "2001:db8::77"},
 		{[]netlink.Addr{link, held6, old}, true, "2001:db8::1"},
 		{[]netlink.Addr{link, held6, tentative, first}, true, "invalid IP"},
+		{[]netlink.Addr{added, fresh, temporary, static, link}, true, "2001:db8::a"},
+		{[]netlink.Addr{fresh, address("2001:db8:2::1/64", 0, 0), link}, true, "2001:db8:1::1"},
+		{[]netlink.Addr{address("192.0.2.3/24", 0, unix.IFA_F_PERMANENT), address("198.51.100.3/24", 0, unix.IFA_F_PERMANENT)}, false, "192.0.2.3"},
 	} {
 		if got, ok := Global(c.list, c.v6); got.String() != c.want || ok != got.IsValid() {
 			t.Errorf("%v: got %s, want %s", c.list, got, c.want)

@@ -92,7 +92,9 @@ func Network(a netlink.Addr) (netip.Prefix, bool) {
 }
 
 // Global returns the global address of an interface for a family. It is the first address that is neither link-local,
-// held by Sluice nor deprecated. Secondary and temporary addresses are used only if there are no others.
+// held by Sluice nor deprecated. Secondary and temporary addresses are used only if there are no others. The kernel lists
+// the newest IPv6 address first: the oldest permanent one is taken, so that an address added later does not replace it,
+// and without one the newest, because a provider may advertise a new prefix without deprecating the old one.
 func Global(list []netlink.Addr, v6 bool) (first netip.Addr, ok bool) {
 	least := 4
 	for _, a := range list {
@@ -112,7 +114,7 @@ func Global(list []netlink.Addr, v6 bool) (first netip.Addr, ok bool) {
 		if deprecated {
 			worse += 2
 		}
-		if worse < least {
+		if worse < least || v6 && worse == least && a.Flags&unix.IFA_F_PERMANENT != 0 {
 			first, ok, least = ip, true, worse
 		}
 	}
