@@ -70,6 +70,9 @@ func (d *Datapath) Apply(_ context.Context, s *datapath.Snapshot) (change *datap
 			change = &datapath.Change{Datapath: d.Name()}
 			return nil
 		}
+		if err := d.learnTunnelMTUs(carriersOf(s)); err != nil {
+			d.opt.Log.Warn("packets to tunnel backends behind a link with a smaller MTU are lost", "error", err)
+		}
 		h, err := d.openTables(s)
 		if err != nil {
 			return err

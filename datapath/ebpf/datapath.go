@@ -84,6 +84,7 @@ type Datapath struct {
 	attached      map[attachPoint]*attachment
 	unattached    map[int]error // why new interfaces have no program, by index
 	neighbours    neighbours
+	carriers      map[carrier]int    // Sockets of learnTunnelMTUs.
 	stop          context.CancelFunc // Stops the watcher.
 	watching      sync.WaitGroup
 	failedEvents  atomic.Uint64                         // Events that could not be handled.
@@ -120,7 +121,7 @@ func Open(opt Options) (*Datapath, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
 	}
-	d := &Datapath{opt: opt, ns: ns, cookie: cookie, hz: hz, regions: map[uint32]table.Region{}, attached: map[attachPoint]*attachment{}}
+	d := &Datapath{opt: opt, ns: ns, cookie: cookie, hz: hz, regions: map[uint32]table.Region{}, attached: map[attachPoint]*attachment{}, carriers: map[carrier]int{}}
 	if err := d.checkPinning(); err != nil {
 		return nil, errors.Join(fmt.Errorf("ebpf: %w", err), ns.Close())
 	}
@@ -188,7 +189,7 @@ func (d *Datapath) release() (err error) {
 	}
 	d.inForce, d.snapshot = nil, nil
 	d.neighbours = neighbours{}
-	return err
+	return errors.Join(err, d.learnTunnelMTUs(nil))
 }
 
 // Remove detaches the programs and removes maps and pins.
