@@ -326,9 +326,19 @@ func (s *situation) rerouted() bool {
 }
 
 // reroutedEnds: if the route of a masquerade or snat flow changes to an interface outside the rule, eBPF ends the flow
-// with the next packet. nftables ends only some flows.
+// with the next packet of the inside host. nftables ends only some flows, at the change. The host then gets no reply,
+// which it gets on eBPF.
 func reroutedEnds(s *situation) (missing, extra []string) {
-	if verb, _, _ := strings.Cut(s.line, " "); verb != "reply" && verb != "again" || !s.run.late() {
+	if verb, _, _ := strings.Cut(s.line, " "); verb != "reply" && verb != "again" || !s.rerouted() || s.world.sent == nil {
+		return nil, nil
+	}
+	if _, to := (parsed{p: s.world.sent, at: []int{1}}).ends(0); pooled[to] && len(s.missing) == 0 && s.world.last[s.talk()].link == "wan" {
+		return nil, filter(s.extra, func(_ string, f parsed) bool {
+			_, asks := f.asksFor()
+			return f.link != "wan" && (asks || passes(s.world.sent, f.p))
+		})
+	}
+	if !s.run.late() {
 		return nil, nil
 	}
 	return filter(s.missing, func(_ string, f parsed) bool {
@@ -474,7 +484,7 @@ func unresolvedBeforeSize(s *situation) (missing, extra []string) {
 // refuses them if rp_filter is set, or after a rule was added by "ip rule".
 func broadcastSources(s *situation) (missing, extra []string) {
 	ip, ok := packet.Find[*packet.IPv4](s.world.sent)
-	if !ok || !slices.Contains(broadcasts, ip.Src) || len(s.extra) > 0 {
+	if !ok || !slices.Contains(broadcasts, ip.Src) || len(s.extra) > 0 || !s.run.late() {
 		return nil, nil
 	}
 	return s.missing, nil

@@ -33,6 +33,7 @@ func init() {
 // rest is the part of YAML that every configuration has.
 const rest = `
 icmp-errors-per-second: 1000000
+timeouts: {tcp-transitory: 2h, udp: 2h, icmp: 2h}
 tables: {flows: 8192, flows6: 8192}
 `
 
