@@ -162,6 +162,8 @@ type Uplink struct {
 	Table     int          `json:"table" doc:"routing table with its default route"`
 	Mark      uint32       `json:"mark" doc:"packet mark that selects the table"`
 	Since     time.Time    `json:"since,omitzero" doc:"when the state changed; absent if it has not changed since the daemon began"`
+	ShareIPv4 float64      `json:"share_ipv4" doc:"part of the new connections over IPv4, 0 to 1"`
+	ShareIPv6 float64      `json:"share_ipv6" doc:"part of the new connections over IPv6, 0 to 1"`
 	Why       string       `json:"why,omitempty" doc:"why it is down, or which family or probe fails"`
 }
 

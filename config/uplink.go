@@ -41,8 +41,8 @@ type UplinkProbe struct {
 	// Port of tcp.
 	Port uint16 `yaml:"port,omitempty" json:"port,omitempty"`
 	// Interval between the starts of two probes of a target, 100ms or more.
-	Interval Duration `yaml:"interval,omitempty" json:"interval,omitzero" jsonschema:"default=1s"`
-	// Timeout of one probe, less than the interval; default half of it.
+	Interval Duration `yaml:"interval,omitempty" json:"interval,omitzero" jsonschema:"default=400ms"`
+	// Timeout of one probe, less than the interval; default three quarters of it.
 	Timeout Duration `yaml:"timeout,omitempty" json:"timeout,omitzero"`
 	// Rise is the number of consecutive successful probes after which a target is up again.
 	Rise int `yaml:"rise,omitempty" json:"rise,omitempty" jsonschema:"minimum=1,maximum=100,default=3"`
@@ -54,7 +54,8 @@ type UplinkProbe struct {
 // contain them.
 const UplinkMarks = 0x3f00
 
-const defaultUplinkInterval = time.Second
+// defaultUplinkInterval detects a silent cut within 1.5 s by default: three intervals and the timeout of the last probe.
+const defaultUplinkInterval = 400 * time.Millisecond
 
 // Mark returns the packet mark of the uplink with an index in the configuration.
 func (Uplink) Mark(index int) uint32 { return uint32(index+1) << 8 }
@@ -64,7 +65,7 @@ func (u *Uplink) setDefaults() {
 	orElse(&u.Weight, 1)
 	if p := u.Probe; p != nil {
 		orElse(&p.Interval, Duration(defaultUplinkInterval))
-		orElse(&p.Timeout, p.Interval/2)
+		orElse(&p.Timeout, p.Interval*3/4)
 		orElse(&p.Rise, 3)
 		orElse(&p.Fall, 3)
 	}

@@ -110,14 +110,18 @@ type Explanation struct {
 	Before    flow.Tuple `json:"before"`
 	// After is the outgoing packet. An unspecified address or port 0 means that a pool selects the value for a real
 	// packet.
-	After    flow.Tuple `json:"after"`
-	Out      string     `json:"out,omitempty"` // output interface
-	NextHop  netip.Addr `json:"next_hop,omitzero"`
-	Action   string     `json:"action"` // forward, drop, pass
-	Reason   string     `json:"reason"`
-	Existing bool       `json:"existing"`        // An existing flow decided.
-	Rules    []Met      `json:"rules,omitempty"` // of nftables
-	Steps    []string   `json:"steps,omitempty"`
+	After flow.Tuple `json:"after"`
+	Out   string     `json:"out,omitempty"` // output interface
+	// Uplink is the selected uplink of the configuration, and UplinkWhy the rule that selects it. Both are empty if the
+	// packet does not go to an uplink, or the main routing table decides.
+	Uplink    string     `json:"uplink,omitempty"`
+	UplinkWhy string     `json:"uplink_why,omitempty"`
+	NextHop   netip.Addr `json:"next_hop,omitzero"`
+	Action    string     `json:"action"` // forward, drop, pass
+	Reason    string     `json:"reason"`
+	Existing  bool       `json:"existing"`        // An existing flow decided.
+	Rules     []Met      `json:"rules,omitempty"` // of nftables
+	Steps     []string   `json:"steps,omitempty"`
 	// Notes describes how a real packet may be treated differently.
 	Notes []string `json:"notes,omitempty"`
 }

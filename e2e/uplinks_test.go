@@ -29,11 +29,12 @@ const (
 )
 
 // watchSources counts the packets of the office with the address of the other provider, or with none of a provider.
+// A DHCP client without an address sends from 0.0.0.0.
 const watchSources = `
 table inet watch {
 	chain arriving {
 		type filter hook prerouting priority -400
-		iifname office meta nfproto ipv4 ip saddr != %s counter name foreign
+		iifname office meta nfproto ipv4 ip saddr != { %s, 0.0.0.0 } counter name foreign
 		iifname office meta nfproto ipv6 ip6 saddr != { %s, fe80::/10 } counter name foreign
 		iifname office counter name seen
 	}
@@ -160,7 +161,7 @@ func (o *uplinkOffice) becomes(states string) {
 			return nil
 		}
 		rules := strings.TrimRight(nft(o.t, o.Node("gateway"), "", "list", "chain", "ip", "sluice", "uplink-choice"), "} \t\n")
-		if !strings.HasSuffix(strings.ReplaceAll(rules, "\"", ""), "goto uplink/"+carrying[0]) { // the last rule is for new connections
+		if !strings.HasSuffix(strings.ReplaceAll(rules, "\"", ""), "goto uplink/"+carrying[0]+" comment only this uplink carries new connections") { // the last rule is for new connections
 			return fmt.Errorf("%s", rules)
 		}
 		return nil
@@ -187,6 +188,14 @@ func (o *uplinkOffice) cut(provider, when string) (repair func()) {
 	return func() { nft(o.t, o.Node(provider), "", "delete", "table", "inet", "cut") }
 }
 
+// explains requires an uplink and its reason in the explanation of a packet of the pc.
+func (o *uplinkOffice) explains(uplink, from string) {
+	o.t.Helper()
+	if got := output(o.t, o.d, "explain tcp "+from+" "+server4+":7"); !strings.Contains(got, "uplink     "+uplink+"\n") {
+		o.t.Errorf("no uplink %q in\n%s", uplink, got)
+	}
+}
+
 const probes = "probe: {type: icmp, targets: [203.0.113.10, 203.0.113.20], interval: 200ms, fall: 2, rise: 2}"
 
 const twoUplinks = `
@@ -206,6 +215,8 @@ func TestUplinks(t *testing.T) {
 	before := o.dial("10.1.10.20:7001", server4+":7")
 	o.asks(before, fiber4, "before the cut")
 	o.datagrams(fiber4, "before the cut")
+	o.explains("fiber: only this uplink carries new connections", "10.1.10.20:40000")
+	o.explains("fiber: its connection has an address of this uplink", "10.1.10.20:7001")
 
 	repair := o.cut("fiber", "")
 	t.Logf("the first new flow used the other uplink %v after the cut", o.switched(radio4).Round(time.Millisecond))
@@ -221,6 +232,7 @@ func TestUplinks(t *testing.T) {
 	repair()
 	o.becomes("carrying standby")
 	o.asks(moved, radio4, "on the other uplink after the repair")
+	o.explains("radio: its connection has an address of this uplink", "10.1.10.20:7001")
 	after := o.dial("10.1.10.20:7002", server4+":7")
 	o.asks(after, fiber4, "after the repair")
 	o.asks(moved, radio4, "on the other uplink, beside new ones")
@@ -280,6 +292,15 @@ func TestUplinksShareAndFollow(t *testing.T) {
 			}
 			sources[server] = source
 		}
+	}
+	for server, source := range sources {
+		got := output(t, o.d, "explain udp 10.1.10.20:40000 "+server)
+		if name := map[string]string{fiber4: "fiber", radio4: "radio"}[source]; !strings.Contains(got, "uplink     "+name+": source and destination share new connections by weight\n") {
+			t.Errorf("packets to %s have %s, explained:\n%s", server, source, got)
+		}
+	}
+	if got := output(t, o.d, "show uplinks"); strings.Count(got, "carrying   50%   50%") != 2 {
+		t.Errorf("shares:\n%s", got)
 	}
 	used := map[string]bool{}
 	for _, source := range sources {

@@ -243,7 +243,8 @@ func (s *server) uplinks(context.Context, *struct{}) (*body[[]api.Uplink], error
 	list := []api.Uplink{}
 	for _, u := range s.opt.Engine.View().Uplinks {
 		list = append(list, api.Uplink{Name: u.Name, Interface: u.Interface, State: string(u.State), Priority: u.Priority, Weight: u.Weight,
-			Addresses: append([]netip.Addr{}, u.Addresses...), Gateways: append([]netip.Addr{}, u.Gateways...), Table: u.Table, Mark: u.Mark, Since: u.Since, Why: u.Why})
+			Addresses: append([]netip.Addr{}, u.Addresses...), Gateways: append([]netip.Addr{}, u.Gateways...), Table: u.Table, Mark: u.Mark,
+			ShareIPv4: u.Share[0], ShareIPv6: u.Share[1], Since: u.Since, Why: u.Why})
 	}
 	return &body[[]api.Uplink]{list}, nil
 }

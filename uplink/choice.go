@@ -135,7 +135,7 @@ func (t *Tracker) choose(views []view, f int) {
 		}
 	}
 	for i := range views {
-		views[i].carries[f] = views[i].usable[f] && views[i].Priority == best
+		views[i].carries[f], views[i].used[f] = views[i].usable[f] && views[i].Priority == best, best != 0
 	}
 }
 

@@ -50,8 +50,9 @@ type Status struct {
 	Mark      uint32
 	Addresses []netip.Addr
 	Gateways  []netip.Addr
-	Why       string    // of Down
-	Since     time.Time // Time of the last change; zero if it was made by an earlier process.
+	Share     [2]float64 // part of the new connections, by family
+	Why       string     // why it is down, or one family is, while another uplink has that family
+	Since     time.Time  // Time of the last change; zero if it was made by an earlier process.
 }
 
 // Options of a tracker.
@@ -125,6 +126,7 @@ type view struct {
 	failed   [2]string // why its probes fail, by family
 	usable   [2]bool
 	carries  [2]bool
+	used     [2]bool // some uplink can carry the family
 }
 
 // Plan returns the changes that Set would make, without making them.
@@ -193,6 +195,19 @@ func (t *Tracker) Statuses() (list []Status) {
 	defer t.mu.Unlock()
 	for i := range t.views {
 		list = append(list, t.views[i].status(t.since))
+	}
+	for f := range families {
+		total := 0
+		for i := range t.views {
+			if t.views[i].carries[f] {
+				total += t.views[i].Weight
+			}
+		}
+		for i := range t.views {
+			if t.views[i].carries[f] {
+				list[i].Share[f] = float64(t.views[i].Weight) / float64(total)
+			}
+		}
 	}
 	return list
 }
@@ -308,11 +323,12 @@ func (t *Tracker) report(before []view) {
 		was := &before[j]
 		changed = changed || was.usable != v.usable || was.carries != v.carries || was.mark != v.mark || !slices.Equal(was.prefixes, v.prefixes)
 		now := v.status(t.since)
-		if was.status(t.since).State == now.State {
+		if was.status(t.since).State != now.State {
+			t.since[v.Name] = time.Now()
+			t.changes[v.Name]++
+		} else if was.works(0) == v.works(0) && was.works(1) == v.works(1) {
 			continue
 		}
-		t.since[v.Name] = time.Now()
-		t.changes[v.Name]++
 		text := fmt.Sprintf("uplink %s is %s", v.Name, now.State)
 		if now.Why != "" {
 			text += ": " + now.Why
@@ -336,17 +352,25 @@ func (v *view) status(since map[string]time.Time) Status {
 			s.Gateways = append(s.Gateways, n.gateway)
 		}
 	}
-	works := func(f int) bool { return v.usable[f] && v.failed[f] == "" }
 	switch {
-	case works(0) && v.carries[0] || works(1) && v.carries[1]:
+	case v.works(0) && v.carries[0] || v.works(1) && v.carries[1]:
 		s.State = Carrying
-	case works(0) || works(1):
+	case v.works(0) || v.works(1):
 		s.State = Standby
 	default:
 		s.Why = v.reason()
+		return s
+	}
+	for f := range families {
+		if !v.works(f) && v.used[f] {
+			s.Why = fmt.Sprintf("not for %s: %s", familyName(f), cmp.Or(v.failed[f], v.why[f]))
+		}
 	}
 	return s
 }
+
+// works reports whether the uplink can carry new connections of a family.
+func (v *view) works(f int) bool { return v.usable[f] && v.failed[f] == "" }
 
 // reason returns why an uplink is down. Without an address in any family, the first family decides.
 func (v *view) reason() string {

@@ -70,12 +70,19 @@ func TestChoice(t *testing.T) {
 		want   [2][2]bool // by uplink and family
 		why    string     // of the first uplink
 	}{
-		"both work":  {func([]view) {}, [2][2]bool{{true, false}, {false, true}}, ""},
-		"one class":  {func(v []view) { v[1].Priority = 1 }, [2][2]bool{{true, false}, {true, true}}, ""},
+		"both work":  {func([]view) {}, [2][2]bool{{true, false}, {false, true}}, "not for IPv6: interface first has no IPv6 address"},
+		"one class":  {func(v []view) { v[1].Priority = 1 }, [2][2]bool{{true, false}, {true, true}}, "not for IPv6: interface first has no IPv6 address"},
 		"first down": {func(v []view) { v[0].down = "interface first is down" }, [2][2]bool{{false, false}, {true, true}}, "interface first is down"},
 		"no route": {func(v []view) { v[0].next = [2]*hop{} }, [2][2]bool{{false, false}, {true, true}},
 			"no next hop: interface first has no IPv4 default route, and the uplink no gateway"},
 		"no address": {func(v []view) { v[0].addresses = nil }, [2][2]bool{{false, false}, {true, true}}, "interface first has no IPv4 address"},
+		"no IPv4 address": {func(v []view) {
+			v[0].addresses, v[1].Priority = v[1].addresses[1:], 1
+		}, [2][2]bool{{false, true}, {true, true}}, "not for IPv4: interface first has no IPv4 address"},
+		"no IPv6 anywhere": {func(v []view) { v[1].addresses = v[1].addresses[:1] }, [2][2]bool{{true, false}, {false, false}}, ""},
+		"no IPv6 address": {func(v []view) {
+			v[0].addresses, v[1].addresses = v[1].addresses, v[0].addresses
+		}, [2][2]bool{{true, true}, {false, false}}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			views := []view{first, second}

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -28,6 +29,7 @@ type checkResult struct {
 	Backends int `json:"backends"`
 	NAT      int `json:"nat"`
 	Rules    int `json:"rules"`
+	Uplinks  int `json:"uplinks"`
 }
 
 func newCheck(a *app) *cobra.Command {
@@ -68,8 +70,11 @@ func (a *app) check(file string) error {
 		if result.Conflict != "" {
 			fmt.Fprintf(a.stderr, "%s %s\n", a.colour(a.stderr, red, file+":"), result.Conflict)
 		}
-		_, err := fmt.Fprintf(w, "%s: %s: %s, %s, %s, %s\n", file, a.colour(w, green, "valid"),
-			plural(result.Services, "service"), plural(result.Backends, "backend"), plural(result.NAT, "NAT rule"), plural(result.Rules, "firewall rule"))
+		counts := []string{plural(result.Services, "service"), plural(result.Backends, "backend"), plural(result.NAT, "NAT rule"), plural(result.Rules, "firewall rule")}
+		if result.Uplinks > 0 {
+			counts = append(counts, plural(result.Uplinks, "uplink"))
+		}
+		_, err := fmt.Fprintf(w, "%s: %s: %s\n", file, a.colour(w, green, "valid"), strings.Join(counts, ", "))
 		return err
 	})
 	if perr == nil && (err != nil || result.Conflict != "") {
@@ -115,7 +120,7 @@ func (a *app) load(file string) (*config.Config, error) {
 }
 
 func (r *checkResult) count(c *config.Config) {
-	r.Services, r.NAT, r.Rules = len(c.Services), len(c.NAT), len(c.Firewall.Rules)
+	r.Services, r.NAT, r.Rules, r.Uplinks = len(c.Services), len(c.NAT), len(c.Firewall.Rules), len(c.Uplinks)
 	for i := range c.Services {
 		r.Backends += len(c.Services[i].Backends)
 	}

@@ -38,6 +38,14 @@ func TestCheckExamples(t *testing.T) {
 	}
 }
 
+func TestCheckCountsUplinks(t *testing.T) {
+	for file, want := range map[string]string{"office-two-uplinks": ", 2 uplinks\n", "office": " firewall rules\n"} {
+		if code, out, stderr := sluiceCommand("", "check", "../../examples/"+file+".yaml"); code != exitOK || !strings.HasSuffix(out, want) {
+			t.Errorf("%s: exit %d, want %q\n%s%s", file, code, want, out, stderr)
+		}
+	}
+}
+
 func TestCheckBadFile(t *testing.T) {
 	code, out, stderr := sluiceCommand(badConfig, "check", "-")
 	if code != exitFailure || out != "" || !strings.Contains(stderr, "/dev/stdin:2:") || !strings.Contains(stderr, "^^^^^^^^^^") ||

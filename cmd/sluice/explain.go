@@ -30,7 +30,7 @@ func newExplain(a *app) *cobra.Command {
 		GroupID: "gateway",
 		Short:   "Say what the gateway would do with a packet, without sending it",
 		Long: `Say what the gateway would do with a packet that arrives: the service or rule, the
-backend, the packet as it leaves, the next hop, and why. Nothing is sent.
+backend, the packet as it leaves, the next hop or uplink, and why. Nothing is sent.
 
 The eBPF datapath runs the packet through its program, which changes nothing. For
 the nftables datapath the packet is replayed in a network namespace of its own,
@@ -146,6 +146,9 @@ func writeExplanation(w io.Writer, x *datapath.Explanation) error {
 			way += " to " + x.NextHop.String()
 		}
 		line("leaves by", way)
+	}
+	if x.Uplink != "" {
+		line("uplink", x.Uplink+": "+x.UplinkWhy)
 	}
 	if x.Existing {
 		line("flow", "an existing flow decided")

@@ -242,9 +242,10 @@ func (a *app) writeUplinks(w io.Writer, uplinks []api.Uplink) error {
 		}
 		return cmp.Or(strings.Join(words, " "), "-")
 	}
-	t := table.New("UPLINK", "INTERFACE", "STATE", ">WEIGHT", "ADDRESS", "GATEWAY", ">TABLE")
+	t := table.New("UPLINK", "INTERFACE", "STATE", ">IPV4", ">IPV6", ">WEIGHT", "ADDRESS", "GATEWAY", ">TABLE")
 	for _, u := range uplinks {
-		t.Row(u.Name, u.Interface, table.Styled(a.colour(w, color[u.State], table.Escape(u.State))), fmt.Sprintf("%d (%d)", u.Weight, u.Priority), join(u.Addresses), join(u.Gateways), u.Table)
+		t.Row(u.Name, u.Interface, table.Styled(a.colour(w, color[u.State], table.Escape(u.State))), percent(u.ShareIPv4), percent(u.ShareIPv6),
+			fmt.Sprintf("%d (%d)", u.Weight, u.Priority), join(u.Addresses), join(u.Gateways), u.Table)
 	}
 	if err := t.Write(w); err != nil {
 		return err

@@ -105,6 +105,7 @@ func (x *explainer) explanation() *datapath.Explanation {
 		x.e.Rules = append(x.e.Rules, matchOf(s))
 	}
 	x.setAction()
+	x.uplink()
 	if x.labels != nil {
 		x.owner()
 	}
@@ -345,6 +346,19 @@ func (x *explainer) owner() {
 // matchedRule reports whether the packet matched a rule of an owner.
 func (x *explainer) matchedRule(owner string) bool {
 	return slices.ContainsFunc(x.answer.Steps, func(s replay.Step) bool { return s.Owner == owner })
+}
+
+// uplink sets the uplink of a packet that leaves by its interface.
+func (x *explainer) uplink() {
+	for i, s := range x.answer.Steps {
+		name := compile.UplinkOf(s.Chain.Name, x.snapshot.Uplinks)
+		if name == "" || i == 0 {
+			continue
+		}
+		if u := x.snapshot.Uplinks[slices.IndexFunc(x.snapshot.Uplinks, func(u datapath.Uplink) bool { return u.Name == name })]; x.e.Out == u.Interface {
+			x.e.Uplink, x.e.UplinkWhy = name, x.answer.Steps[i-1].Rule.Comment
+		}
+	}
 }
 
 func (x *explainer) forwardReason() string {

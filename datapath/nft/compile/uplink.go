@@ -17,8 +17,20 @@ const (
 	mapUplinkSlots = "uplink-slots" // Hash of a new connection -> chain that selects its uplink.
 	chainChoice    = "uplink-choice"
 	chainForeign   = "uplink-foreign"
-	uplinkPrefix   = "uplink/" // + name: sets the mark of the uplink.
+	uplinkPrefix   = "uplink/"        // + name: sets the mark of the uplink.
+	setTransit     = "uplink-transit" // Pairs of interfaces of two uplinks.
 	commentForeign = "its source belongs to another uplink"
+	commentTransit = "it came in by another uplink"
+)
+
+// Comments of the rules that select the uplink of a packet.
+const (
+	commentReply   = "replies leave by the uplink of the request"
+	commentKept    = "its connection has an address of this uplink"
+	commentSource  = "its source is an address of this uplink"
+	commentOnly    = "only this uplink carries new connections"
+	commentShared  = "source and destination share new connections by weight"
+	commentMapping = "its rule translates to an address of this uplink: nat "
 )
 
 // uplinks adds the rules that select the uplink of each packet, before routing. The translated address of a connection
@@ -26,7 +38,8 @@ const (
 // and no provider routes it over another uplink. A new connection hashes its two addresses. So all connections between
 // two hosts have one source address, as protocols with several connections expect.
 //
-// After translation, a packet with an address of another uplink is dropped.
+// After translation, a packet with an address of another uplink is dropped, and a packet from one uplink to another. An
+// uplink without an address has received that one, such as an answer of a DHCP server.
 func (c *compiler) uplinks(f *rs.Fragment, table rs.Family, head map[rs.ID][]rs.Rule) {
 	list := c.snapshot.Uplinks
 	if len(list) == 0 {
@@ -40,9 +53,9 @@ func (c *compiler) uplinks(f *rs.Fragment, table rs.Family, head map[rs.ID][]rs.
 	const rst = 0x04
 	add(choice, rs.NewRule().CutOffSource().TCPFlags(rst, 0, "tcp flags & rst == 0").Goto(chainCutOff), "")
 	head[rs.ID{Table: table, Name: chainCutOff}] = []rs.Rule{rs.NewRule().Counter().RejectReset().Rule(commentCutOff)}
-	add(choice, rs.NewRule().Reply().VerdictFrom(mapUplinks, rs.OriginalDest(table)), "")
-	add(choice, rs.NewRule().Initial().VerdictFrom(mapUplinks, rs.ReplyDest(table)), "")
-	add(choice, rs.NewRule().VerdictFrom(mapUplinks, rs.Source(table)), "")
+	add(choice, rs.NewRule().Reply().VerdictFrom(mapUplinks, rs.OriginalDest(table)), commentReply)
+	add(choice, rs.NewRule().Initial().VerdictFrom(mapUplinks, rs.ReplyDest(table)), commentKept)
+	add(choice, rs.NewRule().VerdictFrom(mapUplinks, rs.Source(table)), commentSource)
 	for _, u := range list {
 		add(choice, rs.NewRule().Is(rs.InName, rs.Iface(u.Interface)).Return(), "")
 	}
@@ -52,7 +65,7 @@ func (c *compiler) uplinks(f *rs.Fragment, table rs.Family, head map[rs.ID][]rs.
 		}
 		for i := range list {
 			if u := &list[i]; u.Usable[datapath.FamilyIndex(n.External.Addr())] && hasPrefix(u, n.External.Addr()) {
-				add(choice, rs.NewRule().Within(rs.Source(table), n.Internal).Goto(uplinkChain(u)), "nat "+n.Name)
+				add(choice, rs.NewRule().Within(rs.Source(table), n.Internal).Goto(uplinkChain(u)), commentMapping+n.Name)
 			}
 		}
 	}
@@ -75,10 +88,33 @@ func (c *compiler) uplinks(f *rs.Fragment, table rs.Family, head map[rs.ID][]rs.
 		f.Elements = append(f.Elements, prefixElements(foreign, table, others)...)
 		add(leaving, rs.NewRule().Is(rs.OutName, rs.Iface(u.Interface)).InSet(foreign.Name, rs.Source(table)).Counter().Drop(), commentForeign)
 	}
+	if len(list) > 1 {
+		transit := rs.ID{Table: table, Name: setTransit}
+		f.Sets = append(f.Sets, &rs.Set{ID: transit, Key: []rs.Type{rs.IfName, rs.IfName}})
+		for i := range list {
+			for j := range list {
+				if i != j {
+					f.Elements = append(f.Elements, rs.Element{Set: transit, Key: rs.Concat(rs.Iface(list[i].Interface), rs.Iface(list[j].Interface))})
+				}
+			}
+		}
+		add(leaving, rs.NewRule().Redirected().Accept(), "")
+		add(leaving, rs.NewRule().InSet(transit.Name, rs.InName, rs.OutName).Counter().Drop(), commentTransit)
+	}
 	c.newConnections(f, table, head)
 }
 
 func uplinkChain(u *datapath.Uplink) string { return uplinkPrefix + identifier(u.Name) }
+
+// UplinkOf returns the uplink that a chain selects, or "".
+func UplinkOf(chain string, list []datapath.Uplink) string {
+	for i := range list {
+		if chain == uplinkChain(&list[i]) {
+			return list[i].Name
+		}
+	}
+	return ""
+}
 
 func hasPrefix(u *datapath.Uplink, a netip.Addr) bool {
 	for _, p := range u.Prefixes {
@@ -109,7 +145,7 @@ func (c *compiler) newConnections(f *rs.Fragment, table rs.Family, head map[rs.I
 	case 0:
 		return
 	case 1:
-		head[choice] = append(head[choice], rs.NewRule().Goto(chains[0]).Rule(""))
+		head[choice] = append(head[choice], rs.NewRule().Goto(chains[0]).Rule(commentOnly))
 		return
 	}
 	set := rs.ID{Table: table, Name: mapUplinkSlots}
@@ -119,5 +155,5 @@ func (c *compiler) newConnections(f *rs.Fragment, table rs.Family, head map[rs.I
 		f.Elements = append(f.Elements, rs.Element{Set: set, Key: rs.Number(uint32(n)).Raw, Verdict: rs.Verdict{Code: rs.Goto, Chain: chains[i]}})
 	}
 	pick := rs.Hash(rs.Slots{Count: len(slots)}, balance.Seed, rs.Source(table), rs.Dest(table))
-	head[choice] = append(head[choice], rs.NewRule().VerdictFrom(set.Name, pick).Rule(""), rs.NewRule().Goto(chains[0]).Rule(noSlot))
+	head[choice] = append(head[choice], rs.NewRule().VerdictFrom(set.Name, pick).Rule(commentShared), rs.NewRule().Goto(chains[0]).Rule(noSlot))
 }
