@@ -29,6 +29,16 @@ func (c *Case) ruleDrops(all trace.DropGroup) Finding {
 	if g.PerSecond < 1 {
 		f.Summary = fmt.Sprintf("a firewall rule dropped %s%s", plural(int(g.Packets), "packet"), ruleText(g))
 	}
+	if c.unheard(g) {
+		f.Verdict = Info
+		f.Summary += "; no program listens at the ports"
+		return f
+	}
+	if n := sourcesOf(g); n >= manyBanned && bySource(g) && (strings.Contains(g.Rules[0].Text, "saddr @") || strings.Contains(g.Rules[0].Text, "--match-set")) {
+		f.Verdict = Info
+		f.Summary += fmt.Sprintf("; its set bans %d sources, as it is meant to", n)
+		return f
+	}
 	// RFC 2979 §3.1.1: a firewall must not drop the errors by which path MTU discovery works.
 	for _, s := range g.Sampled {
 		switch kind, code, _ := s.ICMP(); {
@@ -66,6 +76,25 @@ func (c *Case) ruleDrops(all trace.DropGroup) Finding {
 		}
 	}
 	return c.bridged(f, g)
+}
+
+// manyBanned is from how many sources on a set of them is a list of attackers.
+const manyBanned = 8
+
+// unheard reports whether a policy drops packets to ports of this host at which no program listens.
+func (c *Case) unheard(g trace.DropGroup) bool {
+	return len(g.Rules) == 1 && strings.HasPrefix(g.Rules[0].Text, "policy") && !c.NS.After.Cut && !slices.ContainsFunc(g.Sampled, func(s *trace.DropSample) bool {
+		return !s.Packet.Protocol.HasPorts() || c.linkOf(s.Packet.Dest.Addr()) == "" || s.Tracked != trace.TrackedNew || c.listens(s.Packet.Protocol, s.Packet.Dest.Port())
+	})
+}
+
+// sourcesOf counts the sources of dropped packets.
+func sourcesOf(g trace.DropGroup) int {
+	sources := map[netip.Addr]bool{}
+	for _, s := range g.Sampled {
+		sources[s.Packet.Source.Addr()] = true
+	}
+	return len(sources)
 }
 
 // bridged says that dropped packets are frames between ports of a bridge.
@@ -197,6 +226,16 @@ func (c *Case) closedService() Finding {
 			continue
 		}
 		f := found(Warn, "nothing listens on %s %s, to which %.0f packets/s go", to.Protocol, to.Dest, g.PerSecond).losing(g.PerSecond)
+		if to.Dest != g.Sampled[0].Original.Dest && g.Sampled[0].Original.IsValid() {
+			f.Summary += fmt.Sprintf(", by a rule that redirects %s", g.Sampled[0].Original.Dest)
+		}
+		if c.listens(to.Protocol, to.Dest.Port()) {
+			f.Summary = strings.Replace(f.Summary, "nothing listens", "no program accepts", 1) + "; one has the port open for another address alone, such as 127.0.0.1"
+			f.Remedy = &Remedy{Do: fmt.Sprintf("let the program listen on %s or on all addresses; a rule that redirects leads to the address of the interface of arrival", to.Dest.Addr()),
+				Commands: []string{fmt.Sprintf("ss -lnp '( sport = :%d )'", to.Dest.Port())}, Risk: "whoever reaches the address reaches the program"}
+			f.Symptom = "a service of this host cannot be reached"
+			return c.withDrops(f, cause)
+		}
 		f.Symptom = "a service of this host cannot be reached, or a port forward to it is missing"
 		f.Remedy = &Remedy{Do: "start the service, or correct who sends there", Commands: []string{fmt.Sprintf("ss -lnp '( sport = :%d )'", to.Dest.Port())}, Cost: "none: it only looks"}
 		return c.withDrops(f, cause)

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/sluice-lb/sluice/conntrack"
+	"github.com/sluice-lb/sluice/doctor/outcome"
 	"github.com/sluice-lb/sluice/firewall"
 	"github.com/sluice-lb/sluice/trace"
 )
@@ -374,7 +375,8 @@ func checkStaleNAT(_ context.Context, c *Case) Finding {
 			with("entries to neighbours in state FAILED", fmt.Sprint(silent.entries), c.dumped()).filling("ADDRESS", silent.first.String())
 	case stuck.entries > 0:
 		return found(Warn, "%d entries other than TCP are translated to backends that no rule names, for example %s: each lasts as long as its client sends",
-			stuck.entries, stuck.first).with("entries to addresses in no rule", fmt.Sprint(stuck.entries), c.dumped()).filling("ADDRESS", stuck.first.String())
+			stuck.entries, stuck.first).with("entries to addresses in no rule", fmt.Sprint(stuck.entries), c.dumped()).filling("ADDRESS", stuck.first.String()).
+			concerning(Concerns{Destinations: hosts(stuck.first), Stages: []outcome.Stage{outcome.NeverLeft, outcome.NoAnswer, outcome.Refused}})
 	case ending.entries > 0:
 		return found(Info, "%d connections go to backends that no rule names any more, for example %s", ending.entries, ending.first).
 			with("entries to addresses in no rule", fmt.Sprint(ending.entries), c.dumped())

@@ -493,6 +493,18 @@ func checkMartians(_ context.Context, c *Case) Finding {
 		f.Symptom = "somebody's packets are not answered"
 		f.Remedy = &Remedy{Do: "find who sends them by their hardware addresses", Commands: []string{"sluice drops --seconds 10 --pcap martians.pcap"}, Risk: "they may be forged"}
 	}
+	var source netip.Addr
+	if len(g.Sampled) > 0 {
+		source = g.Sampled[0].Packet.Source.Addr()
+	}
+	switch valid, _ := c.sysctl("net.ipv4.conf.all.src_valid_mark"); {
+	case c.linkOf(source) != "":
+		f.Summary += ": that is this host's own address, which another host uses, or to which it translates"
+		f.Remedy = &Remedy{Do: "find the sender by its hardware address: it has this host's address, or a rule there translates sources to it", Commands: []string{"sluice drops --seconds 10 --pcap martians.pcap"}, Risk: "none: it only looks"}
+	case valid == 1 && c.NS.After.Routing.Marked > 0:
+		f.Summary += ": src_valid_mark is 1, so that the route back to the source is looked up with the packet's mark, and the table of the mark delivers everything to this host (TPROXY)"
+		f.Remedy = &Remedy{Do: "look up the route back without the mark", Commands: []string{"sysctl -w net.ipv4.conf.all.src_valid_mark=0"}, Risk: "a VPN that marks packets (wg-quick, Tailscale) may need rp_filter=2 then"}
+	}
 	if g.PerSecond > 1 {
 		f.Verdict = Warn
 		f = f.losing(g.PerSecond)

@@ -122,9 +122,41 @@ func checkDeadNextHop(_ context.Context, c *Case) Finding {
 		}
 	}
 	if len(dests) > 0 {
-		f = f.concerning(Concerns{Destinations: hosts(dests...), Stages: []outcome.Stage{outcome.NeverLeft}})
+		f = c.covered(f, dests[0]).concerning(Concerns{Sources: hosts(dests...), Destinations: hosts(dests...), Stages: []outcome.Stage{outcome.NeverLeft, outcome.AnswerLost}})
 	}
 	return c.withDrops(f, trace.CauseNeighbour)
+}
+
+// covered says why packets to an address look for it on a link: the network of the link contains it. A second network, or
+// a route that is less specific, may be the right one.
+func (c *Case) covered(f Finding, a netip.Addr) Finding {
+	on, network := "", netip.Prefix{}
+	for _, l := range c.NS.After.Links {
+		for _, p := range l.Addresses {
+			switch {
+			case a.IsLinkLocalUnicast() || !p.Contains(a) || p.IsSingleIP():
+			case on == "":
+				on, network = l.Name, p.Masked()
+			case on != l.Name:
+				f.Summary += fmt.Sprintf("; %s and %s both have the network %s, and a host is looked for on one of them alone", on, l.Name, p.Masked())
+				f.Remedy = &Remedy{Do: fmt.Sprintf("give %s or %s another network, or take its address away", on, l.Name), Commands: []string{fmt.Sprintf("ip route show table all match %s", a)}, Risk: "its connections end"}
+				return f
+			}
+		}
+	}
+	for _, g := range c.NS.After.Routing.Gateways {
+		if g.Route.Bits() > 0 && g.Route.Bits() < network.Bits() && g.Route.Contains(a) {
+			f.Summary += fmt.Sprintf("; the network %s of %s hides the route %s via %s (%s)", network, on, g.Route, g.Address, g.Interface)
+			f.Remedy = &Remedy{Do: fmt.Sprintf("give %s another network (Docker: default-address-pools); until then, route the address by itself", on),
+				Commands: []string{fmt.Sprintf("ip %sroute add %s via %s dev %s", ipFlag(a), a, g.Address, g.Interface)}, Risk: "an address of that network on " + on + " is no longer reached"}
+			return f
+		}
+	}
+	if network.IsValid() {
+		f.Summary += fmt.Sprintf("; by the network %s of %s it is on that link", network, on)
+		f.Remedy = &Remedy{Do: "check that the host is up and on this link; if it is behind a router, the network of " + on + " is too wide", Risk: "none: it only looks"}
+	}
+	return f
 }
 
 // asks is the protocol that finds hardware addresses.
@@ -340,7 +372,9 @@ func checkProxyARP(_ context.Context, c *Case) Finding {
 		switch {
 		case a.Is4():
 			worst.Remedy.Commands = []string{"sysctl -w net.ipv4.conf." + d.Within + ".proxy_arp=1"}
-		case !many:
+		case many:
+			worst.Remedy.Do = "answer for each address on the link (a proxy entry for each, or a program such as ndppd), have the prefix routed to this host, or give the clients a network of their own"
+		default:
 			worst.Remedy.Commands = []string{"sysctl -w net.ipv6.conf." + d.Within + ".proxy_ndp=1", fmt.Sprintf("ip -6 neigh add proxy %s dev %s", a, d.Within)}
 		}
 	}

@@ -71,7 +71,7 @@ var dropChecks = map[string][]string{
 	trace.CauseNftRule.ID:   {"RL15", "RL07", "ST08"}, trace.CauseLegacyRule.ID: {"RL15", "RL07", "ST08"}, trace.CauseHookRule.ID: {"RL15", "RL07", "ST08"},
 	trace.CauseForwardOff.ID: {"FW01"}, trace.CauseRPFilter.ID: {"FW02"}, trace.CauseMTU.ID: {"FW03", "FW05"}, trace.CauseTTL.ID: {"FW09"},
 	trace.CauseHeader.ID: {"FW13"}, trace.CauseNoRoute.ID: {"FW08"}, trace.CauseBlackhole.ID: {"FW08", "FW13"},
-	trace.CauseNeighbour.ID: {"RX14", "FW07"}, trace.CauseNeighbourQueue.ID: {"RX14", "FW07"}, trace.CauseNeighbourFull.ID: {"FW06"},
+	trace.CauseNeighbour.ID: {"ST10", "RX14", "FW07"}, trace.CauseNeighbourQueue.ID: {"RX14", "FW07"}, trace.CauseNeighbourFull.ID: {"FW06"},
 	trace.CauseQdisc.ID: {"RX14", "RX13", "RX07"}, trace.CauseBacklog.ID: {"RX01"}, trace.CauseReceiveBuffer.ID: {"LS05"}, trace.CauseChecksum.ID: {"FW15"},
 	trace.CauseFragment.ID: {"FW14"}, trace.CauseFarEnd.ID: {"RX12"}, trace.CauseBridgePort.ID: {"RX11"}, trace.CauseMartian.ID: {"FW12"},
 	trace.CauseXDP.ID: {"FW13", "RX08"}, trace.CauseTC.ID: {"FW13"}, trace.CauseIPsec.ID: {"FW13"},
@@ -79,8 +79,11 @@ var dropChecks = map[string][]string{
 
 // explainedBy rates how well a finding explains a class; 0: not at all.
 func explainedBy(c *outcome.Class, f *Finding) int {
-	if f.Verdict < Info || f.Verdict == Unknown {
+	if f.Verdict < Info || f.Verdict == Unknown || c.Reason.Unrecognised && f.Check != "RL16" {
 		return 0
+	}
+	if c.Reason.Unrecognised {
+		return 1
 	}
 	scope := f.Concerns
 	stages, listed := explains[f.Check], false

@@ -74,6 +74,10 @@ func remedyOf(c *outcome.Class) *Remedy {
 		return &Remedy{Do: "set a higher hop limit where the answers arrive; their sender, or a provider that allows a single device, sends them so",
 			Commands: []string{fmt.Sprintf("nft 'add table %s hops; add chain %s hops pre { type filter hook prerouting priority mangle; }; add rule %s hops pre iifname %q %s 1 %s set 64'", family, family, family, c.Example.AnswerIn(), field, field)},
 			Risk:     "a loop through this link no longer ends"}
+	case c.Reason.Unrecognised:
+		m.Do = fmt.Sprintf("look for a rule that lets one direction alone have another zone (ct zone set), or keeps what arrives by %s untracked (notrack): requests and answers need the same", c.Example.AnswerIn())
+		m.Commands = []string{"nft -a list ruleset"}
+		return m
 	case c.Reason.OtherSource.IsValid():
 		m.Do = fmt.Sprintf("let the program at port %d answer from the address that was asked: bind it to each address, or switch on its option for hosts with several addresses (IP_PKTINFO)", server.Port())
 		m.Commands = []string{fmt.Sprintf("ss -lunp 'sport = :%d'", server.Port())}
@@ -174,7 +178,7 @@ func (r *Report) failingClasses(s *observe.Sample) (list []failing) {
 	})
 	slices.SortStableFunc(list, func(a, b failing) int {
 		unexplained := func(f failing) int {
-			if f.cause == nil {
+			if f.cause == nil && !f.class.Reason.Evident() {
 				return 1
 			}
 			return 0
@@ -200,7 +204,7 @@ func (r *Report) causeOf(n *observe.Namespace, c *outcome.Class) (best *Finding)
 }
 
 // counting are checks with counters that matter only if connections fail.
-var counting = []string{"CT07", "CT10", "ST02", "ST08", "ST11", "PT03", "RL14", "RL15", "FW04", "FW07", "FW08", "FW09", "FW12", "LS02", "RX02", "RX10"}
+var counting = []string{"CT07", "CT10", "ST02", "ST08", "ST11", "PT03", "RL14", "RL15", "FW02", "FW04", "FW07", "FW08", "FW09", "FW12", "LS02", "RX02", "RX10"}
 
 // noteCounters makes notes of findings by counters in namespaces without failing connections.
 func (r *Report) noteCounters(s *observe.Sample) {

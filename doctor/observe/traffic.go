@@ -40,6 +40,7 @@ func (s *Sample) watchTraffic(ctx context.Context, o Options) *traffic {
 	budget := outcome.NewBudget()
 	for _, n := range s.Namespaces {
 		host := hostOf(n.Before.Links)
+		host.IPsec = len(n.Before.Routing.Policies) > 0
 		if o.Probed != nil {
 			for _, a := range o.Probed(ctx, n.Namespace) {
 				host.Probed[a] = true

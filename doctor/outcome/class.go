@@ -183,8 +183,8 @@ func (e *Exchange) group() string {
 	if e.Reason.Bypass {
 		s += " bypass"
 	}
-	if e.Reason.HopLimit || e.Reason.OtherSource.IsValid() || e.Reason.Elsewhere != "" {
-		s += fmt.Sprint(" ", e.Reason.HopLimit, e.Reason.OtherSource, e.Reason.Elsewhere)
+	if e.Reason.Evident() {
+		s += fmt.Sprint(" ", e.Reason.HopLimit, e.Reason.Unrecognised, e.Reason.OtherSource, e.Reason.Elsewhere)
 	}
 	return s
 }

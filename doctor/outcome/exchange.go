@@ -17,6 +17,8 @@ type Host struct {
 	MACs      map[[6]byte]bool    // of its interfaces
 	// Ports maps a port of a bridge to the bridge: packets pass both.
 	Ports map[string]string
+	// IPsec is set if policies encrypt: their packets arrive with sources of other networks.
+	IPsec bool
 	// Probed are the backends of a Sluice daemon of this host, which checks their health.
 	Probed map[netip.Addr]bool
 }
@@ -78,8 +80,15 @@ type Reason struct {
 	OtherSource netip.Addr
 	// HopLimit is set if the dropped packets arrived with a hop limit of 1, each of them.
 	HopLimit bool
+	// Unrecognised is set if answers to be translated back were taken for packets to this host.
+	Unrecognised bool
 	// Elsewhere is the hardware address of another host to which the requests were addressed.
 	Elsewhere string
+}
+
+// Evident reports whether the packets themselves show why the exchange fails.
+func (r *Reason) Evident() bool {
+	return r.HopLimit || r.Unrecognised || r.OtherSource.IsValid() || r.Elsewhere != ""
 }
 
 // Drop is why and where packets of an exchange were dropped.

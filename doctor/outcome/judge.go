@@ -81,6 +81,9 @@ func (c *Collector) judge(lost trace.PacketLoss) map[*Exchange]Verdict {
 				v = OneWay
 			}
 		}
+		if v == Failed && c.strays(e) {
+			v = Noise
+		}
 		verdicts[e] = v
 	}
 	shareRejections(verdicts)
@@ -193,7 +196,7 @@ func (c *Collector) verdict(e *Exchange) Verdict {
 		switch {
 		case tcp && e.resets > 0 && !e.acknowledged:
 			return c.reset(e)
-		case tcp && e.repeated > 0 && !e.acknowledged, tcp && c.strays(e):
+		case tcp && e.repeated > 0 && !e.acknowledged, tcp && c.splits(e):
 			return fail(ClientRejects)
 		}
 		e.Stage, e.Reason = Answered, Reason{}
@@ -211,6 +214,7 @@ func (c *Collector) verdict(e *Exchange) Verdict {
 		}
 		if d != nil {
 			e.Reason.Drop, e.Reason.HopLimit = d.ofAnswer(), e.reply.ttl == [2]uint8{1, 1}
+			e.Reason.Unrecognised = e.SourceTranslated() && d.Hook == trace.HookInput && !c.fromHost(e)
 		}
 		c.unresolved(e, e.Client().Addr())
 		return fail(AnswerLost)
@@ -241,14 +245,32 @@ func (c *Collector) verdict(e *Exchange) Verdict {
 	return fail(NoAnswer)
 }
 
-// strays reports whether the answers of a connection leave by another interface than its requests arrive by,
+// splits reports whether the answers of a connection leave by another interface than its requests arrive by,
 // and the client does not acknowledge them.
-func (c *Collector) strays(e *Exchange) bool {
+func (c *Collector) splits(e *Exchange) bool {
 	if e.request.in == "" || e.reply.out == "" || e.reply.out == e.request.in || e.acknowledged || c.end-e.reply.firstSent < waits {
 		return false
 	}
 	// Acknowledgements to this host itself are not sampled: the answer is repeated without them.
 	return !c.toHost(e) || e.reply.lastSent-e.reply.firstSent >= waits
+}
+
+// strays reports whether the reverse path filter refused a private source at an interface with public addresses alone:
+// packets of other networks leak to shared links, and no answer could reach their senders.
+func (c *Collector) strays(e *Exchange) bool {
+	d, source, public := e.request.drop, e.Request.Source.Addr(), false
+	if d == nil || d.Cause.ID != trace.CauseRPFilter.ID || !source.IsPrivate() || c.host.IPsec {
+		return false
+	}
+	for _, n := range c.host.Networks {
+		if n.Interface == e.request.in && n.Prefix.Addr().Is4() == source.Is4() && !n.Prefix.Addr().IsLinkLocalUnicast() {
+			if n.Prefix.Addr().IsPrivate() {
+				return false
+			}
+			public = true
+		}
+	}
+	return public
 }
 
 // ofAnswer is the drop as one of the answer.

@@ -153,6 +153,12 @@ func TestStages(t *testing.T) {
 			s.see(trace.Received, "wan0", c.reply, flags(synAck), func(p *trace.Packet) { p.TTL = 1 })
 			s.see(trace.Dropped, "wan0", c.request.Reverse(), flags(synAck), tracked(c.request, c.reply, flow.Reply), dropped(trace.CauseTTL))
 		}, AnswerLost, []string{"arrive by wan0 with a hop limit (TTL) of 1"}},
+		{"answers without their connection", func(s *scene, i int) {
+			c := outbound(i, "198.51.100.8:443")
+			s.opens(c, 8, 1)
+			s.see(trace.Received, "wan0", c.reply, flags(synAck))
+			s.see(trace.Dropped, "wan0", c.reply, flags(synAck), dropped(trace.CauseNftRule), func(p *trace.Packet) { p.Hook = trace.HookInput })
+		}, AnswerLost, []string{"not recognised", "not translated back"}},
 		{"another link address", func(s *scene, i int) {
 			s.see(trace.Received, "lan0", outbound(i, "198.51.100.8:443").request, flags(syn), hop(99))
 		}, NeverLeft, []string{"for the hardware address 02:00:00:00:00:63, which this host does not have"}},
@@ -226,6 +232,13 @@ func TestNoise(t *testing.T) {
 				r := tuple(flow.UDP, fmt.Sprintf("10.0.0.2:%d", i+3000), "198.51.100.8:514")
 				s.see(trace.Received, "lan0", r)
 				s.see(trace.Transmitted, "wan0", r, tracked(r, tuple(flow.UDP, "198.51.100.8:514", fmt.Sprintf("203.0.113.1:%d", i+3000)), flow.Original))
+			}
+		}},
+		{"private sources on a public link", func(s *scene) {
+			for i := range 5 {
+				r := tuple(flow.UDP, fmt.Sprintf("192.168.77.%d:4000", i+1), "203.0.113.1:53")
+				s.see(trace.Received, "wan0", r)
+				s.see(trace.Dropped, "wan0", r, dropped(trace.CauseRPFilter))
 			}
 		}},
 		{"filtered by a rule", func(s *scene) {

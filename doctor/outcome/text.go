@@ -148,6 +148,9 @@ func (c *Class) ending() string {
 		if hop := c.Reason.Unresolved; hop.IsValid() && (d == nil || d.Cause.ID == trace.CauseNeighbour.ID) {
 			return fmt.Sprintf("were answered, and the answers did not leave this host: the next hop %s on %s does not answer for its address", hop, c.Reason.UnresolvedOn)
 		}
+		if c.Reason.Unrecognised {
+			return fmt.Sprintf("were answered by %s, and the answers were not recognised as such: they are not translated back, and dropped as packets to this host (%s)", e.reply.in, lost)
+		}
 		if d != nil {
 			return "were answered, and the answers were dropped here: " + lost
 		}

@@ -45,6 +45,8 @@ var faults = []fault{
 	{"prerouting drops a port", "rules", nil, "dns", []string{"g", "nft -f - <<R\ntable ip early { chain pre { type filter hook prerouting priority raw; udp dport 53 drop; }; }\nR"}, `dport 53`},
 	{"ingress drops a port", "rules", nil, "dns", []string{"g", "nft -f - <<R\ntable netdev early { chain in { type filter hook ingress device \"$IN\" priority 0; udp dport 53 drop; }; }\nR"}, `dport 53`},
 	{"prerouting keeps packets untracked", "rules", nil, "out", []string{"g", "nft -f - <<R\ntable ip early { chain pre { type filter hook prerouting priority raw; iifname \"$IN\" notrack; }; }\nR"}, `notrack|untracked|untranslated`},
+	{"answers are kept untracked", "rules", nil, "out", []string{"g", "nft -f - <<R\ntable ip early { chain pre { type filter hook prerouting priority raw; iifname \"$OUT\" notrack; }; }\nR"}, `notrack|untracked|not recognised`},
+	{"requests alone have a zone", "rules", withNft, "out", []string{"g", "nft -f - <<R\ntable ip early { chain pre { type filter hook prerouting priority raw; iifname \"$IN\" ct zone set 5; }; }\nR"}, `zone|not recognised`},
 	{"a limit drops connections", "rules", nil, "out", []string{"g", forward + "tcp dport 443 tcp flags syn limit rate over 1/second burst 1 packets drop"}, `limit`},
 	{"a set bans the client", "rules", withNft, "out", []string{"g", "nft 'add set inet filter banned { type ipv4_addr; elements = { '$C' }; }'; nft 'insert rule inet filter forward ip saddr @banned drop'"}, `@banned`},
 	{"no masquerade rule", "nat", nil, "out", []string{"g", source + "nft flush chain $chain"}, `untranslated|no rule translates`},
@@ -91,6 +93,7 @@ var faults = []fault{
 	{"a rule drops ARP", "neighbours", nil, "out", []string{"g", "nft 'table arp guard { chain in { type filter hook input priority 0; iifname '$IN' drop; }; }'", "c", fresh, "g", fresh}, `not answer ARP|$IN.*ARP`},
 	{"another host uses the uplink's address", "neighbours", nil, "out", []string{"s", "ip addr del 203.0.113.66/24 dev eth0; ip link add br0 type bridge; ip link set br0 up; ip link set eth0 master br0; ip addr flush dev eth0; ip addr add 203.0.113.2/24 dev br0; ip -6 addr add 2001:db8:0:1::2/64 dev br0 nodad; ip route replace 2001:db8:1::/64 via 2001:db8:0:1::1; ip neigh replace 203.0.113.1 lladdr 02:00:00:00:00:66 nud permanent dev br0", "claim", "203.0.113.1"}, `203\.0\.113\.1 .*duplicate`},
 	{"the client has the gateway's old hardware address", "neighbours", nil, "out", []string{"g", "[ $IN = docker0 ] || ip link set $IN promisc on", "c", "ip neigh replace $GIN lladdr 02:00:00:00:00:77 nud permanent dev eth0"}, `02:00:00:00:00:77`},
+	{"a network of this host hides a route", "routes", nil, "", []string{"d", "ip addr add 172.30.5.10/32 dev lo", "g", "ip route add 172.16.0.0/12 via 10.0.1.2 dev lan9; ip link add br9 type bridge; ip addr add 172.30.0.1/16 dev br9; ip link set br9 up", "attempt", "g 172.30.5.10:80"}, `172\.30\.5\.10.*(hides|no carrier)|br9.*carrier`},
 	// Links.
 	{"the uplink has no carrier", "links", nil, "out", []string{"s", "ip link set eth0 down"}, `carrier`},
 	{"the uplink is down", "links", nil, "out", []string{"g", "ip link set $OUT down"}, `no route|is down`},
@@ -106,6 +109,7 @@ var faults = []fault{
 	{"nothing listens", "sockets", nil, "", []string{"probe", "1195"}, `(nothing listens|refus|closed|no program).*1195|1195.*(nothing listens|refus|closed|no program)`},
 	{"a program does not read", "sockets", nil, "", []string{"hang", "1196"}, `1196.*(queue|read|full)|(queue|read|full).*1196`},
 	{"a program does not accept", "sockets", nil, "", []string{"full", "8444"}, `accept queue`},
+	{"a service listens on the loopback address alone", "sockets", nil, "", []string{"g", input + "tcp dport 8446 accept", "serve", "127.0.0.1:8446", "attempt", "s 203.0.113.1:8446"}, `8446.*another address`},
 	// IPsec.
 	{"an IPsec policy blocks", "ipsec", nil, "out", []string{"g", "ip xfrm policy add src $NET dst 198.51.100.0/24 dir fwd action block"}, `ipsec`},
 	{"an IPsec policy wants a tunnel that is not there", "ipsec", nil, "out", []string{"g", "ip xfrm policy add src $G dst 198.51.100.0/24 dir out tmpl src $G dst $S proto esp mode tunnel"}, `ipsec`},

@@ -352,6 +352,9 @@ func (h *host) noise(ctx context.Context, r *rand.Rand) (names []string) {
 		{"address sweep", func() {
 			every(150*time.Millisecond, func() { send("c", h.names["C"], fmt.Sprintf("198.51.100.%d:161", 10+rand.IntN(240))) })
 		}},
+		{"stray sources", func() {
+			every(100*time.Millisecond, func() { send("s", "203.0.113.66", outside+":161") })
+		}},
 		{"probes", func() {
 			every(200*time.Millisecond, func() {
 				if c, err := h.lab.Node("s").Dial(ctx, &net.Dialer{Timeout: patience}, "tcp", outside+":8443"); err == nil {
