@@ -157,7 +157,7 @@ func TestAddressInUseKeepsItsNumber(t *testing.T) {
 		}
 		s.outsideOf("10.0.2.2", "198.51.100.2", 4000+i)
 	}
-	if refused == nil || !strings.Contains(refused.Error(), "the tables were made for 64 pool addresses, and those of before count") ||
+	if refused == nil || !strings.Contains(refused.Error(), "the tables were made for 64 pool addresses, and previous ones count") ||
 		!strings.Contains(refused.Error(), "stop --force") {
 		t.Fatalf("a pool address too many: %v", refused)
 	}

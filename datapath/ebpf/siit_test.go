@@ -78,7 +78,7 @@ func TestCrossingWarnings(t *testing.T) {
 	for yaml, told := range map[string]bool{`{name: bare, type: siit, prefix: "64:ff9b::/96"}`: true,
 		`{name: bare, type: siit, prefix: "64:ff9b::/96", out: wan0}`: false} {
 		s.mustChange("nat: [" + yaml + "]")
-		if w := strings.Join(s.d.Warnings(), "\n"); strings.Contains(w, "nat bare: one way") != told {
+		if w := strings.Join(s.d.Warnings(), "\n"); strings.Contains(w, "nat bare: only IPv6 packets are translated") != told {
 			t.Errorf("%s: %q", yaml, w)
 		}
 	}
