@@ -68,10 +68,12 @@ type Accelerator struct {
 	epoch      uint32     // of the learned flows; it also counts the invalidations
 	attached   map[int]*attachment
 	interfaces []Interface
-	refused    []string
-	changes    map[string]uint64 // invalidations by cause
-	surveyed   bool              // false: interfaces have changed since the survey
-	judged     bool              // false: rules or policies have changed since they were judged
+	refused    []string // reasons that exclude every flow
+	// refusedIPv6 are the reasons that exclude the flows of IPv6 alone.
+	refusedIPv6 []string
+	changes     map[string]uint64 // invalidations by cause
+	surveyed    bool              // false: interfaces have changed since the survey
+	judged      bool              // false: rules or policies have changed since they were judged
 }
 
 // RefusedError lists the reasons that exclude every flow.
@@ -119,7 +121,11 @@ func (a *Accelerator) open(ctx context.Context) (err error) {
 	if err := a.readSettings(); err != nil {
 		return err
 	}
-	if a.refused, err = refusals(ctx); err != nil {
+	refused, ipv6, err := refusals(ctx)
+	if err != nil {
+		return err
+	}
+	if err := a.setRefused(refused, ipv6); err != nil {
 		return err
 	}
 	if len(a.refused) > 0 {

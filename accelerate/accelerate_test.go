@@ -91,15 +91,15 @@ func router() lab.Topology {
 	return lab.Topology{
 		Name: "accel", About: "a router between a client and a server",
 		Nodes: []lab.NodeSpec{
-			{Name: "client", Routes: []lab.Route{{To: "default", Via: "10.0.1.1"}}},
+			{Name: "client", Routes: []lab.Route{{To: "default", Via: "10.0.1.1"}, {To: "::/0", Via: "fd00:1::1"}}},
 			{Name: "router", Forward: true},
 			{Name: "server"},
 		},
 		Links: []lab.LinkSpec{
-			{A: lab.End{Node: "client", Iface: "eth0", GRO: true, Addresses: []string{"10.0.1.2/24"}},
-				B: lab.End{Node: "router", Iface: "lan0", GRO: true, Addresses: []string{"10.0.1.1/24"}}},
-			{A: lab.End{Node: "router", Iface: "wan0", GRO: true, Addresses: []string{"10.0.2.1/24"}},
-				B: lab.End{Node: "server", Iface: "eth0", GRO: true, Addresses: []string{"10.0.2.2/24"}}},
+			{A: lab.End{Node: "client", Iface: "eth0", GRO: true, Addresses: []string{"10.0.1.2/24", "fd00:1::2/64"}},
+				B: lab.End{Node: "router", Iface: "lan0", GRO: true, Addresses: []string{"10.0.1.1/24", "fd00:1::1/64"}}},
+			{A: lab.End{Node: "router", Iface: "wan0", GRO: true, Addresses: []string{"10.0.2.1/24", "fd00:2::1/64"}},
+				B: lab.End{Node: "server", Iface: "eth0", GRO: true, Addresses: []string{"10.0.2.2/24", "fd00:2::2/64"}}},
 		},
 	}
 }
@@ -120,12 +120,15 @@ var rules = map[string]func(t *testing.T, n *lab.Node){
 	"nft": func(t *testing.T, n *lab.Node) {
 		command(t, n, "table ip nat {\n chain post {\n type nat hook postrouting priority srcnat\n oifname wan0 masquerade\n}\n}\n"+
 			"table ip filter {\n chain forward {\n type filter hook forward priority filter; policy drop\n ct state established,related accept\n iifname lan0 accept\n}\n}\n", "nft", "-f", "-")
+		command(t, n, "table ip6 nat {\n chain post {\n type nat hook postrouting priority srcnat\n oifname wan0 masquerade\n}\n}\n", "nft", "-f", "-")
 	},
 	"iptables-nft": func(t *testing.T, n *lab.Node) {
 		command(t, n, iptables, "iptables-nft-restore")
+		command(t, n, iptables, "ip6tables-nft-restore")
 	},
 	"iptables-legacy": func(t *testing.T, n *lab.Node) {
 		command(t, n, iptables, "iptables-legacy-restore")
+		command(t, n, iptables, "ip6tables-legacy-restore")
 	},
 }
 
@@ -142,7 +145,7 @@ type talk struct {
 // echo serves TCP and UDP on a port of a node.
 func echo(t *testing.T, n *lab.Node, port int) {
 	t.Helper()
-	l, err := n.Listen(fmt.Sprintf("0.0.0.0:%d", port))
+	l, err := n.Listen(fmt.Sprintf("[::]:%d", port))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +172,7 @@ func echo(t *testing.T, n *lab.Node, port int) {
 			}()
 		}
 	}()
-	p, err := n.ListenPacket(fmt.Sprintf("0.0.0.0:%d", port))
+	p, err := n.ListenPacket(fmt.Sprintf("[::]:%d", port))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,8 +266,13 @@ func TestMasqueradeRouter(t *testing.T) {
 			echo(t, l.Node("server"), 7)
 			r := begin(t, l.Node("router"))
 			for _, network := range []string{"udp", "tcp"} {
-				k := dial(t, l.Node("client"), network, "10.0.2.2:7")
-				k.fast(r)
+				for _, server := range []string{"10.0.2.2:7", "[fd00:2::2]:7"} {
+					k := dial(t, l.Node("client"), network, server)
+					k.fast(r)
+					if network == "tcp" {
+						k.bulk(16 << 20)
+					}
+				}
 			}
 		})
 	}

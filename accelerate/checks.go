@@ -21,19 +21,19 @@ import (
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// refusals returns the properties of the host that exclude every flow. The packets that a rule applies to are not
-// known in general, so a rule that acts on single packets excludes all flows.
-func refusals(ctx context.Context) (out []string, err error) {
-	rules, err := firewall.PacketRules(ctx)
-	if err != nil {
-		return nil, err
+// refusals returns the properties of the host that exclude every flow, and those that exclude the flows of IPv6. The
+// packets that a rule applies to are not known in general, so a rule that acts on single packets excludes all flows.
+func refusals(ctx context.Context) (out, ipv6 []string, err error) {
+	if out, err = packetRules(ctx, false); err != nil {
+		return nil, nil, err
 	}
-	for _, r := range rules {
-		out = append(out, "rule "+r.String()+" depends on single packets")
+	if ipv6, err = packetRules(ctx, true); err != nil {
+		return nil, nil, err
 	}
+	ipv6 = slices.DeleteFunc(ipv6, func(r string) bool { return slices.Contains(out, r) })
 	policies, err := netdev.IPsecPolicies()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, p := range policies {
 		out = append(out, "IPsec policy "+p.String())
@@ -45,7 +45,21 @@ func refusals(ctx context.Context) (out []string, err error) {
 	if b, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward_use_pmtu"); err == nil && strings.TrimSpace(string(b)) != "0" {
 		out = append(out, "sysctl net.ipv4.ip_forward_use_pmtu is set: the path MTU of routes is not learned")
 	}
-	return out, nil
+	return out, ipv6, nil
+}
+
+func packetRules(ctx context.Context, ipv6 bool) (out []string, err error) {
+	rules, err := firewall.PacketRules(ctx, ipv6)
+	for _, r := range rules {
+		out = append(out, "rule "+r.String()+" depends on single packets")
+	}
+	return out, err
+}
+
+// setRefused passes the reasons to the programs. The caller holds the lock, except while opening.
+func (a *Accelerator) setRefused(refused, ipv6 []string) error {
+	a.refused, a.refusedIPv6 = refused, ipv6
+	return a.objects.WithoutIpv6.Set(uint32(min(len(ipv6), 1)))
 }
 
 // readSettings passes the lifetime of established TCP connections to the programs.
@@ -105,7 +119,7 @@ func (a *Accelerator) judge(ctx context.Context, cause string) error {
 	if err := a.pause(); err != nil {
 		return err
 	}
-	refused, err := refusals(ctx)
+	refused, ipv6, err := refusals(ctx)
 	if a.judged = err == nil; err != nil {
 		refused = []string{fmt.Sprintf("the rules could not be read: %v", err)}
 	}
@@ -117,8 +131,13 @@ func (a *Accelerator) judge(ctx context.Context, cause string) error {
 			a.o.Log("flows are accelerated again")
 		}
 	}
-	if a.refused = refused; len(refused) > 0 {
-		return nil
+	if !slices.Equal(ipv6, a.refusedIPv6) {
+		for _, r := range ipv6 {
+			a.o.Log("no flow of IPv6 is accelerated: %s", r)
+		}
+	}
+	if err := a.setRefused(refused, ipv6); err != nil || len(refused) > 0 {
+		return err
 	}
 	return a.resume()
 }
@@ -149,10 +168,6 @@ func (a *Accelerator) follow() error {
 // linkChanged follows an event of the kernel.
 func (a *Accelerator) linkChanged(e netdev.Event) {
 	switch e.Kind {
-	case netdev.Neighbour:
-		if !e.Address.Is4() {
-			return
-		}
 	case netdev.Policy:
 		a.mu.Lock()
 		a.judged = false

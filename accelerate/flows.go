@@ -41,17 +41,19 @@ type Flow struct {
 
 // Status is the state of the acceleration.
 type Status struct {
-	PID        int         `json:"pid"`
-	Uptime     float64     `json:"uptime_seconds"`
-	Refused    []string    `json:"refused"` // reasons that exclude every flow now
-	Interfaces []Interface `json:"interfaces"`
-	XDP        uint64      `json:"packets_xdp"`
-	TC         uint64      `json:"packets_tc"`
-	Bytes      uint64      `json:"bytes"`
-	Learned    uint64      `json:"flows_learned"`
-	Ended      uint64      `json:"flows_ended"`
-	Fast       int         `json:"flows_fast"`
-	Slow       int         `json:"flows_slow"`
+	PID     int      `json:"pid"`
+	Uptime  float64  `json:"uptime_seconds"`
+	Refused []string `json:"refused"` // reasons that exclude every flow now
+	// RefusedIPv6 are reasons that exclude the flows of IPv6 alone.
+	RefusedIPv6 []string    `json:"refused_ipv6"`
+	Interfaces  []Interface `json:"interfaces"`
+	XDP         uint64      `json:"packets_xdp"`
+	TC          uint64      `json:"packets_tc"`
+	Bytes       uint64      `json:"bytes"`
+	Learned     uint64      `json:"flows_learned"`
+	Ended       uint64      `json:"flows_ended"`
+	Fast        int         `json:"flows_fast"`
+	Slow        int         `json:"flows_slow"`
 	// Invalidations counts the changes of the host after which flows were learned again, by cause.
 	Invalidations map[string]uint64 `json:"invalidations"`
 	Flows         []Flow            `json:"flows"`
@@ -79,7 +81,7 @@ func (a *Accelerator) Status(limit int) (*Status, error) {
 		return nil, err
 	}
 	a.mu.Lock()
-	s := &Status{PID: os.Getpid(), Uptime: time.Since(a.started).Seconds(), Refused: append([]string{}, a.refused...),
+	s := &Status{PID: os.Getpid(), Uptime: time.Since(a.started).Seconds(), Refused: append([]string{}, a.refused...), RefusedIPv6: append([]string{}, a.refusedIPv6...),
 		Interfaces: slices.Clone(a.interfaces), Invalidations: maps.Clone(a.changes), Flows: []Flow{},
 		XDP: counters[programsCounterCOUNT_XDP], TC: counters[programsCounterCOUNT_TC], Bytes: counters[programsCounterCOUNT_BYTES],
 		Learned: counters[programsCounterCOUNT_LEARNED], Ended: counters[programsCounterCOUNT_ENDED]}
@@ -100,7 +102,7 @@ func (a *Accelerator) Status(limit int) (*Status, error) {
 	all := a.objects.Flows.Iterate()
 	for all.Next(&key, &entry) {
 		f := flowOf(&key)
-		f.NewSource, f.NewDest = endpoint(entry.Saddr, entry.Sport), endpoint(entry.Daddr, entry.Dport)
+		f.NewSource, f.NewDest = endpoint(key.Family, entry.Saddr, entry.Sport), endpoint(key.Family, entry.Daddr, entry.Dport)
 		f.In, f.Out, f.Packets, f.Bytes = names[entry.In], names[entry.Out], entry.Packets, entry.Bytes
 		if at > entry.Renewed {
 			f.Idle = time.Duration(at - entry.Renewed).Truncate(time.Second).Seconds()
@@ -145,34 +147,41 @@ func (a *Accelerator) Status(limit int) (*Status, error) {
 }
 
 func flowOf(k *programsFlowKey) Flow {
-	return Flow{Protocol: flow.Protocol(k.L4Proto).String(), Source: endpoint(k.Saddr, k.Sport), Dest: endpoint(k.Daddr, k.Dport)}
+	return Flow{Protocol: flow.Protocol(k.L4Proto).String(), Source: endpoint(k.Family, k.Saddr, k.Sport), Dest: endpoint(k.Family, k.Daddr, k.Dport)}
 }
 
 // endpoint converts from network byte order.
-func endpoint(addr uint32, port uint16) netip.AddrPort {
-	var a [4]byte
+func endpoint(family uint16, addr [4]uint32, port uint16) netip.AddrPort {
+	var a [16]byte
 	var p [2]byte
-	binary.NativeEndian.PutUint32(a[:], addr)
+	for i, word := range addr {
+		binary.NativeEndian.PutUint32(a[4*i:], word)
+	}
 	binary.NativeEndian.PutUint16(p[:], port)
-	return netip.AddrPortFrom(netip.AddrFrom4(a), binary.BigEndian.Uint16(p[:]))
+	to := netip.AddrFrom16(a)
+	if family == unix.AF_INET {
+		to = netip.AddrFrom4([4]byte(a[:4]))
+	}
+	return netip.AddrPortFrom(to, binary.BigEndian.Uint16(p[:]))
 }
 
 // entryOf returns the conntrack entry of a request of the programs.
 func entryOf(sample []byte) (e conntrack.Entry, ok bool) {
-	if len(sample) < 16 {
+	var key programsFlowKey
+	if _, err := binary.Decode(sample, binary.NativeEndian, &key); err != nil {
 		return e, false
 	}
-	source := netip.AddrPortFrom(netip.AddrFrom4([4]byte(sample[:4])), binary.BigEndian.Uint16(sample[8:]))
-	dest := netip.AddrPortFrom(netip.AddrFrom4([4]byte(sample[4:8])), binary.BigEndian.Uint16(sample[10:]))
+	f := flowOf(&key)
+	source, dest := f.Source, f.Dest
 	e.SetFlow(&flow.Flow{Original: flow.Tuple{Protocol: flow.TCP, Source: source, Dest: dest}, Reply: flow.Tuple{Protocol: flow.TCP, Source: dest, Dest: source}})
-	e.Family = unix.AF_INET
 	return e, true
 }
 
 // Plan is what Open would do.
 type Plan struct {
-	Refused    []string    `json:"refused"`
-	Interfaces []Interface `json:"interfaces"`
+	Refused     []string    `json:"refused"`
+	RefusedIPv6 []string    `json:"refused_ipv6"`
+	Interfaces  []Interface `json:"interfaces"`
 }
 
 // Inspect returns the plan for the calling thread's namespace, and an error if the kernel lacks a function. It changes
@@ -185,7 +194,7 @@ func Inspect(ctx context.Context, o Options) (*Plan, error) {
 	if err := objects.Close(); err != nil {
 		return nil, err
 	}
-	refused, err := refusals(ctx)
+	refused, ipv6, err := refusals(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -196,5 +205,5 @@ func Inspect(ctx context.Context, o Options) (*Plan, error) {
 	if !anyAttached(list) {
 		refused = append(refused, "no interface can be accelerated")
 	}
-	return &Plan{Refused: append([]string{}, refused...), Interfaces: list}, nil
+	return &Plan{Refused: append([]string{}, refused...), RefusedIPv6: append([]string{}, ipv6...), Interfaces: list}, nil
 }

@@ -29,7 +29,7 @@ type wire struct {
 
 func openWire(t *testing.T, n *lab.Node, iface string, gw net.HardwareAddr) *wire {
 	t.Helper()
-	command(t, n, "table ip silent {\n chain in {\n type filter hook input priority 0; policy drop\n}\n}\n", "nft", "-f", "-")
+	command(t, n, "table inet silent {\n chain in {\n type filter hook input priority 0; policy drop\n icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept\n}\n}\n", "nft", "-f", "-")
 	dev, err := n.Interface(iface)
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +41,7 @@ func openWire(t *testing.T, n *lab.Node, iface string, gw net.HardwareAddr) *wir
 			return err
 		}
 		return errors.Join(unix.SetsockoptInt(w.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 256<<20),
-			unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: 0x0008, Ifindex: dev.Index})) // ETH_P_IP
+			unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: 0x0300, Ifindex: dev.Index})) // ETH_P_ALL
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -50,17 +50,21 @@ func openWire(t *testing.T, n *lab.Node, iface string, gw net.HardwareAddr) *wir
 	return w
 }
 
-// send sends an IPv4 packet to the router.
+// send sends a packet to the router.
 func (w *wire) send(ip []byte) {
 	w.t.Helper()
-	frame := slices.Concat(w.gw, w.mac, []byte{8, 0}, ip)
+	kind := []byte{8, 0}
+	if ip[0]>>4 == 6 {
+		kind = []byte{0x86, 0xdd}
+	}
+	frame := slices.Concat(w.gw, w.mac, kind, ip)
 	if _, err := unix.Write(w.fd, frame); err != nil && !errors.Is(err, unix.EMSGSIZE) {
 		w.t.Fatal(err)
 	}
 }
 
 // received returns the frames of the other hosts that arrive until a time without frames, without ICMP, by their IPv4
-// identification.
+// identification or IPv6 flow label.
 func (w *wire) received(silence time.Duration) map[uint16][]string {
 	out := map[uint16][]string{}
 	b := make([]byte, 4096)
@@ -75,11 +79,15 @@ func (w *wire) received(silence time.Duration) map[uint16][]string {
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		quiet = 0
-		if ll, ok := from.(*unix.SockaddrLinklayer); !ok || ll.Pkttype == unix.PACKET_OUTGOING || n < 34 || b[23] == unix.IPPROTO_ICMP {
+		v4, v6 := binary.BigEndian.Uint16(b[12:]) == unix.ETH_P_IP && b[23] != unix.IPPROTO_ICMP, binary.BigEndian.Uint16(b[12:]) == unix.ETH_P_IPV6 && b[20] != unix.IPPROTO_ICMPV6
+		if ll, ok := from.(*unix.SockaddrLinklayer); !ok || ll.Pkttype == unix.PACKET_OUTGOING || n < 34 || !v4 && !v6 {
 			continue
 		}
+		quiet = 0
 		id := binary.BigEndian.Uint16(b[18:])
+		if v6 {
+			id = binary.BigEndian.Uint16(b[16:])
+		}
 		out[id] = append(out[id], string(b[:n]))
 	}
 	return out
@@ -92,7 +100,7 @@ type segment struct {
 	id        uint16
 	ttl, tos  byte
 	frag      uint16
-	options   int // bytes of IP options
+	options   int // bytes of IP options, or of an extension header
 	flags     byte
 	seq, ack  uint32
 	payload   []byte
@@ -121,7 +129,7 @@ func sumOf(parts ...[]byte) uint16 {
 }
 
 func (s segment) bytes() []byte {
-	from, to := s.from.Addr().As4(), s.to.Addr().As4()
+	from, to := s.from.Addr().AsSlice(), s.to.Addr().AsSlice()
 	var l4 []byte
 	at := 6
 	if s.proto == unix.IPPROTO_UDP {
@@ -138,7 +146,7 @@ func (s segment) bytes() []byte {
 	binary.BigEndian.PutUint16(l4, s.from.Port())
 	binary.BigEndian.PutUint16(l4[2:], s.to.Port())
 	l4 = append(l4, s.payload...)
-	pseudo := slices.Concat(from[:], to[:], []byte{0, s.proto, byte(len(l4) >> 8), byte(len(l4))})
+	pseudo := slices.Concat(from, to, []byte{0, s.proto, byte(len(l4) >> 8), byte(len(l4))})
 	sum := sumOf(pseudo, l4)
 	if s.proto == unix.IPPROTO_UDP && sum == 0 {
 		sum = 0xffff
@@ -149,14 +157,24 @@ func (s segment) bytes() []byte {
 	if !s.noSum {
 		binary.BigEndian.PutUint16(l4[at:], sum)
 	}
+	if s.from.Addr().Is6() {
+		head := []byte{0x60 | s.tos>>4, s.tos << 4, byte(s.id >> 8), byte(s.id), 0, 0, s.proto, s.ttl}
+		var extension []byte
+		if s.options > 0 {
+			head[6] = unix.IPPROTO_DSTOPTS
+			extension = []byte{s.proto, 0, 1, 4, 0, 0, 0, 0} // one option of padding
+		}
+		binary.BigEndian.PutUint16(head[4:], uint16(len(extension)+len(l4)))
+		return slices.Concat(head, from, to, extension, l4, make([]byte, s.padding))
+	}
 	ip := make([]byte, 20+s.options)
 	ip[0], ip[1] = byte(0x40+len(ip)/4), s.tos
 	binary.BigEndian.PutUint16(ip[2:], uint16(len(ip)+len(l4)))
 	binary.BigEndian.PutUint16(ip[4:], s.id)
 	binary.BigEndian.PutUint16(ip[6:], s.frag)
 	ip[8], ip[9] = s.ttl, s.proto
-	copy(ip[12:], from[:])
-	copy(ip[16:], to[:])
+	copy(ip[12:], from)
+	copy(ip[16:], to)
 	for i := 20; i < len(ip); i++ {
 		ip[i] = 1 // no operation
 	}
@@ -255,6 +273,12 @@ func (p *passage) establish() {
 
 // endpoints returns the source and the destination of a frame without IP options.
 func endpoints(frame []byte) (from, to netip.AddrPort) {
+	if binary.BigEndian.Uint16(frame[12:]) == unix.ETH_P_IPV6 {
+		at := func(address, port int) netip.AddrPort {
+			return netip.AddrPortFrom(netip.AddrFrom16([16]byte(frame[address:])), binary.BigEndian.Uint16(frame[port:]))
+		}
+		return at(22, 54), at(38, 56)
+	}
 	at := func(address, port int) netip.AddrPort {
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(frame[address:])), binary.BigEndian.Uint16(frame[port:]))
 	}
@@ -267,6 +291,9 @@ func strange(r *rand.Rand, from, to netip.AddrPort, proto byte, id uint16, seq, 
 	s.payload = make([]byte, r.IntN([]int{1, 20, 200, 1473}[r.IntN(4)]))
 	for i := range s.payload {
 		s.payload[i] = byte(r.Uint32())
+	}
+	if from.Addr().Is6() {
+		s.payload = s.payload[:min(len(s.payload), 1453)] // one byte above the MTU
 	}
 	if proto == unix.IPPROTO_TCP {
 		s.payload = s.payload[:min(len(s.payload), 1460)]
@@ -306,10 +333,10 @@ func strange(r *rand.Rand, from, to netip.AddrPort, proto byte, id uint16, seq, 
 		if proto == unix.IPPROTO_UDP && len(s.payload) > 1 {
 			// A checksum of zero is transmitted as 0xffff.
 			binary.BigEndian.PutUint16(s.payload, 0)
-			from, to := from.Addr().As4(), to.Addr().As4()
+			from, to := from.Addr().AsSlice(), to.Addr().AsSlice()
 			length := 8 + len(s.payload)
 			head := []byte{byte(s.from.Port() >> 8), byte(s.from.Port()), byte(s.to.Port() >> 8), byte(s.to.Port()), byte(length >> 8), byte(length), 0, 0}
-			binary.BigEndian.PutUint16(s.payload, sumOf(from[:], to[:], []byte{0, proto, byte(length >> 8), byte(length)}, head, s.payload))
+			binary.BigEndian.PutUint16(s.payload, sumOf(from, to, []byte{0, proto, byte(length >> 8), byte(length)}, head, s.payload))
 		}
 	}
 	return s
@@ -420,8 +447,8 @@ func TestIdenticalPackets(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Tool("nft"))
 	p := passageOf(t, labtest.New(t, router()))
 	rules["nft"](t, p.router)
-	for i := range 6 {
-		p.connect([]byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP}[i%2], "10.0.2.2:7")
+	for i := range 12 {
+		p.connect([]byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP}[i%2], []string{"10.0.2.2:7", "[fd00:2::2]:7"}[i/6])
 	}
 	p.identicalBy(hookXDP)
 }
@@ -435,8 +462,11 @@ func passageOf(t *testing.T, l *lab.Lab) *passage {
 
 // connect adds a connection from the client to a service.
 func (p *passage) connect(proto byte, service string) {
-	client := netip.AddrPortFrom(netip.MustParseAddr("10.0.1.2"), uint16(40000+len(p.all)))
-	p.all = append(p.all, conversation{proto: proto, client: client, service: netip.MustParseAddrPort(service)})
+	to, from := netip.MustParseAddrPort(service), netip.MustParseAddr("10.0.1.2")
+	if to.Addr().Is6() {
+		from = netip.MustParseAddr("fd00:1::2")
+	}
+	p.all = append(p.all, conversation{proto: proto, client: netip.AddrPortFrom(from, uint16(40000+len(p.all))), service: to})
 }
 
 func macIn(t *testing.T, n *lab.Node, iface string) net.HardwareAddr {

@@ -33,37 +33,38 @@ const (
 )
 
 type programsFlowEntry struct {
-	_        structs.HostLayout
-	Epoch    uint32
-	In       uint32
-	Out      uint32
-	L3       uint32
-	Saddr    uint32
-	Daddr    uint32
-	Sport    uint16
-	Dport    uint16
-	IpDelta  uint32
-	L4Delta  uint32
-	InMac    [6]uint8
-	Mtu      uint16
-	Macs     [12]uint8
-	Lifetime uint32
-	Xdp      uint32
-	Mark     uint32
-	Dscp     uint32
-	Learned  uint64
-	Renewed  uint64
-	Packets  uint64
-	Bytes    uint64
+	_         structs.HostLayout
+	Epoch     uint32
+	In        uint32
+	Out       uint32
+	L3        uint32
+	Saddr     [4]uint32
+	Daddr     [4]uint32
+	Sport     uint16
+	Dport     uint16
+	AddrDelta uint32
+	PortDelta uint32
+	InMac     [6]uint8
+	Mtu       uint16
+	Macs      [12]uint8
+	Lifetime  uint32
+	Xdp       uint32
+	Mark      uint32
+	Dscp      uint32
+	Learned   uint64
+	Renewed   uint64
+	Packets   uint64
+	Bytes     uint64
 }
 
 type programsFlowKey struct {
 	_       structs.HostLayout
-	Saddr   uint32
-	Daddr   uint32
+	Saddr   [4]uint32
+	Daddr   [4]uint32
 	Sport   uint16
 	Dport   uint16
-	L4Proto uint32
+	L4Proto uint16
+	Family  uint16
 }
 
 type programsLimit uint32
@@ -128,6 +129,7 @@ const (
 	programsVarHeartbeat      = "heartbeat"
 	programsVarHz             = "hz"
 	programsVarTcpLifetime    = "tcp_lifetime"
+	programsVarWithoutIpv6    = "without_ipv6"
 )
 
 // loadPrograms returns the embedded CollectionSpec for programs.
@@ -201,6 +203,7 @@ type programsVariableSpecs struct {
 	Heartbeat      *ebpf.VariableSpec `ebpf:"heartbeat"`
 	Hz             *ebpf.VariableSpec `ebpf:"hz"`
 	TcpLifetime    *ebpf.VariableSpec `ebpf:"tcp_lifetime"`
+	WithoutIpv6    *ebpf.VariableSpec `ebpf:"without_ipv6"`
 }
 
 // programsObjects contains all objects after they have been loaded into the kernel.
@@ -253,6 +256,7 @@ type programsVariables struct {
 	Heartbeat      *ebpf.Variable `ebpf:"heartbeat"`
 	Hz             *ebpf.Variable `ebpf:"hz"`
 	TcpLifetime    *ebpf.Variable `ebpf:"tcp_lifetime"`
+	WithoutIpv6    *ebpf.Variable `ebpf:"without_ipv6"`
 }
 
 // programsPrograms contains all programs after they have been loaded into the kernel.

@@ -28,9 +28,13 @@ type PacketRule struct {
 func (r PacketRule) String() string { return r.Rule + ": " + r.What }
 
 // PacketRules returns the rules of the calling thread's namespace that treat packets of one forwarded, established
-// IPv4 connection of TCP or UDP differently. Segments with SYN or FIN are not considered. A rule with an unknown
+// connection of TCP or UDP differently, for IPv4 or IPv6. Segments with SYN or FIN are not considered. A rule with an unknown
 // expression counts.
-func PacketRules(ctx context.Context) ([]PacketRule, error) {
+func PacketRules(ctx context.Context, ipv6 bool) ([]PacketRule, error) {
+	family := nftables.TableFamilyIPv4
+	if ipv6 {
+		family = nftables.TableFamilyIPv6
+	}
 	n, err := readTables()
 	if err != nil {
 		return nil, err
@@ -41,7 +45,7 @@ func PacketRules(ctx context.Context) ([]PacketRule, error) {
 	}
 	var rules []PacketRule
 	for _, protocol := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-		s := packetScan{calledRuleset: n.rulesetWithCallers(), protocol: protocol, volatile: volatile, ends: map[string]bool{}}
+		s := packetScan{calledRuleset: n.rulesetWithCallers(), family: family, protocol: protocol, volatile: volatile, ends: map[string]bool{}}
 		for _, c := range n.chains {
 			if s.begin(c) {
 				s.walk(chainKey(c.Table, c.Name))
@@ -49,11 +53,11 @@ func PacketRules(ctx context.Context) ([]PacketRule, error) {
 		}
 		rules = append(rules, s.found...)
 	}
-	saved, err := legacySave(ctx, nftables.TableFamilyIPv4)
+	saved, err := legacySave(ctx, family)
 	if err != nil {
 		return nil, err
 	}
-	rules = append(rules, legacyPacketRules(saved)...)
+	rules = append(rules, legacyPacketRules(legacyProgram(family), saved)...)
 	var unique []PacketRule
 	for _, r := range rules {
 		if !slices.Contains(unique, r) {
@@ -94,9 +98,10 @@ func volatileSets() (map[string]bool, error) {
 	return sets, nil
 }
 
-// packetScan follows the path of established packets of one protocol.
+// packetScan follows the path of established packets of one address family and protocol.
 type packetScan struct {
 	*calledRuleset
+	family   nftables.TableFamily
 	protocol byte
 	volatile map[string]bool
 	ends     map[string]bool // result of walk, by chainKey
@@ -110,7 +115,7 @@ func (s *packetScan) begin(c *nftables.Chain) bool {
 		return false
 	}
 	switch c.Table.Family {
-	case nftables.TableFamilyIPv4, nftables.TableFamilyINet:
+	case s.family, nftables.TableFamilyINet:
 		return *c.Hooknum != *nftables.ChainHookInput && *c.Hooknum != *nftables.ChainHookOutput
 	case nftables.TableFamilyBridge, nftables.TableFamilyNetdev:
 		return true
@@ -171,7 +176,7 @@ func (s *packetScan) effect(rule *nftables.Rule) (out effect) {
 			out.what = what
 		}
 	}
-	tracked := rule.Table.Family == nftables.TableFamilyIPv4 || rule.Table.Family == nftables.TableFamilyINet
+	tracked := rule.Table.Family == s.family || rule.Table.Family == nftables.TableFamilyINet
 	for _, e := range rule.Exprs {
 		if register, other := loadedRegister(e); other {
 			r.forget(register)
@@ -304,12 +309,16 @@ func (s *packetScan) load(e *expr.Payload, r *registers, flags map[uint32]byte, 
 	r.forget(e.DestRegister)
 	delete(flags, e.DestRegister)
 	first, last := e.Offset, e.Offset+e.Len
+	protocolAt, addresses, end := uint32(9), uint32(12), uint32(20)
+	if s.family == nftables.TableFamilyIPv6 {
+		protocolAt, addresses, end = 6, 8, 40
+	}
 	switch e.Base {
 	case expr.PayloadBaseNetworkHeader:
 		switch {
-		case first == 9 && e.Len == 1:
+		case first == protocolAt && e.Len == 1:
 			r.set(e.DestRegister, []byte{s.protocol})
-		case first >= 12 && last <= 20:
+		case first >= addresses && last <= end:
 		default:
 			note("fields of the IP header")
 		}
@@ -341,9 +350,13 @@ func (s *packetScan) meta(e *expr.Meta, r *registers, note func(string)) {
 	case !slices.Contains(constantMeta, e.Key):
 		note("length, time or other properties of the packet")
 	case e.Key == expr.MetaKeyNFPROTO:
-		r.set(e.Register, []byte{unix.NFPROTO_IPV4})
+		r.set(e.Register, []byte{byte(s.family)})
 	case e.Key == expr.MetaKeyPROTOCOL:
-		r.set(e.Register, binary.BigEndian.AppendUint16(nil, unix.ETH_P_IP))
+		kind := uint16(unix.ETH_P_IP)
+		if s.family == nftables.TableFamilyIPv6 {
+			kind = unix.ETH_P_IPV6
+		}
+		r.set(e.Register, binary.BigEndian.AppendUint16(nil, kind))
 	case e.Key == expr.MetaKeyL4PROTO:
 		r.set(e.Register, []byte{s.protocol})
 	}

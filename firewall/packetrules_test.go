@@ -4,8 +4,11 @@ package firewall
 
 import (
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/nftables"
 
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
@@ -51,7 +54,7 @@ func TestPacketRules(t *testing.T) {
 		t.Run(rule, func(t *testing.T) {
 			var out []PacketRule
 			inNamespace(t, begin+strings.ReplaceAll(rule, "; ", "\n")+"\n}\n}\n", func() (err error) {
-				out, err = PacketRules(t.Context())
+				out, err = PacketRules(t.Context(), false)
 				return err
 			})
 			switch {
@@ -78,7 +81,7 @@ func TestLegacyPacketRules(t *testing.T) {
 		"-A FORWARD -j LOG":                          "target LOG",
 		"-A FORWARD -p tcp -j TCPMSS --set-mss 1400": "target TCPMSS",
 	} {
-		rules := legacyPacketRules("*filter\n:FORWARD ACCEPT [0:0]\n[1:2] " + line + "\nCOMMIT\n")
+		rules := legacyPacketRules("iptables", "*filter\n:FORWARD ACCEPT [0:0]\n[1:2] "+line+"\nCOMMIT\n")
 		switch {
 		case want == "" && len(rules) > 0:
 			t.Errorf("%s: %v", line, rules)
@@ -88,28 +91,59 @@ func TestLegacyPacketRules(t *testing.T) {
 	}
 }
 
+// TestPacketRulesOfFamilies loads rules that depend on single packets of one address family.
+func TestPacketRulesOfFamilies(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.Tool("nft"))
+	const v4, v6 = nftables.TableFamilyIPv4, nftables.TableFamilyIPv6
+	for rule, want := range map[string][]nftables.TableFamily{
+		"ip ttl 5 drop":                                  {v4},
+		"ip6 hoplimit 5 drop":                            {v6},
+		"ip6 dscp 1 drop":                                {v6},
+		"ip6 nexthdr tcp ip6 daddr fd00::1 drop":         nil,
+		"ip6 saddr fd00::/64 ip6 daddr fd00::1 drop":     nil,
+		"meta nfproto ipv6 meta length 100 drop":         {v6},
+		"meta l4proto { tcp, udp } meta length 100 drop": {v4, v6},
+		"frag frag-off 1 drop":                           {v6},
+	} {
+		t.Run(rule, func(t *testing.T) {
+			for _, family := range []nftables.TableFamily{v4, v6} {
+				var out []PacketRule
+				inNamespace(t, "table inet f {\nchain c { type filter hook forward priority 0;\n"+rule+"\n}\n}\n", func() (err error) {
+					out, err = PacketRules(t.Context(), family == v6)
+					return err
+				})
+				if found := len(out) > 0; found != slices.Contains(want, family) {
+					t.Errorf("%s: %v depend on single packets", familyName(family), out)
+				}
+			}
+		})
+	}
+}
+
 // TestLegacyTables compares the stored rules before and after packets and a change.
 func TestLegacyTables(t *testing.T) {
-	labtest.Require(t, labtest.Root, labtest.Tool("iptables-legacy"))
+	labtest.Require(t, labtest.Root, labtest.Tool("iptables-legacy"), labtest.Tool("ip6tables-legacy"))
 	inNamespace(t, "", func() error {
 		if tables, err := LegacyTables(); err != nil || len(tables) != 0 {
 			t.Errorf("without rules: %d tables, %v", len(tables), err)
 		}
-		change := func(words ...string) map[string]string {
-			if out, err := exec.Command("iptables-legacy", words...).CombinedOutput(); err != nil {
-				t.Fatalf("%v\n%s", err, out)
+		for program, table := range map[string]string{"iptables-legacy": "ip_tables_names filter", "ip6tables-legacy": "ip6_tables_names filter"} {
+			change := func(words ...string) string {
+				if out, err := exec.Command(program, words...).CombinedOutput(); err != nil {
+					t.Fatalf("%v\n%s", err, out)
+				}
+				tables, err := LegacyTables()
+				if err != nil || tables[table] == "" {
+					t.Fatalf("%d tables, %v", len(tables), err)
+				}
+				return tables[table]
 			}
-			tables, err := LegacyTables()
-			if err != nil {
-				t.Fatal(err)
+			one := change("-A", "FORWARD", "-j", "DROP")
+			same := change("-Z", "FORWARD")
+			two := change("-A", "FORWARD", "-j", "ACCEPT")
+			if one != same || one == two {
+				t.Errorf("%s: the comparison of stored rules does not follow the changes", program)
 			}
-			return tables
-		}
-		one := change("-A", "FORWARD", "-j", "DROP")
-		same := change("-Z", "FORWARD")
-		two := change("-A", "FORWARD", "-j", "ACCEPT")
-		if one["filter"] != same["filter"] || one["filter"] == two["filter"] {
-			t.Error("the comparison of stored rules does not follow the changes")
 		}
 		return nil
 	})

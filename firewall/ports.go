@@ -74,7 +74,7 @@ func bridgeRules() (bool, error) {
 		}
 		info := make([]byte, tableSize)
 		copy(info, name)
-		switch err := getsockopt(fd, getInfo, info); {
+		switch err := getsockopt(fd, unix.SOL_IP, getInfo, info); {
 		case errors.Is(err, unix.ENOENT):
 		case err != nil:
 			return false, fmt.Errorf("table %s of ebtables-legacy: %w", name, err)

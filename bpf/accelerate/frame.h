@@ -7,15 +7,15 @@
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/ip.h>
+#include <linux/ipv6.h>
 #include <linux/pkt_cls.h>
 #include <linux/tcp.h>
 #include <linux/udp.h>
 #include <bpf/bpf_endian.h>
 
-#include "maps.h"
+#include "kernel.h"
 
 #define IP_DF 0x4000
-#define L4_OFFSET (ETH_HLEN + sizeof(struct iphdr))
 #define SUMMED_MOST 2048 /* bytes; the programs verify no checksum of longer datagrams */
 #define FIN 0x01
 #define SYN 0x02
@@ -30,7 +30,7 @@ struct headers {
 	__u32 header; /* bytes of the L4 header */
 	__u32 seq;    /* of TCP */
 	__u8 flags;   /* of TCP */
-	__u8 dscp;
+	__u8 dscp, ttl;
 };
 
 static __always_inline __u16 fold(__u64 sum)
@@ -42,50 +42,91 @@ static __always_inline __u16 fold(__u64 sum)
 	return sum;
 }
 
+static __always_inline __u32 ip_size(const bool v6)
+{
+	return v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+}
+
+static __always_inline __u32 l4_offset(const bool v6)
+{
+	return ETH_HLEN + ip_size(v6);
+}
+
+static __always_inline bool same_address(const __be32 *a, const __be32 *b)
+{
+	return !((a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]));
+}
+
 /* Returns the key of the opposite direction. */
-static __always_inline struct flow_key reverse(const struct flow_entry *e, __u32 l4_proto)
+static __always_inline struct flow_key reverse(const struct flow_entry *e, const struct flow_key *key)
 {
 	struct flow_key back = {
-		.saddr = e->daddr,
-		.daddr = e->saddr,
 		.sport = e->dport,
 		.dport = e->sport,
-		.l4_proto = l4_proto,
+		.l4_proto = key->l4_proto,
+		.family = key->family,
 	};
 
+	__builtin_memcpy(back.saddr, e->daddr, sizeof(back.saddr));
+	__builtin_memcpy(back.daddr, e->saddr, sizeof(back.daddr));
 	return back;
 }
 
-/* Reads the headers of a plain IPv4 TCP or UDP packet. False: the packet takes the slow path. */
-static __always_inline bool read_headers(void *data, void *end, __u32 frame_len, struct headers *h)
+/* Reads the IP header. Returns the length of the packet behind it; 0 if the packet takes the slow path. */
+static __always_inline __u32 read_ipv4(void *data, __u32 frame_len, struct headers *h)
 {
-	struct ethhdr *eth = data;
 	struct iphdr *ip = data + ETH_HLEN;
-	struct udphdr *udp = data + L4_OFFSET;
-	struct tcphdr *tcp = data + L4_OFFSET;
 	const __u32 *word = data + ETH_HLEN;
-	__u32 len;
+	__u32 len = bpf_ntohs(ip->tot_len);
 
-	if ((void *)(udp + 1) > end || eth->h_proto != bpf_htons(ETH_P_IP) || *(__u8 *)ip != 0x45 ||
-	    ip->frag_off & bpf_htons(~IP_DF & 0xffff))
-		return false;
-	len = bpf_ntohs(ip->tot_len);
-	if (len > frame_len - ETH_HLEN || len < sizeof(*ip) + sizeof(*udp))
-		return false;
-	if (fold((__u64)word[0] + word[1] + word[2] + word[3] + word[4]) != 0xffff)
-		return false;
-	h->key.saddr = ip->saddr;
-	h->key.daddr = ip->daddr;
-	h->key.sport = udp->source;
-	h->key.dport = udp->dest;
+	if (*(__u8 *)ip != 0x45 || ip->frag_off & bpf_htons(~IP_DF & 0xffff) || len > frame_len - ETH_HLEN ||
+	    len < sizeof(*ip) || fold((__u64)word[0] + word[1] + word[2] + word[3] + word[4]) != 0xffff)
+		return 0;
+	h->key.family = AF_INET;
+	h->key.saddr[0] = ip->saddr;
+	h->key.daddr[0] = ip->daddr;
 	h->key.l4_proto = ip->protocol;
 	h->dscp = ip->tos & DSCP_MASK;
-	h->l4_len = len - sizeof(*ip);
+	h->ttl = ip->ttl;
+	return len - sizeof(*ip);
+}
+
+/* Headers of extensions and fragments are no transport protocols. */
+static __always_inline __u32 read_ipv6(void *data, __u32 frame_len, struct headers *h)
+{
+	struct ipv6hdr *ip = data + ETH_HLEN;
+	__u32 len = bpf_ntohs(ip->payload_len);
+
+	if (*(__u8 *)ip >> 4 != 6 || len > frame_len - l4_offset(true))
+		return 0;
+	h->key.family = AF_INET6;
+	__builtin_memcpy(h->key.saddr, &ip->saddr, sizeof(h->key.saddr));
+	__builtin_memcpy(h->key.daddr, &ip->daddr, sizeof(h->key.daddr));
+	h->key.l4_proto = ip->nexthdr;
+	h->dscp = bpf_ntohs(*(__be16 *)ip) >> 4 & DSCP_MASK;
+	h->ttl = ip->hop_limit;
+	return len;
+}
+
+/* Reads the headers of a plain TCP or UDP packet. False: the packet takes the slow path. */
+static __always_inline bool read_headers(void *data, void *end, __u32 frame_len, struct headers *h, const bool v6)
+{
+	struct ethhdr *eth = data;
+	struct udphdr *udp = data + l4_offset(v6);
+	struct tcphdr *tcp = data + l4_offset(v6);
+
+	if ((void *)(udp + 1) > end || eth->h_proto != bpf_htons(v6 ? ETH_P_IPV6 : ETH_P_IP))
+		return false;
+	h->l4_len = v6 ? read_ipv6(data, frame_len, h) : read_ipv4(data, frame_len, h);
+	if (h->l4_len < sizeof(*udp))
+		return false;
+	h->key.sport = udp->source;
+	h->key.dport = udp->dest;
 	h->flags = ACK;
 	h->header = sizeof(*udp);
-	if (ip->protocol == IPPROTO_UDP)
+	if (h->key.l4_proto == IPPROTO_UDP)
 		return bpf_ntohs(udp->len) == h->l4_len;
-	if (ip->protocol != IPPROTO_TCP || (void *)(tcp + 1) > end)
+	if (h->key.l4_proto != IPPROTO_TCP || (void *)(tcp + 1) > end)
 		return false;
 	h->flags = ((__u8 *)tcp)[13];
 	h->header = (((__u8 *)tcp)[12] >> 4) * 4;
@@ -95,16 +136,17 @@ static __always_inline bool read_headers(void *data, void *end, __u32 frame_len,
 
 /* Reports whether the L4 checksum of a packet in memory is right. It is not if the sender left the
  * sum to its network card, as local senders on a veth do. */
-static __noinline bool sum_valid(void *data, void *end, __u32 left)
+static __always_inline bool sum_words(void *data, void *end, const struct headers *h, const bool v6)
 {
-	struct iphdr *ip = data + ETH_HLEN;
-	__u32 *at = data + L4_OFFSET;
+	const __be32 *from = h->key.saddr, *to = h->key.daddr;
+	__u32 *at = data + l4_offset(v6), left = h->l4_len;
 	__u64 sum;
 	int i;
 
 	if ((void *)at > end || left > SUMMED_MOST)
 		return false;
-	sum = (__u64)ip->saddr + ip->daddr + bpf_htonl(ip->protocol) + bpf_htonl(left);
+	sum = (__u64)from[0] + from[1] + from[2] + from[3] + to[0] + to[1] + to[2] + to[3] +
+	      bpf_htonl(h->key.l4_proto) + bpf_htonl(left);
 	for (i = 0; i < SUMMED_MOST / 32 && left >= 32; i++, left -= 32, at += 8) {
 		if ((void *)(at + 8) > end)
 			return false;
@@ -130,19 +172,41 @@ static __noinline bool sum_valid(void *data, void *end, __u32 left)
 	return fold(sum) == 0xffff;
 }
 
-/* Writes the MAC addresses, the IPv4 header and the ports. Returns false if the frame is too short. */
-static __always_inline bool write_headers(void *data, void *end, const struct flow_entry *e)
+static __noinline bool sum_valid4(void *data, void *end, const struct headers *h)
+{
+	return sum_words(data, end, h, false);
+}
+
+static __noinline bool sum_valid6(void *data, void *end, const struct headers *h)
+{
+	return sum_words(data, end, h, true);
+}
+
+static __always_inline bool sum_valid(void *data, void *end, const struct headers *h, const bool v6)
+{
+	return v6 ? sum_valid6(data, end, h) : sum_valid4(data, end, h);
+}
+
+/* Writes the MAC addresses, the IP header and the ports. Returns false if the frame is too short. */
+static __always_inline bool write_headers(void *data, void *end, const struct flow_entry *e, const bool v6)
 {
 	struct iphdr *ip = data + ETH_HLEN;
-	struct udphdr *udp = data + L4_OFFSET;
+	struct ipv6hdr *ip6 = data + ETH_HLEN;
+	struct udphdr *udp = data + l4_offset(v6);
 
 	if ((void *)(udp + 1) > end)
 		return false;
 	__builtin_memcpy(data, e->macs, sizeof(e->macs));
-	ip->saddr = e->saddr;
-	ip->daddr = e->daddr;
-	ip->ttl--;
-	ip->check = ~fold((__u64)(__u16)~ip->check + e->ip_delta);
+	if (v6) {
+		__builtin_memcpy(&ip6->saddr, e->saddr, sizeof(e->saddr));
+		__builtin_memcpy(&ip6->daddr, e->daddr, sizeof(e->daddr));
+		ip6->hop_limit--;
+	} else {
+		ip->saddr = e->saddr[0];
+		ip->daddr = e->daddr[0];
+		ip->ttl--;
+		ip->check = ~fold((__u64)(__u16)~ip->check + e->addr_delta + 0xfffe); /* of the TTL */
+	}
 	udp->source = e->sport;
 	udp->dest = e->dport;
 	return true;

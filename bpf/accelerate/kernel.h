@@ -20,10 +20,12 @@
 #define IP_CT_TCP_FLAG_MAXACK_SET 0x20
 #define SKB_DST_FLAGS 1UL   /* SKB_DST_NOREF, low bit of skb->_skb_refdst */
 #define DST_METRICS_FLAGS 3 /* low bits of dst_entry._metrics */
-#define RTAX_MTU 2	    /* linux/rtnetlink.h, counted from 1 */
+#define RTAX_LOCK 1	    /* linux/rtnetlink.h, counted from 1 */
+#define RTAX_MTU 2
 #define CHECKSUM_UNNECESSARY 1
 #define CHECKSUM_PARTIAL 3
 #define AF_INET 2
+#define AF_INET6 10
 
 /* enum ip_conntrack_status */
 #define IPS_SEEN_REPLY (1 << 1)
@@ -42,8 +44,17 @@
 /* A connection with one of these is never accelerated. */
 #define IPS_EXCLUDED (IPS_SEQ_ADJUST | IPS_FIXED_TIMEOUT | IPS_NAT_CLASH | IPS_HELPER | IPS_OFFLOAD | IPS_HW_OFFLOAD)
 
+struct ipv6_devconf {
+	__s32 mtu6;
+} CO_RE;
+
+struct inet6_dev {
+	struct ipv6_devconf cnf;
+} CO_RE;
+
 struct net_device {
 	unsigned int mtu;
+	struct inet6_dev *ip6_ptr;
 } CO_RE;
 
 struct dst_entry {
@@ -102,6 +113,15 @@ struct bpf_ct_opts___short {
 	__u8 dir;
 	__u8 reserved[2];
 };
+
+/* Reads an address of a tuple. The words behind an IPv4 address are zero. */
+#define read_address(to, from)            \
+	do {                              \
+		(to)[0] = (from)->all[0]; \
+		(to)[1] = (from)->all[1]; \
+		(to)[2] = (from)->all[2]; \
+		(to)[3] = (from)->all[3]; \
+	} while (0)
 
 static __always_inline __u32 mark_of(struct nf_conn *ct)
 {

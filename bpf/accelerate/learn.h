@@ -17,7 +17,20 @@ static __always_inline __u32 halves(__u32 word)
 /* Returns the summand for a complemented sum of 16-bit words when the addresses change. */
 static __always_inline __u32 address_delta(const struct flow_key *from, const struct flow_entry *to)
 {
-	return halves(~from->saddr) + halves(~from->daddr) + halves(to->saddr) + halves(to->daddr);
+	__u32 sum = 0;
+
+	if (same_address(from->saddr, to->saddr) && same_address(from->daddr, to->daddr))
+		return 0;
+	for (int i = 0; i < 4; i++)
+		sum += halves(~from->saddr[i]) + halves(~from->daddr[i]) + halves(to->saddr[i]) + halves(to->daddr[i]);
+	return sum;
+}
+
+static __always_inline __u32 port_delta(const struct flow_key *from, const struct flow_entry *to)
+{
+	if (from->sport == to->sport && from->dport == to->dport)
+		return 0;
+	return (__u16)~from->sport + (__u16)~from->dport + to->sport + to->dport;
 }
 
 static __always_inline bool has_extension(const struct nf_ct_ext *ext, __u32 id)
@@ -53,29 +66,39 @@ static __always_inline __u32 excluded(struct nf_conn *ct, __u64 status)
 	return SLOW_YOUNG;
 }
 
-/* Returns the MTU of the route of a packet, as ip_forward() computes it; 0 if the route is unknown. */
-static __always_inline __u32 route_mtu(unsigned long refdst)
+/* Returns the MTU of the route of a packet, as ip_forward() and ip6_forward() compute it; 0 if the route is unknown. */
+static __always_inline __u32 route_mtu(unsigned long refdst, const bool v6)
 {
 	struct dst_entry *dst = CAST(refdst & ~SKB_DST_FLAGS, dst_entry);
 	unsigned long metrics;
 	struct net_device *dev;
-	__u32 mtu = 0;
+	struct inet6_dev *dev6;
+	__u32 mtu = 0, lock = 0;
 
 	if (!(refdst & ~SKB_DST_FLAGS))
 		return 0;
 	metrics = dst->_metrics & ~(unsigned long)DST_METRICS_FLAGS;
-	if (metrics)
+	if (metrics) {
 		bpf_probe_read_kernel(&mtu, sizeof(mtu), (void *)(metrics + (RTAX_MTU - 1) * sizeof(__u32)));
-	if (mtu)
+		bpf_probe_read_kernel(&lock, sizeof(lock), (void *)(metrics + (RTAX_LOCK - 1) * sizeof(__u32)));
+	}
+	if (mtu && (!v6 || lock & 1 << RTAX_MTU))
 		return mtu;
 	dev = dst->dev;
-	return dev ? CAST(dev, net_device)->mtu : 0;
+	if (!dev)
+		return 0;
+	if (!v6)
+		return CAST(dev, net_device)->mtu;
+	if (!bpf_core_type_exists(struct inet6_dev)) /* IPv6 is a module */
+		return 0;
+	dev6 = CAST(dev, net_device)->ip6_ptr;
+	return dev6 ? CAST(dev6, inet6_dev)->cnf.mtu6 : 0;
 }
 
 /* Fills the entry from the frame, its route and the ports of its path. Returns SLOW_YOUNG if the
  * entry is complete, else the reason. */
 static __always_inline __u32 describe(struct __sk_buff *ctx, const struct flow_key *key, unsigned long refdst,
-				      struct flow_entry *e)
+				      struct flow_entry *e, const bool v6)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	__u32 in = ctx->ingress_ifindex, out = ctx->ifindex, mtu;
@@ -88,12 +111,12 @@ static __always_inline __u32 describe(struct __sk_buff *ctx, const struct flow_k
 		return SLOW_INTERFACE;
 	if (from->l3 == to->l3)
 		return SLOW_HAIRPIN;
-	if (ctx->vlan_present || !read_headers(data, end, ctx->len, &h) || data + sizeof(e->macs) > end)
+	if (ctx->vlan_present || !read_headers(data, end, ctx->len, &h, v6) || data + sizeof(e->macs) > end)
 		return SLOW_FRAME;
-	if (h.key.saddr != e->saddr || h.key.daddr != e->daddr || h.key.sport != e->sport || h.key.dport != e->dport ||
-	    h.key.l4_proto != key->l4_proto || *(__u8 *)data & 1)
+	if (!same_address(h.key.saddr, e->saddr) || !same_address(h.key.daddr, e->daddr) || h.key.sport != e->sport ||
+	    h.key.dport != e->dport || h.key.l4_proto != key->l4_proto || *(__u8 *)data & 1)
 		return SLOW_FRAME;
-	mtu = route_mtu(refdst);
+	mtu = route_mtu(refdst, v6);
 	if (!mtu)
 		return SLOW_ROUTE;
 	e->mtu = mtu < to->mtu ? mtu : to->mtu;
@@ -105,8 +128,8 @@ static __always_inline __u32 describe(struct __sk_buff *ctx, const struct flow_k
 	e->out = out;
 	e->dscp = h.dscp;
 	e->xdp = !!(to->flags & PORT_TAKES_XDP);
-	e->ip_delta = address_delta(key, e) + 0xfffe; /* the TTL decreases by one */
-	e->l4_delta = address_delta(key, e) + (__u16)~key->sport + (__u16)~key->dport + e->sport + e->dport;
+	e->addr_delta = address_delta(key, e);
+	e->port_delta = port_delta(key, e);
 	return SLOW_YOUNG;
 }
 
@@ -117,8 +140,9 @@ static __always_inline void request_liberal(struct nf_conn *ct)
 
 	if (!k)
 		return; /* a later packet requests it again */
-	k->saddr = ct->tuplehash[0].tuple.src.u3.all[0];
-	k->daddr = ct->tuplehash[0].tuple.dst.u3.all[0];
+	read_address(k->saddr, &ct->tuplehash[0].tuple.src.u3);
+	read_address(k->daddr, &ct->tuplehash[0].tuple.dst.u3);
+	k->family = ct->tuplehash[0].tuple.src.l3num;
 	k->sport = ct->tuplehash[0].tuple.src.u.all;
 	k->dport = ct->tuplehash[0].tuple.dst.u.all;
 	k->l4_proto = IPPROTO_TCP;
@@ -160,21 +184,22 @@ static __always_inline __u32 lifetime_of(struct nf_conn *ct, __u32 l4_proto)
 }
 
 /* Returns the time after which a packet of a valid flow is learned again. */
-static __always_inline __u64 relearn_after(struct __sk_buff *ctx, const struct flow_entry *old)
+static __always_inline __u64 relearn_after(struct __sk_buff *ctx, const struct flow_entry *old, bool v6)
 {
-	struct iphdr *ip = (void *)(long)ctx->data + ETH_HLEN;
+	__u8 *ip = (void *)(long)ctx->data + ETH_HLEN, dscp;
 
-	if ((void *)(ip + 1) <= (void *)(long)ctx->data_end && (ip->tos & DSCP_MASK) != old->dscp)
+	if ((void *)(ip + 2) > (void *)(long)ctx->data_end)
 		return SECOND;
-	return (RELEARN_SECONDS - 1) * SECOND;
+	dscp = v6 ? (__u8)(ip[0] << 4 | ip[1] >> 4) : ip[1];
+	return (dscp & DSCP_MASK) == old->dscp ? (RELEARN_SECONDS - 1) * SECOND : SECOND;
 }
 
 /* Makes the next packets of both directions renew the lifetime of a TCP connection. The kernel has
  * made it shorter, because it has not seen the acknowledgement of this packet. */
-static __always_inline void renew_soon(struct nf_conn *ct, struct flow_entry *old, const struct flow_entry *e,
-				       __u64 now)
+static __always_inline void renew_soon(struct nf_conn *ct, struct flow_entry *old, const struct flow_key *key,
+				       const struct flow_entry *e, __u64 now)
 {
-	struct flow_key back = reverse(e, IPPROTO_TCP);
+	struct flow_key back = reverse(e, key);
 	struct flow_entry *opposite;
 
 	if (!ends_before(ct, tcp_lifetime))
@@ -198,6 +223,7 @@ static __always_inline void learn_packet(struct __sk_buff *ctx)
 	struct nf_conn *ct;
 	__u64 status, now;
 	__u32 dir, why, current = epoch; /* read before "changed" */
+	bool v6;
 
 	if (nfct <= NFCT_INFO_MASK || (info != IP_CT_ESTABLISHED && info != IP_CT_ESTABLISHED_REPLY))
 		return;
@@ -205,21 +231,23 @@ static __always_inline void learn_packet(struct __sk_buff *ctx)
 	ct = CAST(nfct & ~NFCT_INFO_MASK, nf_conn);
 	status = ct->status;
 	key.l4_proto = ct->tuplehash[0].tuple.dst.protonum;
-	if (ct->tuplehash[0].tuple.src.l3num != AF_INET || !established(ct, status, key.l4_proto))
+	key.family = ct->tuplehash[0].tuple.src.l3num;
+	v6 = key.family == AF_INET6;
+	if ((v6 ? without_ipv6 : key.family != AF_INET) || !established(ct, status, key.l4_proto))
 		return;
 	now = bpf_ktime_get_coarse_ns();
 	if (!current || !elapsed(now, changed, SETTLE_MILLISECONDS * 1000000ULL))
 		return;
-#define TUPLE(direction)                                                   \
-	do {                                                               \
-		key.saddr = ct->tuplehash[direction].tuple.src.u3.all[0];  \
-		key.daddr = ct->tuplehash[direction].tuple.dst.u3.all[0];  \
-		key.sport = ct->tuplehash[direction].tuple.src.u.all;      \
-		key.dport = ct->tuplehash[direction].tuple.dst.u.all;      \
-		e.saddr = ct->tuplehash[!(direction)].tuple.dst.u3.all[0]; \
-		e.daddr = ct->tuplehash[!(direction)].tuple.src.u3.all[0]; \
-		e.sport = ct->tuplehash[!(direction)].tuple.dst.u.all;     \
-		e.dport = ct->tuplehash[!(direction)].tuple.src.u.all;     \
+#define TUPLE(direction)                                                          \
+	do {                                                                      \
+		read_address(key.saddr, &ct->tuplehash[direction].tuple.src.u3);  \
+		read_address(key.daddr, &ct->tuplehash[direction].tuple.dst.u3);  \
+		key.sport = ct->tuplehash[direction].tuple.src.u.all;             \
+		key.dport = ct->tuplehash[direction].tuple.dst.u.all;             \
+		read_address(e.saddr, &ct->tuplehash[!(direction)].tuple.dst.u3); \
+		read_address(e.daddr, &ct->tuplehash[!(direction)].tuple.src.u3); \
+		e.sport = ct->tuplehash[!(direction)].tuple.dst.u.all;            \
+		e.dport = ct->tuplehash[!(direction)].tuple.src.u.all;            \
 	} while (0)
 	if (dir)
 		TUPLE(1);
@@ -228,8 +256,8 @@ static __always_inline void learn_packet(struct __sk_buff *ctx)
 #undef TUPLE
 	old = bpf_map_lookup_elem(&flows, &key);
 	if (key.l4_proto == IPPROTO_TCP)
-		renew_soon(ct, old, &e, now);
-	if (old && old->epoch == current && !elapsed(now, old->learned, relearn_after(ctx, old)))
+		renew_soon(ct, old, &key, &e, now);
+	if (old && old->epoch == current && !elapsed(now, old->learned, relearn_after(ctx, old, v6)))
 		return;
 	/* An entry of an earlier connection with the same tuple says nothing about this one. */
 	if (old && (old->out != ctx->ifindex || (key.l4_proto == IPPROTO_TCP && !is_liberal(ct)))) {
@@ -251,7 +279,8 @@ static __always_inline void learn_packet(struct __sk_buff *ctx)
 	if (why == SLOW_POLICY && key.l4_proto == IPPROTO_UDP)
 		why = SLOW_YOUNG; /* its packets have the lifetime of the policy */
 	if (why == SLOW_YOUNG)
-		why = describe(ctx, &key, skb->_skb_refdst, &e);
+		why = v6 ? describe(ctx, &key, skb->_skb_refdst, &e, true) :
+			   describe(ctx, &key, skb->_skb_refdst, &e, false);
 	if (why == SLOW_YOUNG) {
 		e.epoch = current;
 		e.learned = now;

@@ -18,22 +18,23 @@ enum limit {
 	SETTLE_MILLISECONDS = 20, /* after a change; older packets may have passed the old rules */
 };
 
-/* One direction of a connection, as its packets arrive. */
+/* One direction of a connection, as its packets arrive. An IPv4 address is the first word. */
 struct flow_key {
-	__be32 saddr, daddr;
+	__be32 saddr[4], daddr[4];
 	__be16 sport, dport;
-	__u32 l4_proto;
+	__u16 l4_proto;
+	__u16 family; /* AF_INET or AF_INET6 */
 };
 
 struct flow_entry {
-	__u32 epoch;	     /* valid while it equals the current one */
-	__u32 in;	     /* input interface; 0 until a packet has shown the port of the bridge */
-	__u32 out;	     /* output interface */
-	__u32 l3;	     /* routed input interface: "in", or its bridge */
-	__be32 saddr, daddr; /* after the translation */
+	__u32 epoch;		   /* valid while it equals the current one */
+	__u32 in;		   /* input interface; 0 until a packet has shown the port of the bridge */
+	__u32 out;		   /* output interface */
+	__u32 l3;		   /* routed input interface: "in", or its bridge */
+	__be32 saddr[4], daddr[4]; /* after the translation */
 	__be16 sport, dport;
-	__u32 ip_delta; /* change of the sums of both addresses and of the TTL, see fold */
-	__u32 l4_delta; /* change of the sums of addresses and ports */
+	__u32 addr_delta; /* change of the sum of both addresses, see fold; 0 if both stay the same */
+	__u32 port_delta;
 	__u8 in_mac[6]; /* of the routed input interface */
 	__u16 mtu;
 	__u8 macs[12];		/* destination and source of the sent frame */
@@ -130,6 +131,7 @@ struct {
 volatile __u32 epoch;	     /* 0: nothing is accelerated */
 volatile __u64 changed;	     /* time of the last change of the epoch, in ns */
 volatile __u64 heartbeat;    /* time of the last sign of life, in ns */
+volatile __u32 without_ipv6; /* a rule depends on single packets of IPv6 */
 volatile __u32 tcp_lifetime; /* of established TCP connections, in ms */
 
 /* Set before the programs are loaded. */

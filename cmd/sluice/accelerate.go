@@ -28,7 +28,7 @@ func newAccelerate(a *app) *cobra.Command {
 		Long: `Accelerate runs in the foreground, without a configuration file and beside 'sluice
 run'. The host's own rules (nftables, iptables, Docker, firewalld) and connection
 tracking decide about each connection. After 16 packets of an established and
-translated IPv4 connection of TCP or UDP, eBPF programs repeat the decision for
+translated connection of TCP or UDP, eBPF programs repeat the decision for
 its later packets: in XDP between network cards, in TC to and from bridges.
 
 A change of rules, routes, interfaces or bridge entries takes effect as without
@@ -106,7 +106,10 @@ func (a *app) planAcceleration(ctx context.Context, o accelerate.Options) error 
 			table.Line(w, "prevented by: %s", r)
 		}
 		if len(plan.Refused) == 0 {
-			fmt.Fprintln(w, "established, translated IPv4 connections between these interfaces would be accelerated")
+			fmt.Fprintln(w, "established, translated connections between these interfaces would be accelerated")
+		}
+		for _, r := range plan.RefusedIPv6 {
+			table.Line(w, "prevented for IPv6 by: %s", r)
 		}
 		return nil
 	})
@@ -164,6 +167,9 @@ func writeAccelerated(w io.Writer, s *accelerate.Status) error {
 	table.Line(w, "%s fast, %d slow; %d learned, %d ended", plural(s.Fast, "flow"), s.Slow, s.Learned, s.Ended)
 	for _, r := range s.Refused {
 		table.Line(w, "nothing is accelerated: %s", r)
+	}
+	for _, r := range s.RefusedIPv6 {
+		table.Line(w, "no flow of IPv6 is accelerated: %s", r)
 	}
 	fmt.Fprintln(w)
 	if err := writeAcceleratedInterfaces(w, s.Interfaces); err != nil || len(s.Flows) == 0 {
