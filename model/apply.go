@@ -65,15 +65,20 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 	}
 	// Without room in user space the packet is translated as for a known next hop.
 	full := m.choices.Ends(ReasonNoNeighbour) || m.choices.Ends(ReasonUntranslatable)
-	if routed && !known && !m.host.Owns(via) && len(in.Frame) <= maxUserFrame && !full {
-		return Outcome{Action: Drop, Reason: ReasonUnresolved, Planned: planned} // user space waits for the next hop
-	}
+	leaves := routed && !m.host.Owns(via)
+	held := leaves && !known && len(in.Frame) <= maxUserFrame && !full
+	waits := Outcome{Action: Drop, Reason: ReasonUnresolved, Planned: planned} // user space waits for the next hop
 	if crossing && v.kind == icmpError {
 		v.trailer = nil // the model builds a new error
 	}
 	b, reason := render(v, translationParams{to: p.to, quote: p.quote, neutral: p.neutral, id: m.choices.Identification(false),
 		class: p.class, requireChecksum: p.requireChecksum, mtu: m.translatedMTU(in, v, next)})
 	sourceRouted := crossing && v.sourceRoute
+	if held && reason != "" {
+		if _, _, big := m.untranslatable(v, p, next); reason != ReasonUntranslatable || !big {
+			return waits
+		}
+	}
 	if reason != "" && sourceRouted { // another reason does not suppress this error
 		return m.withAnswer(in, v, sourceRouteFailed, Outcome{Action: Drop, Reason: ReasonUntranslatable})
 	}
@@ -108,8 +113,11 @@ func (m *Model) apply(in Arrival, v *view, p plan) Outcome {
 		}
 		return Outcome{Action: Pass, Reason: ReasonNotRouted, Out: []Departure{{in.Interface, kernelFrame(in.Frame, b, v.trailer)}}}
 	}
-	if most := m.maxPacketSize(v, b, next); known && !m.host.Owns(via) && len(b)+p.grow > most {
+	if most := m.maxPacketSize(v, b, next); !m.host.Owns(via) && len(b)+p.grow > most && (known || !fragmentable(v, b, p)) {
 		return m.tooBig(in, v, p, b, next, most)
+	}
+	if held {
+		return waits
 	}
 	if sourceRouted {
 		return m.withAnswer(in, v, sourceRouteFailed, Outcome{Action: Drop, Reason: ReasonUntranslatable})
@@ -139,17 +147,36 @@ func leftToKernel(a netip.Addr) bool {
 // dropUntranslatable drops a packet that has no translation and sends an ICMP error to its sender.
 // "Packet too big" has priority over "prohibited".
 func (m *Model) dropUntranslatable(in Arrival, v *view, p plan, next hop) Outcome {
-	if p.quote == nil && p.to.Source.Addr().Is6() != v.v6 && next.known && !m.host.Owns(p.to.Dest.Addr()) {
-		write := header6
-		if v.v6 {
-			write = header4
-		}
-		b := write(v, translationParams{to: p.to}, v.payload(), p.to.Protocol)
-		if most := m.maxPacketSize(v, b, next); len(b) > most {
-			return m.tooBig(in, v, p, b, next, most)
-		}
+	if b, most, big := m.untranslatable(v, p, next); big {
+		return m.tooBig(in, v, p, b, next, most)
 	}
 	return m.withAnswer(in, v, prohibited, Outcome{Action: Drop, Reason: ReasonUntranslatable})
+}
+
+// untranslatable returns a packet without a translation as it would be if it had one, its maximum
+// size, and whether it is refused for its size.
+func (m *Model) untranslatable(v *view, p plan, next hop) (b []byte, most int, big bool) {
+	if p.quote != nil || p.to.Source.Addr().Is6() == v.v6 || m.host.Owns(p.to.Dest.Addr()) {
+		return nil, 0, false
+	}
+	write := header6
+	if v.v6 {
+		write = header4
+	}
+	b = write(v, translationParams{to: p.to}, v.payload(), p.to.Protocol)
+	most = m.maxPacketSize(v, b, next)
+	return b, most, len(b) > most && (next.known || !fragmentable(v, b, p))
+}
+
+// fragmentable reports whether packet b, the translation of v, may be fragmented (RFC 7915 §5.1).
+func fragmentable(v *view, b []byte, p plan) bool {
+	if p.encap != nil && b[0]>>4 == 6 {
+		return false
+	}
+	if v.v6 && b[0]>>4 == 4 && p.encap == nil {
+		return b[6]&0x40 == 0
+	}
+	return !v.df
 }
 
 // link puts an Ethernet header in front of an IP packet.
@@ -188,8 +215,7 @@ func (m *Model) maxPacketSize(v *view, b []byte, next hop) int {
 // maxUserFrame is the longest frame, in bytes, that user space of a datapath handles.
 const maxUserFrame = 2048
 
-// tooBig handles a packet larger than most, the limit of a resolved next hop. (The kernel checks
-// the size of a packet after it has resolved the next hop.) The sender gets an ICMP error where
+// tooBig handles a packet larger than most, the limit of its next hop. The sender gets an ICMP error where
 // fragmentation is forbidden (RFC 4787 REQ-13, RFC 8200 §5). Otherwise the kernel fragments the
 // packet. User space fragments a translation to IPv6 and a packet that the kernel would refuse.
 func (m *Model) tooBig(in Arrival, v *view, p plan, b []byte, next hop, most int) Outcome {

@@ -263,8 +263,8 @@ func (s *service) possibleBackends(m *Model, v *view) func(*backend) bool {
 	mtu := m.choices.AnswerMTU()
 	mtuMatches := func(b *backend) bool { return m.reportedMTU(v, b) == mtu }
 	hasMTU := mtu != 0 && some(mtuMatches)
-	// The MTU check requires a resolved next hop.
-	measured := (m.choices.Ends(ReasonTooBig) || m.choices.Ends(ReasonToFragment6)) && some(m.isResolved)
+	// A packet is fragmented only for a resolved next hop.
+	measured := m.choices.Ends(ReasonToFragment6) && some(m.isResolved)
 	return func(b *backend) bool {
 		return s.isSelectable(b) && (!crossed || other(b)) && (!hasMTU || mtuMatches(b)) && (!measured || m.isResolved(b))
 	}

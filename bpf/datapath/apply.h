@@ -42,22 +42,6 @@ static __always_inline void backend_route(struct plan *plan)
 	plan->hop_gen = way;
 }
 
-// Sets the MTU of the route by which the kernel will send. Edits and errors depend on the MTU
-// before the next hop is known.
-static __always_inline void kernel_mtu(struct plan *plan)
-{
-	struct hop *h = hop_of(plan);
-	struct interface_addr *out;
-	__u32 ifindex;
-
-	if (!(plan->edits || plan->flags & PLAN_ERROR) || !h)
-		return;
-	ifindex = h->ifindex;
-	out = bpf_map_lookup_elem(&interfaces, &ifindex);
-	if (out && out->mtu)
-		plan->mtu = h->mtu && h->mtu < out->mtu ? h->mtu : out->mtu;
-}
-
 // Reports whether a packet may be fragmented: it has no DF bit, or it becomes an IPv4 packet
 // without DF (RFC 7915 §5.1, §5.1.1). "len" is the length after translation.
 static __always_inline bool fragmentable(const struct packet *p, const struct plan *plan, __u32 len)
@@ -103,37 +87,32 @@ static __noinline enum reason end_rerouted(const struct packet *p, const struct 
 	return REASON_REROUTED;
 }
 
-// Checks the next hop and the packet size, for both hooks. A separate stack frame, which is
-// released before the packet is rewritten.
+// Checks the next hop and the packet size, for both hooks. A packet that is too big is refused whether
+// or not the next hop has a known hardware address, as in the kernel. A separate stack frame, which
+// is released before the packet is rewritten.
 static __noinline enum reason ready(const struct packet *p, struct plan *plan, enum reason routed)
 {
-	struct hop *h;
+	struct hop *h = hop_of(plan);
 	int more, most;
 
-	plan->mtu = 1500;
-	if (routed == REASON_NO_ROUTE)
-		return routed;
-	if (plan->flags & PLAN_KERNEL) {
-		kernel_mtu(plan);
-		return routed;
-	}
-	h = hop_of(plan);
 	if (!h)
 		return REASON_INTERNAL;
 	plan->mtu = h->mtu;
+	if (routed != REASON_NONE && routed != REASON_NO_NEIGHBOUR)
+		return routed;
 	if (plan->flags & PLAN_ERROR && plan->family != p->family)
-		return REASON_NONE; // the error is truncated to the minimum MTU
+		return routed; // the error is truncated to the minimum MTU
 	more = growth(p, plan);
 	most = largest(p, plan->family, h->mtu);
 	if ((int)p->segment + more <= most)
-		return REASON_NONE;
+		return routed;
 	plan->mtu = most - more;
 	if (p->family == FAMILY_6 && plan->mtu < LOWEST_IPV6_MTU)
 		plan->mtu = LOWEST_IPV6_MTU; // hosts discard less (RFC 8201 §4); such a packet becomes IPv4 without DF
 	if (!fragmentable(p, plan, p->l3_len + more) || (plan->encap && plan->gateway_family == FAMILY_6))
 		return REASON_TOO_BIG;
-	if (!hold_fragments && !dry_run) // user space fragments the output of its own program
-		return REASON_NONE;
+	if (routed == REASON_NO_NEIGHBOUR || (!hold_fragments && !dry_run))
+		return routed; // user space fragments the output of its own program
 	if (plan->family == FAMILY_6 || p->family == FAMILY_6)
 		return REASON_TO_FRAGMENT6;
 	plan->flags |= PLAN_KERNEL;

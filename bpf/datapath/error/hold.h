@@ -150,6 +150,8 @@ static __always_inline enum reason unresolved(void *ctx, const struct packet *p,
 
 	if (!c || !w)
 		return REASON_INTERNAL;
+	if (!plan->hop) // otherwise the kernel probes a STALE neighbour
+		ask_neighbour((void *)w->fib);
 	if (!hold_fragments && !dry_run) {
 		plan->answer = ANSWER_UNREACHABLE_HOST;
 		return REASON_UNRESOLVED;

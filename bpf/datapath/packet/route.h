@@ -331,6 +331,15 @@ static __noinline int lower_to_route(const struct plan *plan, struct bpf_fib_loo
 	return 0;
 }
 
+// Returns the MTU of an interface. bpf_fib_lookup reports it only with a known neighbour. 0xffff: user space
+// does not know the interface yet.
+static __noinline __u32 interface_mtu(__u32 ifindex)
+{
+	struct interface_addr *out = bpf_map_lookup_elem(&interfaces, &ifindex);
+
+	return out && out->mtu ? out->mtu : 0xffff;
+}
+
 // Reports whether a packet from an IPv4 address has a return route. Without one, the kernel drops
 // the packet as a martian. An address of this host has none.
 static __noinline bool way_back(void *ctx, __u32 ifindex, __be32 from)
@@ -429,14 +438,12 @@ static __always_inline enum reason route(void *ctx, const struct packet *p, stru
 	if (plan->backend_hop != NO_ENTRY && (reason == REASON_NONE || reason == REASON_NO_NEIGHBOUR))
 		reason = hop_configured(plan, fib, reason);
 	if (reason != REASON_NONE) {
-		if (reason == REASON_NO_NEIGHBOUR && p->ttl > 1)
-			ask_neighbour(fib);
 		if (found == BPF_FIB_LKUP_RET_PROHIBIT || found == BPF_FIB_LKUP_RET_UNREACHABLE)
 			plan->answer = found == BPF_FIB_LKUP_RET_PROHIBIT ? ANSWER_PROHIBITED :
 									    ANSWER_UNREACHABLE_ROUTE;
 		plan->hop = 0;
 		w->hop.ifindex = fib->ifindex; // the kernel's egress interface, if the result contains it
-		fib->tot_len = 0xffff;
+		fib->tot_len = interface_mtu(fib->ifindex);
 		if (c->checks & CHECK_ROUTE_MTUS)
 			lower_to_route(plan, fib);
 		w->hop.mtu = fib->tot_len;
