@@ -44,7 +44,6 @@ var exceptions = []exception{
 	{"own-errors-name-the-gateway", ownErrors},
 	{"no-errors-to-nowhere", errorsToNowhere},
 	{"no-route-errors", noRouteErrors},
-	{"unresolved-before-size", unresolvedBeforeSize},
 	{"broadcast-sources", broadcastSources},
 	{"nftables-stateless-errors", statelessErrors},
 	{"nftables-stateless-sources", statelessSources},
@@ -87,7 +86,7 @@ func (s *situation) has(mode config.Mode, kind config.NATType) bool {
 }
 
 // backendsResolved: the eBPF datapath keeps the next hops of all backends and of the targets of port-forwards resolved:
-// those in the network as it begins at any time, others when the configuration or the network changes.
+// those in the network as it begins at any time, those by a route of a step when the configuration or the network changes.
 func backendsResolved(s *situation) (missing, extra []string) {
 	verb, _, _ := strings.Cut(s.line, " ")
 	changes := slices.Contains([]string{"known", "config", "ip", "far", "sysctl"}, verb)
@@ -96,9 +95,21 @@ func backendsResolved(s *situation) (missing, extra []string) {
 		return ok && slices.Contains(toBackends, a)
 	}
 	return filter(s.missing, of), filter(s.extra, func(l string, f parsed) bool {
-		_, ok := f.asksFor()
-		return ok && changes || of(l, f)
+		a, ok := f.asksFor()
+		return of(l, f) || ok && changes && (slices.Contains(routers, a) || s.did(func(line string) bool { return names(line, "via", a) }))
 	})
+}
+
+// routers are the next hops of the default routes.
+var routers = addrs("203.0.113.2", "2001:db8:1::2")
+
+// did reports whether a condition holds for a step until now.
+func (s *situation) did(is func(string) bool) bool { return slices.ContainsFunc(s.run.script, is) }
+
+// names reports whether a step has an address after a word.
+func names(line, word string, a netip.Addr) bool {
+	f := strings.Fields(line)
+	return slices.ContainsFunc(f, func(of string) bool { return of == a.String() }) && slices.Contains(f, word)
 }
 
 // toBackends are the next hops of the backends of all scenes.
@@ -115,29 +126,20 @@ func addrs(texts ...string) (list []netip.Addr) {
 }
 
 // resolutionKept: the kernel asks again for a next hop that the eBPF datapath has asked for, when the answer stays out
-// and when the entry is removed (NTF_EXT_MANAGED), so that it needs not ask for a packet. One of the worlds has asked
-// for it in this run.
+// and when the entry is removed (NTF_EXT_MANAGED), so that it needs not ask for a packet. The daemon asks a moment
+// after the packet.
 func resolutionKept(s *situation) (missing, extra []string) {
-	asked := func(w *world) func(string, parsed) bool {
-		return func(l string, f parsed) bool {
-			a, ok := f.asksFor()
-			return ok && !w.asked[f.link+" "+a.String()].IsZero()
-		}
-	}
-	either := func(l string, f parsed) bool { return asked(s.world)(l, f) || asked(s.run.worlds[0])(l, f) }
-	// The daemon asks a moment after the packet.
-	late := func(l string, f parsed) bool {
+	kept := func(_ string, f parsed) bool {
 		a, ok := f.asksFor()
-		recent := s.run.script[max(0, len(s.run.script)-10):]
-		return either(l, f) || ok && slices.ContainsFunc(recent, func(line string) bool {
+		return ok && !s.world.asked[f.link+" "+a.String()].IsZero()
+	}
+	recent := s.run.script[max(0, len(s.run.script)-10):]
+	missing, extra = filter(s.missing, kept), filter(s.extra, func(l string, f parsed) bool {
+		a, ok := f.asksFor()
+		return kept(l, f) || ok && slices.ContainsFunc(recent, func(line string) bool {
 			return strings.Contains(line, "dst="+a.String()+",") || strings.Contains(line, "dst="+a.String()+")")
 		})
-	}
-	missing, extra = filter(s.missing, either), filter(s.extra, late)
-	// eBPF asks for the next hop before it checks the size of the packet.
-	if slices.ContainsFunc(s.world.wire.arrived, func(f frame) bool { return tooBig(packet.Parse(f.bytes)) }) {
-		extra = filter(s.extra, func(_ string, f parsed) bool { _, ok := f.asksFor(); return ok })
-	}
+	})
 	// The kernel asks from the source of the packet if it is its own.
 	asking := func(f parsed) string {
 		if a, ok := f.asksFor(); ok {
@@ -148,7 +150,15 @@ func resolutionKept(s *situation) (missing, extra []string) {
 	sm, sx := s.pairs(asking, asking)
 	missing, extra = append(subtract(missing, sm), sm...), append(subtract(extra, sx), sx...)
 	// An entry that was made stale is resolved at once, and has the right hardware address sooner.
-	m, x := s.pairs(parsed.toAnybody, func(f parsed) string {
+	m, x := s.pairs(func(f parsed) string {
+		eth, ok := packet.Find[*packet.Ethernet](f.p)
+		if !ok || !s.did(func(line string) bool {
+			return strings.Contains(line, " nud stale") && strings.Contains(line, " lladdr "+eth.Dst.String()+" ")
+		}) {
+			return ""
+		}
+		return f.toAnybody()
+	}, func(f parsed) string {
 		eth, ok := packet.Find[*packet.Ethernet](f.p)
 		if !ok || !s.world.wire.answers(f.link, eth.Dst) {
 			return ""
@@ -164,12 +174,15 @@ func tooBig(p packet.Packet) bool {
 	return ok && (i.V6 && i.Type == 2 || !i.V6 && i.Type == 3 && i.Code == 4)
 }
 
-// staleProbed: the eBPF datapath has stale entries of the neighbour table probed that it may use soon.
+// staleProbed: the eBPF datapath has stale entries of the neighbour table probed that it may use soon. A step or an ARP
+// request of the host has made the entry.
 func staleProbed(s *situation) (missing, extra []string) {
 	return nil, filter(s.extra, func(_ string, f parsed) bool {
 		eth, ok := packet.Find[*packet.Ethernet](f.p)
-		_, asks := f.asksFor()
-		return asks && ok && eth.Dst[0]&1 == 0
+		a, asks := f.asksFor()
+		return asks && ok && eth.Dst[0]&1 == 0 && s.did(func(line string) bool {
+			return names(line, "stale", a) || strings.Contains(line, "spa="+a.String()+",")
+		})
 	})
 }
 
@@ -182,14 +195,17 @@ func errorsOverHops(s *situation) (missing, extra []string) {
 	if !several || !strings.HasPrefix(s.line, "error ") {
 		return nil, nil
 	}
+	asks := func(_ string, f parsed) bool {
+		a, ok := f.asksFor()
+		return ok && s.did(func(line string) bool { return names(line, "nexthop", a) })
+	}
 	if len(s.missing) == 0 {
-		return nil, filter(s.extra, func(_ string, f parsed) bool { _, ok := f.asksFor(); return ok })
+		return nil, filter(s.extra, asks)
 	}
 	missing, extra = s.pairs(parsed.anyWay, parsed.anyWay)
 	if len(missing) == 0 {
 		return nil, nil
 	}
-	asks := func(_ string, f parsed) bool { _, ok := f.asksFor(); return ok }
 	return append(missing, filter(s.missing, asks)...), append(extra, filter(s.extra, asks)...)
 }
 
@@ -222,10 +238,16 @@ func optionsLeft(s *situation) (missing, extra []string) {
 	if s.world.sent == nil {
 		return nil, nil
 	}
-	if ip, ok := packet.Find[*packet.IPv4](s.world.sent); !ok || len(ip.Options) == 0 {
+	ip, ok := packet.Find[*packet.IPv4](s.world.sent)
+	if !ok || len(ip.Options) == 0 {
 		return nil, nil
 	}
+	const recordRoute, timestamp = 0x07, 0x44
+	written := ip.Options[0] == recordRoute || ip.Options[0] == timestamp
 	without := func(f parsed) string {
+		if f.error == nil && !written {
+			return ""
+		}
 		for _, at := range f.at {
 			if ip, ok := f.p[at].(*packet.IPv4); ok {
 				ip.Options, ip.Checksum, ip.Length, ip.IHL = nil, packet.Forced{}, packet.Forced{}, packet.Forced{}
@@ -261,10 +283,13 @@ func sourceRoutes(s *situation) (missing, extra []string) {
 	if !ok || len(ip.Options) == 0 || ip.Options[0] != 0x83 {
 		return nil, nil
 	}
-	if accepted {
-		missing = s.missing
+	if !accepted {
+		return nil, nil
 	}
-	return missing, nil
+	return filter(s.missing, func(_ string, f parsed) bool {
+		_, asks := f.asksFor()
+		return asks || passes(s.world.sent, f.p) || f.error != nil && ofSent(s, f)
+	}), nil
 }
 
 // ownUntranslated: eBPF does not see packets of the gateway's own sockets. nftables translates such packets if their
@@ -281,7 +306,7 @@ func ownUntranslated(s *situation) (missing, extra []string) {
 // rule, its packets are translated, or refused where they cannot open a flow. When the route changes back, that flow ends
 // with the next packet.
 func notRemembered(s *situation) (missing, extra []string) {
-	if verb, _, _ := strings.Cut(s.line, " "); !slices.Contains([]string{"reply", "again", "error"}, verb) {
+	if verb, _, _ := strings.Cut(s.line, " "); !slices.Contains([]string{"reply", "again", "error"}, verb) || !s.rerouted() {
 		return nil, nil
 	}
 	untranslated := func(f parsed) bool {
@@ -293,15 +318,19 @@ func notRemembered(s *situation) (missing, extra []string) {
 		c, d := f.ends(0)
 		return f.link == "wan" && a == c && b == d
 	}
-	back := s.rerouted() && len(s.extra) == 0
 	missing, extra = s.pairs(func(f parsed) string {
 		if !untranslated(f) {
 			return ""
 		}
 		return f.without(0, true, false)
-	}, func(f parsed) string { return f.without(0, true, false) })
+	}, func(f parsed) string {
+		if src, _ := f.ends(0); f.link != "wan" || !pooled[src] {
+			return ""
+		}
+		return f.without(0, true, false)
+	})
 	if len(s.extra) == 0 && s.run.late() {
-		missing = filter(s.missing, func(_ string, f parsed) bool { return untranslated(f) || back && ofSent(s, f) })
+		missing = filter(s.missing, func(_ string, f parsed) bool { return untranslated(f) || ofSent(s, f) })
 	}
 	return missing, extra
 }
@@ -455,10 +484,11 @@ func noRouteErrors(s *situation) (missing, extra []string) {
 		return nil, nil
 	}
 	const noRoute = 0
-	unreachable := func(_ string, f parsed) bool {
+	unreachable := func(f parsed) bool {
 		return f.error != nil && f.error.V6 && f.error.Type == 1 && f.error.Code == noRoute
 	}
-	missing, extra = filter(s.missing, unreachable), filter(s.extra, unreachable)
+	missing = filter(s.missing, func(_ string, f parsed) bool { return unreachable(f) && ofSent(s, f) })
+	extra = filter(s.extra, func(_ string, f parsed) bool { return unreachable(f) && !ofSent(s, f) })
 	if len(missing) > 0 {
 		extra = append(extra, filter(s.extra, func(_ string, f parsed) bool { a, ok := f.asksFor(); return ok && pooled[a] })...)
 	}
@@ -466,19 +496,6 @@ func noRouteErrors(s *situation) (missing, extra []string) {
 }
 
 var refusing6 = regexp.MustCompile("^ip -6 rule add .* (blackhole|unreachable|prohibit)$")
-
-// unresolvedBeforeSize: a packet that is too big for a next hop that does not answer gets the error of the next hop on
-// eBPF, and the error about its size from the kernel.
-func unresolvedBeforeSize(s *situation) (missing, extra []string) {
-	missing = filter(s.missing, func(_ string, f parsed) bool { return tooBig(f.p) })
-	extra = filter(s.extra, func(_ string, f parsed) bool {
-		return f.error != nil && (f.error.V6 && f.error.Type == 1 && f.error.Code == 3 || !f.error.V6 && f.error.Type == 3 && f.error.Code == 1)
-	})
-	if len(missing) == 0 || len(missing) != len(extra) {
-		return nil, nil
-	}
-	return missing, extra
-}
 
 // broadcastSources: eBPF refuses IPv4 packets from the broadcast address of a network (RFC 1812 §5.3.7). The kernel
 // refuses them if rp_filter is set, or after a rule was added by "ip rule".

@@ -74,8 +74,6 @@ func settings() map[string]string {
 	s := map[string]string{
 		"net.ipv4.icmp_ratelimit": "0", "net.ipv4.icmp_ratemask": "0", "net.ipv6.icmp.ratelimit": "0",
 		"net.ipv4.conf.all.send_redirects": "0",
-		// A new flow of UDP has a timeout of its own, which the configuration does not change.
-		"net.netfilter.nf_conntrack_udp_timeout": "7200",
 	}
 	for _, link := range linkNames {
 		of := link + "0"
