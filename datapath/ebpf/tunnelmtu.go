@@ -23,11 +23,11 @@ func carriersOf(s *datapath.Snapshot) map[carrier]bool {
 			continue
 		}
 		for i := range svc.Backends {
-			c := carrier{unix.AF_INET, unix.IPPROTO_IPIP}
-			if svc.Backends[i].Address.Is6() {
-				c.family = unix.AF_INET6
-			}
 			for _, l := range svc.Listen {
+				c := carrier{unix.AF_INET, unix.IPPROTO_IPIP}
+				if svc.Backends[i].Address.Is6() {
+					c.family = unix.AF_INET6
+				}
 				switch {
 				case svc.Tunnel.Type == config.TunnelGUE:
 					c.protocol = unix.IPPROTO_UDP
