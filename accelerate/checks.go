@@ -214,7 +214,7 @@ func (a *Accelerator) watchStations(ctx context.Context) error {
 		}
 		for _, m := range messages {
 			n, err := netlink.NeighDeserialize(m.Data)
-			if err == nil && n.Family == unix.AF_BRIDGE && m.Header.Type == unix.RTM_NEWNEIGH && a.moved(n) {
+			if err == nil && n.Family == unix.AF_BRIDGE && m.Header.Type == unix.RTM_NEWNEIGH && a.stationMoved(n) {
 				a.invalidate("bridge")
 			}
 		}
@@ -224,8 +224,8 @@ func (a *Accelerator) watchStations(ctx context.Context) error {
 // mostStations bounds the memory of known stations. A station beyond the bound counts as moved.
 const mostStations = 65536
 
-// moved records the port of a station and reports whether it was on another one.
-func (a *Accelerator) moved(n *netlink.Neigh) bool {
+// stationMoved records the port of a station and reports whether it was on another one.
+func (a *Accelerator) stationMoved(n *netlink.Neigh) bool {
 	if len(n.HardwareAddr) != 6 {
 		return false
 	}

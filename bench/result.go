@@ -130,7 +130,8 @@ type Ratio struct {
 	// OfRatios is Ours / Published.
 	OfRatios float64 `json:"ratio_of_ratios"`
 	Source   string  `json:"source"`
-	// Noisy: one of its figures is noisy, or its own spread over the repetitions exceeds noisyCell.
+	// Noisy reports that a figure of the ratio is noisy, or that the spread of the ratio over the
+	// repetitions exceeds noisyCell.
 	Noisy bool `json:"noisy,omitempty"`
 }
 

@@ -32,8 +32,8 @@ func fnat64Suite() Suite {
 		Metrics: []Metric{mpps, kflows},
 		Limit:   redirectRow,
 		Rows: []Row{
-			wireRow(redirectRow, "XDP programs that swap the MAC addresses and redirect, both ways", load.Redirect, vip4, ""),
-			wireRow(crossRow, "XDP programs that swap the MAC addresses, put a header of the other family with constant addresses before the payload, "+
+			redirectionRow(redirectRow, "XDP programs that swap the MAC addresses and redirect, both ways", load.Redirect, vip4, ""),
+			redirectionRow(crossRow, "XDP programs that swap the MAC addresses, put a header of the other family with constant addresses before the payload, "+
 				"and redirect: what a frame that changes its length costs by itself", load.Cross, vip6, "nobody answers to constant addresses"),
 		},
 		NotShown: []string{
@@ -90,9 +90,9 @@ func fnat64Suite() Suite {
 	return s
 }
 
-// wireRow returns a row in which a reference program forwards both directions instead of a service. unconnected is the reason
+// redirectionRow returns a row in which a reference program forwards both directions instead of a service. unconnected is the reason
 // why it carries no connections, or "".
-func wireRow(name, about string, kind load.ReferenceKind, vip netip.Addr, unconnected string) Row {
+func redirectionRow(name, about string, kind load.ReferenceKind, vip netip.Addr, unconnected string) Row {
 	return Row{
 		Name: name, About: about,
 		Run: func(t *Trial) error {

@@ -25,15 +25,15 @@ func (i Interfaces) Words() []string {
 // Names returns the words without a wildcard.
 func (i Interfaces) Names() []string { return slices.DeleteFunc(i.Words(), wildcard) }
 
-// Several reports whether i can match more than one interface, but not all.
-func (i Interfaces) Several() bool { return strings.ContainsAny(string(i), ",*") }
+// MatchesSeveral reports whether i can match more than one interface, but not all.
+func (i Interfaces) MatchesSeveral() bool { return strings.ContainsAny(string(i), ",*") }
 
 // Has reports whether i matches the interface.
 func (i Interfaces) Has(name string) bool {
 	if i == "" || string(i) == name {
 		return true
 	}
-	return i.Several() && slices.ContainsFunc(i.Words(), func(w string) bool {
+	return i.MatchesSeveral() && slices.ContainsFunc(i.Words(), func(w string) bool {
 		start, wild := strings.CutSuffix(w, "*")
 		return w == name || wild && strings.HasPrefix(name, start)
 	})

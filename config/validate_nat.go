@@ -72,7 +72,7 @@ func (v *validator) pcp(p path, r *NATRule) {
 	case r.Mapping == AddressAndPortDependent:
 		v.errorf(p.key("pcp"), "write mapping: endpoint-independent, or remove pcp",
 			"pcp maps an endpoint for every remote one, mapping %s for a single one", r.Mapping).atKey = true
-	case r.Type.UsesInterfaceAddress() && r.Out.Several():
+	case r.Type.UsesInterfaceAddress() && r.Out.MatchesSeveral():
 		v.errorf(p.key("pcp"), "make a rule for each interface, with pcp in one of them, or remove pcp",
 			"pcp maps a port of one outside address, and out %s may have several", r.Out).atKey = true
 	}

@@ -299,7 +299,7 @@ func (s *Summary) Services(n int) []Row { return s.services.top(n, Service.Strin
 // Backends returns the top n translated destinations.
 func (s *Summary) Backends(n int) []Row { return s.backends.top(n, Service.String) }
 
-// From counts the connections with a source translated to public.
+// From counts the connections whose source is translated to the address public.
 func (s *Summary) From(public netip.Addr) (n Count) {
 	for i, key := range s.outsides.keys {
 		if key.Public == AddrOf(public) {

@@ -122,7 +122,7 @@ func (c *Control) startAccepted(ctx context.Context, by *Author, conflict error)
 	if err == nil {
 		c.conflict = conflict
 		c.updateWarnings(nil)
-		c.engine.Refuse(conflict)
+		c.engine.RecordRefusal(conflict)
 	}
 	return err
 }
@@ -146,7 +146,7 @@ func (c *Control) reload(ctx context.Context, by Author) (applied engine.Applied
 	defer func() { c.report(by, err) }()
 	file, err := c.load()
 	if err != nil {
-		c.engine.Refuse(err)
+		c.engine.RecordRefusal(err)
 		return engine.Applied{}, err
 	}
 	return c.applyFile(ctx, by, file)
@@ -161,7 +161,7 @@ func (c *Control) applyFile(ctx context.Context, by Author, file *config.Config)
 		err = fmt.Errorf("%s: %w", c.path, err)
 		c.conflict = err
 		c.updateWarnings(nil)
-		c.engine.Refuse(err)
+		c.engine.RecordRefusal(err)
 		return engine.Applied{}, err
 	}
 	wanted.Config.Share(file)

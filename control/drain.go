@@ -55,7 +55,7 @@ const (
 // Run ends drains at their deadlines and counts the connections that are left, until the context ends. A
 // long count does not delay the end of a drain.
 func (c *Control) Run(ctx context.Context) {
-	go c.runCounts(ctx)
+	go c.countUntilDone(ctx)
 	repeat(ctx, nil, func() time.Duration {
 		c.endDrains(ctx, time.Now())
 		return c.nextDeadline(time.Now())
@@ -90,8 +90,8 @@ func (c *Control) nextDeadline(now time.Time) time.Duration {
 	return wait
 }
 
-// runCounts counts connections until the context ends.
-func (c *Control) runCounts(ctx context.Context) {
+// countUntilDone counts connections until the context ends.
+func (c *Control) countUntilDone(ctx context.Context) {
 	repeat(ctx, c.drains.begun, func() time.Duration {
 		start := time.Now()
 		c.countDrains(ctx, start)

@@ -116,7 +116,7 @@ func metricsPage(d *daemon, paths Datapaths, monitor *health.Monitor) http.Handl
 		a := d.engine.View().Applied
 		return metrics.Apply{Revision: a.Revision, At: a.At, Err: a.Err, Changes: a.Changes}
 	}}
-	src.Addresses = func() map[string]int { return hold.Count(d.engine.View().Addresses) }
+	src.Addresses = func() map[string]int { return hold.CountByState(d.engine.View().Addresses) }
 	src.Announcements = d.routes.Counts
 	src.Uplinks = d.uplinks
 	if d.mapper != nil {

@@ -153,8 +153,8 @@ var ErrChanged = errors.New("another configuration is in force")
 // ErrStopped is returned by every change after Stop.
 var ErrStopped = errors.New("the daemon is ending")
 
-// Refuse records the error of a configuration that was refused before Apply.
-func (e *Engine) Refuse(err error) {
+// RecordRefusal records the error of a configuration that was refused before Apply.
+func (e *Engine) RecordRefusal(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.refused = err

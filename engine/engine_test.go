@@ -179,7 +179,7 @@ func TestARefusalIsTold(t *testing.T) {
 	if _, err := e.Apply(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
-	e.Refuse(errors.New("not YAML"))
+	e.RecordRefusal(errors.New("not YAML"))
 	told("not YAML")
 	fast.refuse = func(string, string) error { return errRefused }
 	if _, err := e.Apply(t.Context(), &config.Config{Services: []config.Service{service("new", "a")}}); err == nil {

@@ -200,13 +200,13 @@ func sweepPaths(chosen func(mark uint32) bool) (n int, err error) {
 			if err := netlink.RuleDel(r); err != nil && !errors.Is(err, unix.ENOENT) {
 				errs = append(errs, err)
 			}
-			errs = append(errs, dropTable(fam, int(r.Mark)))
+			errs = append(errs, deleteTableRoutes(fam, int(r.Mark)))
 		}
 	}
 	return n, errors.Join(errs...)
 }
 
-func dropTable(family, table int) error {
+func deleteTableRoutes(family, table int) error {
 	routes, err := netdev.Whole(func() ([]netlink.Route, error) {
 		return netlink.RouteListFiltered(family, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
 	})

@@ -220,8 +220,8 @@ func joinStatuses(list []Status) (out []Status) {
 	return out
 }
 
-// Count counts addresses by state. A routed range counts once.
-func Count(list []Status) map[string]int {
+// CountByState counts addresses by state. A routed range counts once.
+func CountByState(list []Status) map[string]int {
 	n := map[string]int{}
 	for _, s := range list {
 		size, few := count(s.First, s.Last)

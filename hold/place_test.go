@@ -71,7 +71,7 @@ func TestPlace(t *testing.T) {
 		t.Errorf("more than can be held: %+v", list)
 	}
 	list = decideWants([]Want{want("a", "10.0.64.1", "10.0.67.255"), want("b", "10.0.68.0", "10.0.68.9")}, v)
-	if n := Count(statuses(list)); n["probing"] != MaxHeld || n["absent"] != 1023+10-MaxHeld {
+	if n := CountByState(statuses(list)); n["probing"] != MaxHeld || n["absent"] != 1023+10-MaxHeld {
 		t.Errorf("two pools around the limit: %v", n)
 	}
 }

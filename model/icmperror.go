@@ -161,7 +161,7 @@ func (m *Model) errorOfService(in Arrival, v *view, answering flow.Tuple) (plan,
 		quote := flow.Tuple{Protocol: about.protocol, Source: about.dst, Dest: from}
 		p := plan{action: Forward, reason: ReasonICMPError, to: v.tuple(), quote: &quote}
 		p.to.Source = netip.AddrPortFrom(from.Addr(), 0)
-		p.to.Dest = netip.AddrPortFrom(about.dst.Addr(), 0) // independent of the destination of the error
+		p.to.Dest = netip.AddrPortFrom(about.dst.Addr(), 0) // whatever the destination of the ICMP error is
 		p.local = m.host.Owns(about.dst.Addr())
 		return p, true
 	}

@@ -22,7 +22,7 @@ type rule struct {
 // and a stateless rule adds prefixes. A masquerade rule with several interfaces becomes one rule
 // for each interface: its bindings have the address of the egress interface.
 func (m *Model) addRule(n *config.NATRule) {
-	if n.Type.UsesInterfaceAddress() && n.Out.Several() {
+	if n.Type.UsesInterfaceAddress() && n.Out.MatchesSeveral() {
 		some := false
 		for _, i := range m.host.Interfaces {
 			if n.Out.Has(i.Name) {

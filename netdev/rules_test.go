@@ -70,7 +70,7 @@ func TestRules(t *testing.T) {
 func TestLocalElsewhere(t *testing.T) {
 	gw, _ := watched(t)
 	has := func(family uint8, want bool) error {
-		got, err := HasLocalElsewhere(family)
+		got, err := HasLocalInOtherTables(family)
 		if got != want {
 			t.Errorf("family %d: %v, want %v", family, got, want)
 		}

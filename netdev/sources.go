@@ -113,8 +113,8 @@ func Rules(family uint8, own func(netip.Addr) bool) (RuleFacts, error) {
 	return sum, nil
 }
 
-// HasLocalElsewhere reports whether a table other than "local" has local routes of a family.
-func HasLocalElsewhere(family uint8) (bool, error) {
+// HasLocalInOtherTables reports whether a table other than "local" has local routes of a family.
+func HasLocalInOtherTables(family uint8) (bool, error) {
 	tables, err := Whole(func() (tables []uint32, err error) {
 		err = eachLocal(unix.RtMsg{Family: family, Type: unix.RTN_LOCAL}, func(m []byte) {
 			if _, table, ok := tableRoute(m); ok && table != unix.RT_TABLE_LOCAL {

@@ -41,7 +41,7 @@ type Event struct {
 	Kind    Kind
 	Ifindex int
 	Address netip.Addr
-	Special bool // of a Route: it is one that Routes or HasLocalElsewhere reports
+	Special bool // of a Route: it is one that Routes or HasLocalInOtherTables reports
 	// Table and Protocol (RTPROT) of a Route; 0 for a next-hop object.
 	Table    uint32
 	Protocol uint8

@@ -51,7 +51,7 @@ func BenchmarkDrops(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			runs, total := drops.Cost()
+			runs, total := drops.RunTime()
 			b.ReportMetric(float64(total.Nanoseconds())/float64(max(runs, 1)), "ns/drop")
 		})
 	}
@@ -91,7 +91,7 @@ func BenchmarkPackets(b *testing.B) {
 	if err := l.Node("client").Do(func() error { return flood(b.N) }); err != nil {
 		b.Fatal(err)
 	}
-	runs, total := observer.Cost()
+	runs, total := observer.RunTime()
 	stop()
 	reader.Wait()
 	b.ReportMetric(float64(total.Nanoseconds())/float64(max(runs, 1)), "ns/event")

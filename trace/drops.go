@@ -369,9 +369,9 @@ func (d *Drops) interruptions() uint64 {
 // Limits describes, in sentences, the drops that are invisible on this host.
 func (d *Drops) Limits() []string { return d.limits }
 
-// Cost returns the number of runs of the probe and their total time. Both are zero unless sysctl kernel.bpf_stats_enabled
+// RunTime returns the number of runs of the probe and their total time. Both are zero unless sysctl kernel.bpf_stats_enabled
 // or EnableStats is on.
-func (d *Drops) Cost() (runs uint64, total time.Duration) {
+func (d *Drops) RunTime() (runs uint64, total time.Duration) {
 	for _, p := range d.programs() {
 		stats, err := p.Stats()
 		if err != nil {

@@ -190,9 +190,9 @@ const (
 	ipsConfirmed = 1 << 3
 )
 
-// Cost returns how often the programs have run and how long in all; both are zero unless sysctl
+// RunTime returns how often the programs have run and how long in all; both are zero unless sysctl
 // kernel.bpf_stats_enabled or EnableStats is on.
-func (p *Packets) Cost() (runs uint64, total time.Duration) {
+func (p *Packets) RunTime() (runs uint64, total time.Duration) {
 	for _, program := range p.programs() {
 		if stats, err := program.Stats(); err == nil {
 			runs, total = runs+stats.RunCount, total+stats.Runtime

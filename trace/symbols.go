@@ -36,7 +36,7 @@ type Symbol struct {
 // String writes the place as name+0xoffset.
 func (s Symbol) String() string { return fmt.Sprintf("%s+%#x", s.Name, s.Offset) }
 
-// MarshalText writes the same.
+// MarshalText returns the text of String.
 func (s Symbol) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // LoadSymbols reads the running kernel's function addresses from /proc/kallsyms, except those of

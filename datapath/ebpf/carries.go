@@ -119,7 +119,7 @@ func (d *Datapath) checkInterfaces(names ...string) error {
 
 // matchingInterfaces lists the existing interfaces that match a name or pattern.
 func matchingInterfaces(word config.Interfaces) (list []netdev.Interface) {
-	if !word.Several() {
+	if !word.MatchesSeveral() {
 		if i, ok := netdev.ByName(string(word)); ok {
 			list = append(list, i)
 		}

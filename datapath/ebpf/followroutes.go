@@ -166,7 +166,7 @@ func onlyLocal(family uint8, rules netdev.RuleFacts, before error) (bool, error)
 	if !rules.Any || rules.Hidden {
 		return !rules.Any, before
 	}
-	found, err := netdev.HasLocalElsewhere(family)
+	found, err := netdev.HasLocalInOtherTables(family)
 	return !found && err == nil, errors.Join(before, err)
 }
 

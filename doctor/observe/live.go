@@ -105,7 +105,7 @@ func hasFlowtables(root fs.FS, symbols map[string]bool, release string) (bool, e
 const (
 	symbolFlowtables   = "nf_flow_table_init"
 	SymbolKprobes      = "register_kprobe"
-	SymbolBPFNetfilter = "bpf_nf_link_attach" // since 6.4
+	SymbolBPFNetfilter = "bpf_nf_link_attach" // exists since Linux 6.4
 )
 
 // readSymbols reports which of the functions above this kernel has. The result is nil if the kernel

@@ -243,7 +243,7 @@ func counts(list []*Exchange, into map[trait]int) map[trait]int {
 	return into
 }
 
-// classes divides exchanges that fail alike by the traits that separate them best from all.
+// classes divides exchanges with the same failure by the traits that distinguish them best from all other exchanges.
 func classes(members []*Exchange, all map[trait]int, decided int) (list []Class) {
 	alike := len(members)
 	for len(members) > 0 && len(list) < mostClasses {

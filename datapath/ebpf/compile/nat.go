@@ -46,7 +46,7 @@ const maxLists = 64
 // interfaces returns the encoded interfaces of a rule: an index, 0 for every interface, or the id
 // of a list.
 func (c *compiler) interfaces(which config.Interfaces) (uint32, error) {
-	if !which.Several() {
+	if !which.MatchesSeveral() {
 		return c.iface(string(which)), nil
 	}
 	id, err := c.Draft.ID(ids.List, string(which), maxLists, nil)
@@ -61,7 +61,7 @@ func (c *compiler) interfaces(which config.Interfaces) (uint32, error) {
 // resolve lists the names of the matching interfaces. A name without an interface is returned
 // unchanged and counted in Waiting.
 func (c *compiler) resolve(which config.Interfaces) (names []string) {
-	if !which.Several() {
+	if !which.MatchesSeveral() {
 		return []string{string(which)}
 	}
 	for _, w := range which.Words() {
@@ -101,7 +101,7 @@ func (c *compiler) sources(n *config.NATRule) error {
 	case n.Type == config.NATSNAT:
 		_, err := c.source(n, n.Name, n.To.Addresses, 0)
 		return err
-	case !n.Out.Several():
+	case !n.Out.MatchesSeveral():
 		return c.masquerade(n, n.Name)
 	}
 	for _, name := range c.resolve(n.Out) {

@@ -8,9 +8,9 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// summedAt is the bit offset of ip_summed in the running kernel's struct sk_buff, if TC programs may read it (Linux
+// ipSummedOffset is the bit offset of ip_summed in the running kernel's struct sk_buff, if TC programs may read it (Linux
 // 6.2 and BTF); otherwise 0.
-var summedAt = sync.OnceValue(func() uint32 {
+var ipSummedOffset = sync.OnceValue(func() uint32 {
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {
 		return 0

@@ -405,7 +405,7 @@ func (t *Tables) Prepare(s wire.Switches, dryRun bool, only ...string) (*Program
 		"have_ranges": s.Ranges, "have_iface_listeners": s.IfaceListeners, "have_any": s.Any, "have_direct": s.Direct, "have_mac_keys": s.MACKeys, "have_edits": s.Edits,
 		"have_cookies": s.Cookies, "have_resets": s.Resets, "have_forwards": s.Forwards, "local_port_last": s.LocalPortLast,
 		"rule_count": s.RuleCount, "dry_run": dryRun, "tc_behind": s.Paired && !dryRun, "cache_hops": !t.RouteEvery, "hold_fragments": len(only) == 0,
-		"lowest_ipv6_mtu": s.LowestIPv6MTU, "cross_by_egress": s.CrossByEgress, "errors_per_second": s.Errors, "summed_at": summedAt(), "observed": t.Observed, "straight_off": t.FullPath || len(only) > 0,
+		"lowest_ipv6_mtu": s.LowestIPv6MTU, "cross_by_egress": s.CrossByEgress, "errors_per_second": s.Errors, "summed_at": ipSummedOffset(), "observed": t.Observed, "straight_off": t.FullPath || len(only) > 0,
 	} {
 		if err := spec.Variables[name].Set(v); err != nil {
 			return nil, fmt.Errorf("switch %s: %w", name, err)

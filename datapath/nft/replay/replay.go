@@ -310,7 +310,7 @@ func inject(in *link, far int, p packet.Packet) error {
 		return fmt.Errorf("packet socket: %w", err)
 	}
 	defer unix.Close(fd)
-	// The far end's queue may not be ready yet. Without the queue the pair accepts frames at once.
+	// The queueing discipline of a new interface may not be ready yet. Frames that bypass it are sent at once.
 	if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1); err != nil {
 		return fmt.Errorf("packet socket: %w", err)
 	}
