@@ -216,7 +216,10 @@ func TestVLANExcludesXDP(t *testing.T) {
 	l, r, k := accelerated(t, "udp", "nft")
 	n := l.Node("router")
 	if out, err := n.Command(t.Context(), "ip", "link", "add", "link", "lan0", "name", "lan0.10", "type", "vlan", "id", "10").CombinedOutput(); err != nil {
-		labtest.Lacks(t, "VLANs: %v: %s", err, out)
+		if !strings.Contains(string(out), "Unknown device type") {
+			t.Fatalf("VLAN: %v: %s", err, out)
+		}
+		t.Skip("this kernel has no VLANs")
 	}
 	labtest.Eventually(t, patience, "the end of XDP", func() error {
 		for _, i := range r.status().Interfaces {
