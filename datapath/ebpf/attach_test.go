@@ -40,7 +40,7 @@ func TestGenericXDP(t *testing.T) {
 	if counted(t, d, "flow") == 0 {
 		t.Error("no packet of a known flow was counted")
 	}
-	if w := strings.Join(d.Warnings(), "\n"); !strings.Contains(w, "virtual link (veth) with XDP") || !strings.Contains(w, "(TSO) are lost") {
+	if w := strings.Join(d.Warnings(), "\n"); !strings.Contains(w, "virtual link (veth) with XDP") || !strings.Contains(w, "large segments for TSO are lost") {
 		t.Errorf("XDP on veth is not warned of, or not of all that it does: %q", w)
 	}
 }
