@@ -69,10 +69,10 @@ func TestOldestKernel(t *testing.T) {
 		if _, err := os.Stat("../../" + s.pkg + "/testdata"); err == nil {
 			m.Files["src/"+s.pkg+"/testdata"] = "../../" + s.pkg + "/testdata"
 		}
-		m.Commands = append(m.Commands, "/src/"+s.pkg+"/"+name+" -test.v -test.timeout 30m -test.run '"+s.run+"'")
+		m.Commands = append(m.Commands, "/src/"+s.pkg+"/"+name+" -test.v -test.timeout 45m -test.run '"+s.run+"'")
 	}
 	m.Files["src/testdata"], m.Files["src/examples"] = "../../testdata", "../../examples"
-	ctx, cancel := context.WithTimeout(t.Context(), 45*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 58*time.Minute)
 	defer cancel()
 	codes, err := m.Run(ctx)
 	if err != nil {
