@@ -135,7 +135,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 				yaml += "interfaces: [wan0, lan0, later0]\n"
 			}
 			d := gateway(t, gw, config.AttachTC, yaml)
-			if told := strings.Contains(strings.Join(d.Warnings(), "\n"), "interface later0: there is none"); told != named {
+			if told := strings.Contains(strings.Join(d.Warnings(), "\n"), "interface later0: no interface has this name"); told != named {
 				t.Errorf("warnings: %v", d.Warnings())
 			}
 			check := func(want bool, when string) {
