@@ -290,53 +290,6 @@ func TestSeparation(t *testing.T) {
 	}
 }
 
-// TestServersRefuse expects one class for a port that several servers refuse, where each server has a small share.
-func TestServersRefuse(t *testing.T) {
-	var s scene
-	for i := range 40 {
-		c := connection{tuple(flow.TCP, fmt.Sprintf("198.51.100.9:%d", 3000+i), "203.0.113.1:8080"), tuple(flow.TCP, "10.0.0.2:80", fmt.Sprintf("198.51.100.9:%d", 3000+i))}
-		s.buffer++
-		s.see(trace.Received, "wan0", c.request, flags(syn))
-		s.see(trace.Transmitted, "lan0", c.reply.Reverse(), flags(syn), tracked(c.request, c.reply, flow.Original))
-		s.see(trace.Received, "lan0", c.reply, flags(synAck))
-		s.see(trace.Transmitted, "wan0", c.request.Reverse(), flags(synAck), tracked(c.request, c.reply, flow.Reply))
-	}
-	for i := range 12 {
-		c := outbound(i, fmt.Sprintf("198.51.100.%d:8443", 20+i%3))
-		s.opens(c, 8, 1)
-		s.answers(c, rst)
-	}
-	r := s.report(trace.PacketLoss{})
-	if len(r.Classes) != 1 || !r.Classes[0].Sizable || r.Classes[0].Attribute != ByPort || !strings.Contains(r.Classes[0].String(), "12 of 12 connections to TCP port 8443 were refused") {
-		t.Errorf("report %+v: %v", r, r.Classes)
-	}
-}
-
-// TestServersFailTogether expects servers that refuse to matter together, if a healthy server has the same port.
-func TestServersFailTogether(t *testing.T) {
-	var s scene
-	for i := range 78 {
-		c, answer := outbound(i, "198.51.100.40:8443"), byte(synAck)
-		switch {
-		case i < 18:
-			c, answer = outbound(i, fmt.Sprintf("198.51.100.%d:8443", 20+i%3)), rst
-		case i < 38:
-			c = outbound(i, "198.51.100.7:443")
-		}
-		s.opens(c, 8, 1)
-		s.answers(c, answer)
-	}
-	r := s.report(trace.PacketLoss{})
-	if len(r.Classes) != 3 {
-		t.Fatalf("report %+v: %v", r, r.Classes)
-	}
-	for _, c := range r.Classes {
-		if c.Attribute != ByServer || c.Failing != 6 || c.Alike != 18 || !c.Sizable {
-			t.Errorf("class %s: %+v", &c, c)
-		}
-	}
-}
-
 // TestClientAmongScan expects the connections of a client to be refused by a rule, although its address also scans.
 func TestClientAmongScan(t *testing.T) {
 	var s scene
@@ -356,26 +309,6 @@ func TestClientAmongScan(t *testing.T) {
 	}
 	if r := s.report(trace.PacketLoss{}); r.Filtered != 20 || r.Noise != 20 || len(r.Refused) == 0 || !r.Refused[0].Sizable {
 		t.Errorf("report %+v: %v", r, r.Refused)
-	}
-}
-
-// TestRejectionsAreLimited expects connections without an answer to have the cause of the ICMP error that their
-// server sent about another one.
-func TestRejectionsAreLimited(t *testing.T) {
-	var s scene
-	s.healthy(0, 12)
-	for i := range 8 {
-		c := outbound(100+i, "198.51.100.8:443")
-		s.opens(c, 8, 1)
-		if i == 3 {
-			s.see(trace.Received, "wan0", tuple(flow.ICMP, "198.51.100.8:0", "203.0.113.1:0"), func(p *trace.Packet) {
-				p.ICMPType, p.ICMPCode, p.Quoted = 3, 13, c.reply.Reverse()
-			})
-		}
-	}
-	r := s.report(trace.PacketLoss{})
-	if len(r.Classes) != 1 || r.Classes[0].Failing != 8 || !strings.Contains(r.Classes[0].String(), "were refused: 198.51.100.8 answers by an ICMP error (prohibited)") {
-		t.Errorf("report %+v: %v", r, r.Classes)
 	}
 }
 
@@ -546,109 +479,5 @@ func TestTally(t *testing.T) {
 		if chosen, others := tc.report.Tally(targets); chosen != tc.chosen || others != tc.others {
 			t.Errorf("%s: %+v and others %+v, want %+v and %+v", name, chosen, others, tc.chosen, tc.others)
 		}
-	}
-}
-
-// TestTransactions wants the loss of one of two queries of a socket to be seen, with and without connection tracking, and
-// behind a service that translates the port.
-func TestTransactions(t *testing.T) {
-	query := func(id uint16) func(p *trace.Packet) { return func(p *trace.Packet) { p.Query = id } }
-	none := func(*trace.Packet) {}
-	for _, tc := range []struct{ name, asked, server string }{
-		{"DNS", "198.51.100.8:53", "198.51.100.8:53"}, {"a resolver at another port", "198.51.100.8:53", "10.0.9.2:5353"}, {"a service at another port", "198.51.100.8:5300", "10.0.9.2:53"},
-	} {
-		for _, tracking := range []bool{true, false} {
-			if !tracking && tc.asked != tc.server {
-				continue
-			}
-			t.Run(fmt.Sprint(tc.name, tracking), func(t *testing.T) {
-				var s scene
-				for i := range 8 {
-					request := tuple(flow.UDP, fmt.Sprintf("10.0.0.2:%d", 3000+i), tc.asked)
-					reply := tuple(flow.UDP, tc.server, fmt.Sprintf("10.0.0.2:%d", 3000+i))
-					there, back := none, none
-					if tracking {
-						there, back = tracked(request, reply, flow.Original), tracked(request, reply, flow.Reply)
-					}
-					for id := range uint16(2) {
-						s.buffer++
-						s.see(trace.Received, "lan0", request, query(2*uint16(i)+id+1))
-						s.see(trace.Transmitted, "wan0", reply.Reverse(), query(2*uint16(i)+id+1), there)
-					}
-					s.buffer++
-					s.see(trace.Received, "wan0", reply, query(2*uint16(i)+1))
-					s.see(trace.Transmitted, "lan0", request.Reverse(), query(2*uint16(i)+1), back)
-				}
-				want := 8
-				if tc.asked != "198.51.100.8:53" { // not known for DNS by the client's packets
-					want = 0
-				}
-				r := s.report(trace.PacketLoss{})
-				if r.Answered != 8 || r.Failed != want {
-					t.Errorf("report %+v: %v", r, r.Classes)
-				}
-			})
-		}
-	}
-}
-
-// TestSilentServer expects the silence of a DNS server to matter among many healthy exchanges, and other silent servers not to.
-func TestSilentServer(t *testing.T) {
-	for server, want := range map[string]bool{"198.51.100.8:53": true, "198.51.100.8:123": false} {
-		var s scene
-		s.healthy(0, 60)
-		for i := range 6 {
-			r := tuple(flow.UDP, fmt.Sprintf("10.0.0.2:%d", 3000+i), server)
-			s.buffer++
-			s.see(trace.Received, "lan0", r)
-			s.see(trace.Transmitted, "wan0", r, tracked(r, tuple(flow.UDP, server, fmt.Sprintf("203.0.113.1:%d", 3000+i)), flow.Original), hop(7))
-		}
-		if r := s.report(trace.PacketLoss{}); len(r.Classes) != 1 || r.Classes[0].Sizable != want {
-			t.Errorf("%s: report %+v: %v", server, r, r.Classes)
-		}
-	}
-}
-
-// TestClosedWindow expects no decision about a connection if its window was closed a moment ago, although segments repeat.
-func TestClosedWindow(t *testing.T) {
-	var s scene
-	for i := range 5 {
-		c := outbound(i, "198.51.100.8:443")
-		s.opens(c, 8, 1)
-		s.answers(c, synAck)
-		for range 3 {
-			s.later(250 * time.Millisecond)
-			s.see(trace.Transmitted, "wan0", c.reply.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Original), func(p *trace.Packet) { p.Seq, p.Payload, p.Length = 9, 1448, 1500 })
-			s.see(trace.Transmitted, "lan0", c.request.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Reply), window(0))
-		}
-	}
-	if r := s.report(trace.PacketLoss{}); r.Ongoing != 5 || r.Answered+r.Failed != 0 {
-		t.Errorf("report %+v: %v", r, r.Classes)
-	}
-}
-
-// TestSlowReader expects no failure of a connection if its window opens again.
-func TestSlowReader(t *testing.T) {
-	for name, resumes := range map[string]func(s *scene, c connection){
-		"opens": func(s *scene, c connection) {
-			s.see(trace.Transmitted, "lan0", c.request.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Reply))
-		},
-		"takes data": func(s *scene, c connection) {
-			s.see(trace.Transmitted, "wan0", c.reply.Reverse(), flags(trace.TCPAck), tracked(c.request, c.reply, flow.Original), func(p *trace.Packet) { p.Seq, p.Payload, p.Length = 9, 500, 552 })
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var s scene
-			for i := range 5 {
-				c := outbound(i, "198.51.100.8:443")
-				s.opens(c, 8, 1)
-				s.answers(c, synAck)
-				s.unread(c)
-				resumes(&s, c)
-			}
-			if r := s.report(trace.PacketLoss{}); r.Answered != 5 || r.Failed != 0 {
-				t.Errorf("report %+v: %v", r, r.Classes)
-			}
-		})
 	}
 }
