@@ -157,12 +157,13 @@ func selected(i netdev.Interface, all []netdev.Interface, names []string) bool {
 	})
 }
 
-// bridge is what decides about packets between the ports of bridges and the routed interfaces.
+// bridge describes the ports of bridges, and whether rules of other programs see their packets.
 type bridge struct {
 	ports map[int]netdev.BridgePort
-	rules bool // see the ports
+	rules bool // of ebtables, or of nftables in the families bridge and netdev
 }
 
+// bridging reads the ports of all bridges and their rules.
 func bridging() (b bridge, err error) {
 	if b.ports, err = netdev.BridgePorts(); err == nil && len(b.ports) > 0 {
 		b.rules, err = firewall.PortRules()

@@ -80,7 +80,7 @@ func (o *uplinkOffice) leases(dir string) func(address string) (stop func()) {
 func TestUplinkLeases(t *testing.T) {
 	labtest.Require(t, labtest.Tool("dnsmasq"), labtest.Tool("busybox"))
 	if out, err := exec.Command("busybox", "udhcpc", "--help").CombinedOutput(); err != nil && strings.Contains(string(out), "applet not found") {
-		t.Skip("busybox has no udhcpc")
+		labtest.Lacks(t, "busybox has no udhcpc")
 	}
 	l := labtest.New(t, lab.TwoUplinks())
 	gateway, dir := l.Node("gateway"), t.TempDir()

@@ -38,8 +38,8 @@ const (
 // and no provider routes it over another uplink. A new connection hashes its two addresses. So all connections between
 // two hosts have one source address, as protocols with several connections expect.
 //
-// After translation, a packet with an address of another uplink is dropped, and a packet from one uplink to another. An
-// uplink without an address has received that one, such as an answer of a DHCP server.
+// After translation, two kinds of packets are dropped: those with an address of another uplink, and those that arrived by
+// another uplink. The kernel forwards the latter while that uplink has no address, for example answers of its DHCP server.
 func (c *compiler) uplinks(f *rs.Fragment, table rs.Family, head map[rs.ID][]rs.Rule) {
 	list := c.snapshot.Uplinks
 	if len(list) == 0 {
