@@ -276,7 +276,7 @@ static __always_inline int full(void *ctx, __u32 ifindex, int fast, const bool v
 	action = action_of(reason);
 	if (action == ACTION_FORWARD && p->flags & PACKET_LATER_FRAGMENT) {
 		reason = REASON_FRAGMENT;
-		plan->edits = 0; // it has no TCP header
+		plan->edits = 0; // a later fragment has no TCP header
 	}
 	if (action == ACTION_FORWARD) {
 		applied = apply(ctx, p, plan, v6, xdp);

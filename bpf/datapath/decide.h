@@ -191,7 +191,7 @@ static __always_inline enum reason search_flow(const struct packet *p, struct pl
 	opens = have_services && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN &&
 		(m->flags & (ENTRY_PRIMARY | ENTRY_NAT)) == ENTRY_PRIMARY && !(p->flags & PACKET_LATER_FRAGMENT);
 	if ((opens && unserved(m->owner, m->backend)) || lost_reply_half(m->twin, m->owner)) {
-		plan->entry = index; // without waiting for the sweeper
+		plan->entry = index; // the caller removes the entry without waiting for the sweeper
 		return REASON_NONE;
 	}
 	if (opens) {
@@ -316,7 +316,7 @@ static __always_inline enum reason decide_nat(const struct packet *p, struct pla
 		return REASON_NONE;
 	if (rule->prefix_len)
 		return nat64_out(p, plan, rule, id);
-	if (!(p->family == FAMILY_6 ? rule->pool6_len : rule->pool_len)) { // never with the inside source
+	if (!(p->family == FAMILY_6 ? rule->pool6_len : rule->pool_len)) { // never with the inside source address
 		plan->owner = id;
 		plan->owner_nat = OWNER_SOURCE;
 		refuse(plan, REASON_NO_ADDRESS,

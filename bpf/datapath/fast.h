@@ -55,14 +55,14 @@ static __always_inline __u32 segment_of(const struct packet *p, void *data, void
 			header = (tcp[12] >> 4) * 4;
 	}
 	if (p->l3_len > sizeof(struct ipv6hdr) + 0xffff && p->flags & PACKET_EXTENDED)
-		header -= JUMBO_SIZE; // segments have no jumbo option
+		header -= JUMBO_SIZE; // TCP segments have no jumbogram option
 	return p->l4_off - ETH_HLEN + header + gso_size;
 }
 
 // The flow of a packet.
 struct found {
 	void *entry;
-	__u32 index; // of the entry
+	__u32 index; // index of the entry
 	struct hop *hop;
 	bool cross;  // the packet is translated to the other family
 	__be16 id;   // identification of the new IPv4 header

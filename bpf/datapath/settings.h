@@ -155,7 +155,7 @@ enum backend_state {
 
 struct backend {
 	union addr addr;
-	__be16 port; // 0 keeps the port
+	__be16 port; // 0 means that the destination port is kept
 	__u8 family;
 	__u8 state; // BACKEND_*
 	__u16 service;
@@ -373,7 +373,7 @@ enum denied_layout {
 
 // A firewall rule at the first hook.
 struct firewall_rule {
-	__u64 sources; // sets, 0 for all
+	__u64 sources; // bits of source sets, 0 for all sources
 	__u64 dests;
 	__u32 ifindex; // 0: any
 	__u8 l4_proto; // 0: any

@@ -147,7 +147,7 @@ enum mode {
 };
 
 enum scheduler {
-	SCHEDULER_SEQUENCE, // rr, wrr: slots in turn
+	SCHEDULER_SEQUENCE, // rr and wrr: use the slots in turn
 	SCHEDULER_RANDOM,
 	SCHEDULER_SOURCE,    // jhash of the source address
 	SCHEDULER_SYMMETRIC, // jhash with the same value in both directions

@@ -23,7 +23,7 @@ struct stamp {
 	__u64 time_ns; // CLOCK_MONOTONIC: when it was due (paced) or written
 } __attribute__((packed));
 
-#define STAMP_MAGIC 0x534c // "SL"
+#define STAMP_MAGIC 0x534c // magic number: "SL"
 
 // Folds and inverts a one's complement sum of 16-bit words in network order: the value of a
 // checksum field.

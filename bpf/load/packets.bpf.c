@@ -20,7 +20,7 @@ struct plan {
 	__u32 source_count;
 	__u32 source_port; // lowest source port (ICMP: identifier), host order
 	__u32 source_port_count;
-	__u32 dest; // like source
+	__u32 dest; // range of addresses, as source
 	__u32 dest_count;
 	__u32 dest_port;
 	__u32 dest_port_count;

@@ -139,7 +139,7 @@ static __always_inline int l4_checksum_good(struct parts *p, __u8 *end)
 	int i;
 
 	if (len != p->l4_len)
-		return 0; // truncated
+		return 0; // the packet is truncated
 	if (p->l4_proto == IPPROTO_ICMP)
 		sum = 0;
 	if (p->l4_proto == IPPROTO_UDP && at + 8 <= end && !*(__u16 *)(at + 6))

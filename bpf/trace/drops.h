@@ -25,8 +25,8 @@ enum drop_hook {
 enum drop_ct {
 	DROP_CT_NONE,
 	DROP_CT_UNTRACKED,
-	DROP_CT_NEW,	   /* not yet in the table */
-	DROP_CT_CONFIRMED, /* in the table */
+	DROP_CT_NEW,	   /* the connection is not yet in the conntrack table */
+	DROP_CT_CONFIRMED, /* the connection is in the conntrack table */
 };
 
 struct drop_key {
@@ -66,7 +66,7 @@ struct drop_sample {
 	struct drop_tuple orig;	 /* conntrack tuple before NAT */
 	struct drop_tuple reply; /* reply direction, after NAT */
 	char ifname[IFNAMSIZ];
-	__u16 data_len;	 /* bytes of data[] */
+	__u16 data_len;	 /* number of valid bytes in data[] */
 	__u16 l3_offset; /* offset of the network header in data[] */
 	__u32 stack_bytes;
 	__u64 stack[STACK_FRAMES];

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 
-/* Headers of packets where they enter and leave the host, and where they are
- * dropped. User space derives from them which connections fail and where.
+/* These programs copy packet headers to user space at three points: where packets
+ * enter the host, leave it, or are dropped. User space computes from these events
+ * which connections fail, and at which point.
  *
- * Openings and errors (SYN, RST, ICMP errors) are sent at each point. Of all other
- * packets only the first of each flow, point and size class is sent in each epoch, of
- * DNS the first of each transaction: user space begins a new epoch several times a
+ * Every SYN, RST and ICMP error causes an event. For other packets, only the first
+ * one of each flow, point and size class causes an event in each epoch, and for DNS
+ * the first one of each transaction. User space begins a new epoch several times a
  * second. A segment that repeats in several epochs is a retransmission.
  *
- * The programs wake nobody: a wake-up of user space costs more than all of them.
+ * The ring buffer is polled: a wake-up of user space for each event would cost more
+ * than the programs themselves.
  */
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -176,7 +178,7 @@ static __always_inline __u64 packet_hash(const struct header *p, __u32 where, bo
 		mix(&h, *(const __u64 *)p->l4 & bpf_cpu_to_be64(0xffff0000ffff0000ULL));
 	} else {
 		mix(&h, *(const __u32 *)p->l4);
-		if (is_dns(p)) /* each transaction */
+		if (is_dns(p)) /* hashes the DNS transaction id, too */
 			mix(&h, *(const __u16 *)(p->l4 + 8));
 	}
 	return h;

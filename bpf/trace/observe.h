@@ -9,7 +9,7 @@
 
 #define OBSERVED_BYTES 112
 
-/* Where a packet was seen. */
+/* The point in the kernel where a packet was observed. */
 enum packet_point {
 	PACKET_RECEIVED,
 	PACKET_TRANSMITTED,
@@ -18,7 +18,7 @@ enum packet_point {
 
 /* What the programs count, each on its CPU. */
 enum packet_counter {
-	PACKETS_SENT,	     /* events in the ring */
+	PACKETS_SENT,	     /* events written to the ring buffer */
 	PACKETS_OVER_RATE,   /* not sent: the openings and errors of a CPU exceeded their rate */
 	PACKETS_RING_FULL,   /* not sent: user space did not read the ring in time */
 	SAMPLES_OVER_RATE,   /* not sent: the other packets of a CPU exceeded their rate */
@@ -51,7 +51,7 @@ struct packet_event {
 	__u8 pad;
 	__u8 macs[12]; /* destination, source */
 	char ifname[IFNAMSIZ];
-	__u8 data[OBSERVED_BYTES]; /* from layer 3 */
+	__u8 data[OBSERVED_BYTES]; /* bytes from the network header onwards */
 };
 
 #endif

@@ -20,7 +20,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define IPPROTO_TCP 6
 #define IPPROTO_UDP 17
 #define TCP_LISTEN 10
-#define SOCK_BINDPORT_LOCK 8 /* net/sock.h: bind() chose the port */
+#define SOCK_BINDPORT_LOCK 8 /* bind() chose the port (include/net/sock.h) */
 
 struct asked_port {
 	__u16 port;

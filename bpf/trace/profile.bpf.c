@@ -15,7 +15,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 
 #define TASK_COMM_LEN 16
 #define STACK_FRAMES 96
-#define FNV_OFFSET 0xcbf29ce484222325ULL /* FNV-1a, by 64-bit words */
+#define FNV_OFFSET 0xcbf29ce484222325ULL /* offset basis of FNV-1a, which is used over 64-bit words */
 #define FNV_PRIME 0x100000001b3ULL
 
 struct profile_key {
@@ -27,7 +27,7 @@ struct profile_stack {
 	__u64 samples;
 	__u32 frames;
 	__u32 pad;
-	__u64 ips[STACK_FRAMES]; /* innermost first */
+	__u64 ips[STACK_FRAMES]; /* return addresses, innermost first */
 };
 
 /* Samples by process and stack. User space reads them at the end. A busy router has

@@ -68,7 +68,7 @@ static __always_inline void icmp_words(struct icmp_header *icmp, const struct pl
 		icmp->type = v6 ? ICMP6_PARAMETER : ICMP4_UNREACHABLE;
 		icmp->code = v6 ? 0 : 5;
 		if (v6)
-			*(__be32 *)&icmp->id = bpf_htonl(plan->mtu); // the pointer
+			*(__be32 *)&icmp->id = bpf_htonl(plan->mtu); // for a parameter problem, mtu holds the pointer
 		return;
 	case ANSWER_PROHIBITED:
 		icmp->type = v6 ? ICMP6_UNREACHABLE : ICMP4_UNREACHABLE;

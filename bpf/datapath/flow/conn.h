@@ -79,7 +79,7 @@ static __always_inline bool fill_side(__u32 index, struct new_flow *b, __u32 twi
 		m->heard = b->heard | b->edited;
 		m->owner = b->owner;
 		m->backend = b->backend;
-		((__u64 *)e)[0] = 1; // packets
+		((__u64 *)e)[0] = 1; // number of packets
 		((__u64 *)e)[1] = b->bytes;
 	} else {
 		m->heard = b->back_edited;

@@ -9,7 +9,7 @@
 
 struct reindex {
 	__u32 v6;
-	__u32 first; // entry
+	__u32 first; // number of the first entry
 	__u32 count;
 	__u32 failed; // entries with no free slot in either bucket
 };

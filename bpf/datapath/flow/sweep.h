@@ -63,7 +63,7 @@ static __always_inline void sweep_flow(void *e, __u32 index, __u32 now, __u32 wh
 	if (made_with_binding(meta_of(e, v6))) {
 		end.ref = binding_leave(index, v6);
 		if (end.ref == NO_ENTRY)
-			return; // its creator is removing it
+			return; // the CPU that created the entry is removing it
 		if (end.ref == index) {
 			state = ENTRY_HOLD;
 			end.flags &= ~ENTRY_BOUND;

@@ -108,7 +108,7 @@ __noinline enum reason nat64_target(const struct packet *p, struct plan *plan, _
 	if (!p || !plan || !w)
 		return REASON_INTERNAL;
 	address = bpf_map_lookup_elem(&pools, &number);
-	if (!address || (address->local && !bound64(p, number))) // for this host itself
+	if (!address || (address->local && !bound64(p, number))) // an unbound port of an address of this host
 		return REASON_NOT_OURS;
 	slot = port_slot(number, p->tuple.l4_proto, p->tuple.dport);
 	owner = owner_at(slot);
@@ -241,7 +241,7 @@ __noinline enum reason nat_in(const struct packet *p, struct plan *plan, __u32 n
 	reason = hairpin_source(p, plan, source, id);
 	if (reason == REASON_FLOW) { // the flow belongs to the sender's binding
 		bound = source;
-		reason = permit(&p->tuple, bound); // lets the receiver answer
+		reason = permit(&p->tuple, bound); // the receiver's filter then admits the sender
 	}
 	if (reason == REASON_NONE &&
 	    !admitted(bound == source ? &plan->to.saddr : &p->tuple.saddr, &p->tuple, rule, &w->key,

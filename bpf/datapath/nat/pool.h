@@ -99,7 +99,7 @@ static __always_inline bool set_pool(const struct bind *b, struct port_request *
 	return true;
 }
 
-#define POOL_TRIES 16 // pool addresses to try for a client that has none
+#define POOL_TRIES 16 // number of pool addresses that are tried for a new client
 
 // The verifier checks the functions below one by one. They look up the client again after
 // bind_allocate has counted it. The key is in the working memory and needs no stack.
@@ -228,7 +228,7 @@ __noinline enum reason block_of(const struct bind *b, struct port_request *r, __
 			log_block(id, &b->inside.saddr, number, block - 1, true);
 			goto found;
 		}
-		release_block(number, block - 1); // another CPU was faster
+		release_block(number, block - 1); // another CPU took a block first
 	}
 	return REASON_NO_PORT;
 found:

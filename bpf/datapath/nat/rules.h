@@ -12,7 +12,7 @@ enum nat_flag {
 	NAT_PROHIBITED = 0x04, // answer 3/13, not 3/1, if no port is left
 	NAT_DETERMINISTIC = 0x08,
 	NAT_MSS_CLAMP = 0x10,
-	NAT_RANDOM = 0x20, // no port preservation
+	NAT_RANDOM = 0x20, // do not preserve the client's port
 };
 
 // Flag in an interface index: the other bits are the number of a list of interfaces.

@@ -51,7 +51,7 @@ static __always_inline __u32 mss_of(const struct plan *plan)
 // Iterator over the options of the TCP header at off, which is end bytes long.
 struct tcp_options {
 	__u32 off;
-	__u32 at; // offset of the next option
+	__u32 at; // offset of the next TCP option
 	__u32 end;
 	__u32 found; // the option at "at" is the MSS
 };
@@ -131,7 +131,7 @@ static __always_inline bool grow_header(void *ctx, __u32 len, const bool v6, con
 	return put(ctx, ETH_HLEN, &ip, sizeof(ip), xdp);
 }
 
-#define MOVE_MOST (SUM_MOST + 31) // bytes
+#define MOVE_MOST (SUM_MOST + 31) // length in bytes
 
 // Copy of n bytes at "at" to an offset higher by len, starting with the last byte.
 struct move_up {
@@ -207,7 +207,7 @@ static __always_inline bool open_gap(void *ctx, __u32 at, __u32 end, __u32 len, 
 		return false;
 	if (xdp)
 		return !bpf_xdp_adjust_head(ctx, -(int)len) && move_down(ctx, len, at);
-	frame = ((struct __sk_buff *)ctx)->len; // including bytes after the packet
+	frame = ((struct __sk_buff *)ctx)->len; // includes bytes after the IP packet
 	return !bpf_skb_change_tail(ctx, frame + len, 0) && move_up(ctx, at, frame - at, len);
 }
 

@@ -287,7 +287,7 @@ static __always_inline int next_extension(void *data, void *end, struct packet *
 		off += (header[1] + 2) * 4; // RFC 4302 §2.2
 		break;
 	case NEXT_ROUTING:
-		if (header[3] && !p->source_route) // segments left
+		if (header[3] && !p->source_route) // the field "segments left" is not 0
 			p->source_route = off - ETH_HLEN + 3;
 		// fall through
 	default:

@@ -67,7 +67,7 @@ static __always_inline int tc_station(struct __sk_buff *ctx)
 
 // ---- priority tags: VLAN 0 is the interface itself (IEEE 802.1Q §9.6) ----
 
-struct vlan_header { // follows the addresses
+struct vlan_header { // header after the two hardware addresses
 	__be16 tpid;
 	__be16 tci;
 	__be16 type;

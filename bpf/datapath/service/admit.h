@@ -214,7 +214,7 @@ __noinline int reset_refused(__u32 id)
 	return s && l && s->reset_ns && !dry_run && !rate_take(&l->reset_tat, s->reset_ns, s->reset_burst_ns);
 }
 
-// Why an entry is swept.
+// The reason why an entry is removed.
 enum sweep_why {
 	SWEEP_PASS,  // periodic pass of the sweeper
 	SWEEP_OPENS, // a SYN with the flow's key opens a new connection (used_again)

@@ -181,7 +181,7 @@ __noinline enum reason service_keep(const struct packet *p, struct plan *plan)
 		if (reason != REASON_FLOW && reason != REASON_NONE)
 			goto refused;
 		if (w->source.now)
-			sourced = false; // a NAT rule gives the source of this client
+			sourced = false; // a NAT rule translates the source of this client
 		if (reason == REASON_FLOW && !portless(p)) {
 			flags |= ENTRY_BOUND;
 			ref = w->source.index;

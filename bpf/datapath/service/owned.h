@@ -27,7 +27,7 @@ static __always_inline enum reason unserved_here(void *ctx, struct packet *p, st
 			return REASON_NOT_OURS;
 	}
 	if (is_icmp(p->tuple.l4_proto) && !(p->flags & PACKET_QUERY))
-		return REASON_UNSERVED; // an unsolicited reply
+		return REASON_UNSERVED; // an unsolicited ICMP reply
 	if (address & SERVED_RESET)
 		plan->answer = tcp ? ANSWER_RESET : ANSWER_UNREACHABLE_PORT;
 	else if (address & SERVED_REJECT)

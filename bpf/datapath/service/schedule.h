@@ -182,7 +182,7 @@ static __always_inline __u32 slot_least(__u32 service, __u32 first, __u32 count)
 		.count = count,
 		.start = bpf_get_prandom_u32() >> 8,
 		.best = NO_ENTRY,
-		.room = ~0U, // more than the first one
+		.room = ~0U, // greater than that of any backend
 		.weight = 1,
 	};
 
