@@ -32,6 +32,7 @@ type Status struct {
 	BackendsUp int       `json:"backends_up"`
 	Backends   int       `json:"backends"`
 	Drain      *Drain    `json:"drain,omitempty" doc:"while the whole gateway takes no new connections"`
+	Uplinks    []Uplink  `json:"uplinks,omitempty" doc:"as in /uplinks; absent if the configuration has none"`
 	NodeDrains bool      `json:"node_drains,omitempty" doc:"the operator withdrew the addresses that other nodes serve too"`
 }
 

@@ -221,6 +221,9 @@ func TestUplinks(t *testing.T) {
 	repair := o.cut("fiber", "")
 	t.Logf("the first new flow used the other uplink %v after the cut", o.switched(radio4).Round(time.Millisecond))
 	o.becomes("down carrying")
+	if all, list := output(t, o.d, "show"), output(t, o.d, "show uplinks"); !strings.HasSuffix(all, list) {
+		t.Errorf("the overview does not end with the list of uplinks:\n%s\n%s", all, list)
+	}
 	o.datagrams(radio4, "after the cut")
 	if _, err := before.Ask(patience); err == nil || !strings.Contains(err.Error(), "reset") {
 		t.Errorf("the connection of the uplink that was cut: %v, want a reset", err)

@@ -208,7 +208,7 @@ func (s *server) status(context.Context, *struct{}) (*body[api.Status], error) {
 	if d, ok := s.drains()[engine.Backend{}]; ok {
 		st.Drain = drainOf(d)
 	}
-	st.NodeDrains = v.NodeDrains
+	st.NodeDrains, st.Uplinks = v.NodeDrains, uplinkList(v)
 	return &body[api.Status]{st}, nil
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-lb/sluice/engine"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/store"
+	"github.com/sluice-lb/sluice/uplink"
 )
 
 // still is a datapath that accepts everything and does nothing.
@@ -153,6 +154,30 @@ func TestApplyShowsInEveryList(t *testing.T) {
 	}
 	if code, _ := call(t, s, "GET", "/api/v1/services/none", ""); code != 404 {
 		t.Errorf("an unknown service answers %d", code)
+	}
+}
+
+// fixedUplinks has two uplinks, whatever the configuration says.
+type fixedUplinks struct{ engine.Uplinks }
+
+func (fixedUplinks) Set([]config.Uplink) (*datapath.Change, error) { return nil, nil }
+func (fixedUplinks) States([]config.Uplink) []datapath.Uplink      { return nil }
+func (fixedUplinks) Statuses() []uplink.Status {
+	return []uplink.Status{{Name: "fiber", State: uplink.Down, Why: "no answer"}, {Name: "radio", State: uplink.Carrying, Share: [2]float64{1, 1}}}
+}
+
+// TestUplinksInStatus: the status of the gateway contains the list of uplinks, and no list without uplinks.
+func TestUplinksInStatus(t *testing.T) {
+	s, _ := start(t)
+	if _, text := call(t, s, "GET", "/api/v1/status", ""); strings.Contains(text, "uplinks") {
+		t.Errorf("without uplinks: %s", text)
+	}
+	e := engine.New(engine.Options{Datapaths: []datapath.Datapath{&still{}}, Uplinks: fixedUplinks{}})
+	with := httptest.NewServer(New(Options{Engine: e, Control: keeps(t, e), Daemon: &stops{}}))
+	defer with.Close()
+	_, list := call(t, with, "GET", "/api/v1/uplinks", "")
+	if _, text := call(t, with, "GET", "/api/v1/status", ""); !strings.Contains(list, `"name":"radio","interface":"","state":"carrying"`) || !strings.Contains(text, `"uplinks":`+strings.TrimSpace(list)) {
+		t.Errorf("status %s\nuplinks %s", text, list)
 	}
 }
 

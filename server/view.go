@@ -240,13 +240,17 @@ func (s *server) nodes(context.Context, *struct{}) (*body[[]api.Node], error) {
 }
 
 func (s *server) uplinks(context.Context, *struct{}) (*body[[]api.Uplink], error) {
+	return &body[[]api.Uplink]{uplinkList(s.opt.Engine.View())}, nil
+}
+
+func uplinkList(v engine.View) []api.Uplink {
 	list := []api.Uplink{}
-	for _, u := range s.opt.Engine.View().Uplinks {
+	for _, u := range v.Uplinks {
 		list = append(list, api.Uplink{Name: u.Name, Interface: u.Interface, State: string(u.State), Priority: u.Priority, Weight: u.Weight,
 			Addresses: append([]netip.Addr{}, u.Addresses...), Gateways: append([]netip.Addr{}, u.Gateways...), Table: u.Table, Mark: u.Mark,
 			ShareIPv4: u.Share[0], ShareIPv6: u.Share[1], Since: u.Since, Why: u.Why})
 	}
-	return &body[[]api.Uplink]{list}, nil
+	return list
 }
 
 func (s *server) announcements(context.Context, *struct{}) (*body[[]api.Announcement], error) {

@@ -30,7 +30,7 @@ func newShow(a *app) *cobra.Command {
 		Example: "  sluice show\n  sluice show backends\n  sluice show flows --owner web --state ESTABLISHED",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return fetchAndPrint(cmd.Context(), a, (*api.Client).Status, writeStatus)
+			return fetchAndPrint(cmd.Context(), a, (*api.Client).Status, a.writeStatus)
 		},
 	}
 	sub := func(use, short string, run func(context.Context) error) {
@@ -115,7 +115,7 @@ func newShowFlows(a *app) *cobra.Command {
 	return cmd
 }
 
-func writeStatus(w io.Writer, s *api.Status) error {
+func (a *app) writeStatus(w io.Writer, s *api.Status) error {
 	table.Line(w, "sluice %s, process %d, up %s", s.Version, s.PID, time.Duration(s.Uptime*float64(time.Second)).Round(time.Second))
 	table.Line(w, "configuration %s, revision %d, applied %s", s.File, s.Revision, s.AppliedAt.Local().Format(time.DateTime))
 	table.Line(w, "datapaths %s", strings.Join(s.Datapaths, ", "))
@@ -132,7 +132,10 @@ func writeStatus(w io.Writer, s *api.Status) error {
 	for _, warning := range s.Warnings {
 		table.Line(w, "warning: %s", warning)
 	}
-	return nil
+	if len(s.Uplinks) == 0 {
+		return nil
+	}
+	return a.writeUplinks(w, s.Uplinks)
 }
 
 func writeServices(w io.Writer, services []api.Service) error {
