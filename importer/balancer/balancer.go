@@ -7,6 +7,7 @@ package balancer
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +15,12 @@ import (
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/importer/draft"
+)
+
+// Notes about the persistence engine of IPVS.
+const (
+	noEngine  = "no equivalent for a persistence engine"
+	helperSIP = "helper: sip keeps the media of a call with it (nftables)"
 )
 
 // Options are facts that the text of a source lacks.
@@ -31,6 +38,27 @@ type object struct {
 	notes   []func(name string)
 	// lost is the reason why the whole service has no equivalent; next is the next step.
 	lost, next string
+}
+
+// sameMethod reports whether a server is reached in the same way as the servers before it. It notes a server that
+// is not as lost.
+func (o *object) sameMethod(line int, mode config.Mode, tunnel *config.Tunnel) bool {
+	s := &o.service
+	if len(s.Backends) == 0 {
+		s.Mode, s.Tunnel = mode, tunnel
+		return true
+	}
+	if s.Mode == mode && reflect.DeepEqual(s.Tunnel, tunnel) || o.lost != "" {
+		return true
+	}
+	way := func(m config.Mode, t *config.Tunnel) string {
+		if t == nil {
+			return "mode " + string(m)
+		}
+		return fmt.Sprintf("mode %s by %s port %d", m, t.Type, t.Port)
+	}
+	o.d.Lost(line, "", "the service is in "+way(s.Mode, s.Tunnel)+", this server would need "+way(mode, tunnel), "make a service for each mode, or reach all servers in the same way")
+	return false
 }
 
 // noteChanged adds a note that a line behaves differently.
@@ -192,9 +220,9 @@ var schedulers = map[string]struct {
 	"fo":    {config.SchedulerRR, ""}, "ovf": {config.SchedulerRR, ""},
 }
 
-// schedule sets the scheduler from its IPVS name, after the backends are known. With withPort the
-// hash includes the client's port.
-func (o *object) schedule(name string, line int, withPort bool) {
+// schedule sets the scheduler from its IPVS name, after the backends are known. portFlag is the line of
+// the flag for hashes that include the client's port; 0 without it.
+func (o *object) schedule(name string, line, portFlag int) {
 	if name == "" {
 		name = "wlc"
 	}
@@ -204,8 +232,12 @@ func (o *object) schedule(name string, line int, withPort bool) {
 		return
 	}
 	o.service.Scheduler = s.ours
-	if withPort && (name == "sh" || name == "mh") {
+	switch {
+	case portFlag == 0:
+	case name == "sh" || name == "mh":
 		o.service.Scheduler = config.SchedulerMaglev
+	default:
+		o.d.Implied(portFlag, "", "the flag has no effect with this scheduler")
 	}
 	if s.changed != "" {
 		o.noteChanged(line, name, s.changed, "")

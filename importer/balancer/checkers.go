@@ -13,6 +13,10 @@ import (
 // realServer adds a real server of keepalived as a backend, with its checker as the service's
 // check.
 func (s *server) realServer(b *block) {
+	if !b.braces {
+		s.d.Lost(b.line, "", "the server has no block", "write real_server ADDRESS PORT { ... }")
+		return
+	}
 	a, err := hostPort(b.arg(1))
 	port, perr := strconv.ParseUint(b.arg(2), 10, 16)
 	if b.arg(2) == "" {
@@ -23,6 +27,7 @@ func (s *server) realServer(b *block) {
 		return
 	}
 	backend := config.Backend{Address: a.Addr(), Port: uint16(port)}
+	weight, method, tunnel := s.weight, s.method, s.tunnel
 	var check *config.Check
 	var host string
 	for _, i := range b.inner {
@@ -31,31 +36,22 @@ func (s *server) realServer(b *block) {
 		}
 	}
 	for _, i := range b.inner {
-		value := i.arg(1)
 		switch i.words[0] {
 		case "weight":
-			n, ok := number(value)
-			if !ok {
-				s.noteMissing(i.line, i.text(), "not understood", "write weight:")
-			} else if n == 0 {
-				backend.Drain = true
-			} else if n > 1 {
-				backend.Weight = n
-			}
+			s.count(i, &weight)
 		case "uthreshold":
-			backend.MaxConnections, _ = number(value)
+			s.count(i, &backend.MaxConnections)
 		case "lthreshold":
 			s.noteMissing(i.line, i.text(), "no equivalent for a lower threshold: a backend takes connections again as soon as one ends", "")
 		case "inhibit_on_failure":
-			s.noteChanged(i.line, i.text(), "a backend that is down gets no new connections, and its open connections continue", "")
+			s.noteChanged(i.line, i.text(), inhibited, "")
 		case "notify_up", "notify_down":
-			s.noteMissing(i.line, i.text(), "no equivalent for programs that run on a change of state", "follow 'sluice events --follow --json', or the metric sluice_backend_up")
+			s.noteMissing(i.line, i.text(), "no equivalent for programs that run on a change of state", notifications)
 		case "lvs_method":
-			if mode, _ := s.lvsMethod(i); s.method != "" && mode != s.method {
-				s.d.Lost(b.line, "", "the service is in mode "+string(s.method)+", this server would need mode "+string(mode), "make a service for each mode, or reach all servers in the same way")
-				return
-			}
-		case "delay_loop", "retry", "delay_before_retry", "connect_timeout", "warmup", "alpha", "smtp_alert", "snmp_name":
+			method, tunnel = s.lvsMethod(i)
+		case "warmup":
+			s.spread(i)
+		case "delay_loop", "retry", "delay_before_retry", "connect_timeout", "alpha", "smtp_alert", "snmp_name":
 			s.noteMissing(i.line, i.text(), "no equivalent for a setting of one server", "make another service for the server")
 		case "virtualhost":
 		default:
@@ -65,6 +61,13 @@ func (s *server) realServer(b *block) {
 				s.noteMissing(i.line, i.words[0], "a service has one check", "put both into a program: check: {type: exec}")
 			}
 		}
+	}
+	if !s.sameMethod(b.line, method, tunnel) {
+		return
+	}
+	backend.Drain = weight == 0
+	if weight > 1 {
+		backend.Weight = weight
 	}
 	s.addLines(b.line)
 	s.service.Backends = append(s.service.Backends, backend)
@@ -105,14 +108,15 @@ func (s *server) checker(b *block, host string) *config.Check {
 	if host == "" {
 		host = s.virtualhost
 	}
-	k := &config.Check{Type: kind, Interval: s.interval, Rise: 1, Fall: 2, Initial: "up"}
+	k := &config.Check{Type: kind, Interval: s.interval, Timeout: s.timeout, Rise: 1, Fall: s.fall, Initial: "up"}
 	if s.alpha {
 		k.Initial = "down"
 	}
-	k.Timeout = config.Duration(5e9)
-	s.setFailures(k, s.retry)
-	if t, ok := seconds(s.timeout); ok {
-		k.Timeout = t
+	if k.Fall == 0 {
+		k.Fall = map[config.CheckType]int{config.CheckDNS: 4, config.CheckExec: 1}[kind]
+	}
+	if k.Fall == 0 {
+		k.Fall = 2
 	}
 	switch b.words[0] {
 	case "SSL_GET":
@@ -145,40 +149,35 @@ func (s *server) checker(b *block, host string) *config.Check {
 	return k
 }
 
-// setFailures sets the number of failures: a server is down after one failure more than retries.
-func (s *server) setFailures(k *config.Check, retry string) {
-	if n, ok := number(retry); ok {
-		k.Fall = min(n+1, 100)
-	}
-}
-
 // checkerLine reads one line of a checker.
 func (s *server) checkerLine(k *config.Check, b *block) {
 	value := b.arg(1)
 	no := func(reason, next string) { s.noteMissing(b.line, b.text(), reason, next) }
 	switch b.words[0] {
 	case "connect_port":
-		port, _ := strconv.ParseUint(value, 10, 16)
-		k.Port = uint16(port)
-	case "connect_timeout", "misc_timeout":
-		if t, ok := seconds(value); ok {
-			k.Timeout = t
+		if port, err := strconv.ParseUint(value, 10, 16); err == nil {
+			k.Port = uint16(port)
+		} else {
+			no("not understood", "write port: at the check")
 		}
+	case "connect_timeout", "misc_timeout":
+		s.duration(b, &k.Timeout)
 	case "retry", "nb_get_retry":
-		s.setFailures(k, value)
+		s.retries(b, &k.Fall)
 	case "delay_before_retry":
 		if t, ok := seconds(value); !ok || t != k.Interval {
-			s.noteChanged(b.line, b.text(), "a failed check is repeated after the interval", "write a shorter interval")
+			s.noteChanged(b.line, b.text(), retriedLater, "write a shorter interval")
 		}
 	case "delay_loop":
-		if t, ok := seconds(value); ok {
-			k.Interval = t
-		}
+		s.duration(b, &k.Interval)
 	case "virtualhost":
 		k.Host = value
 	case "fwmark":
-		mark, _ := strconv.ParseUint(value, 0, 32)
-		k.Mark = uint32(mark)
+		if mark, err := strconv.ParseUint(value, 0, 32); err == nil {
+			k.Mark = uint32(mark)
+		} else {
+			no("not understood", "write mark: at the check")
+		}
 	case "type":
 		k.QueryType = value
 	case "name":
@@ -188,19 +187,28 @@ func (s *server) checkerLine(k *config.Check, b *block) {
 	case "misc_dynamic":
 		no("no equivalent for weights by the program's exit code: 0 is good, all else is bad", "change the weight by 'sluice backend set'")
 	case "alpha":
-		k.Initial = "down"
+		k.Initial = "up"
+		if on(value) {
+			k.Initial = "down"
+		}
 	case "payload", "require_reply", "max_reply_length", "min_reply_length":
 		no("no equivalent for payloads from files", "write send: and expect:")
 	case "connect_ip", "bindto", "bind_if", "bind_port":
 		no("no equivalent: a check connects to the backend itself, with the source address chosen by the kernel", "")
-	case "warmup", "log_all_failures", "http_protocol", "ssl_protocol", "enable_sni", "tls_compliant", "user", "fast_recovery":
-		if b.words[0] != "log_all_failures" && b.words[0] != "warmup" && b.words[0] != "enable_sni" && b.words[0] != "tls_compliant" {
-			no("no equivalent for "+b.words[0], "")
-		}
+	case "warmup":
+		s.spread(b)
+	case "log_all_failures":
+		s.d.Implied(b.line, b.text(), "events report changes of a backend; a failed check is in 'sluice show backends'")
+	case "enable_sni":
+		s.d.Implied(b.line, b.text(), "an https check always sends the name of its host")
+	case "tls_compliant":
+		s.d.Implied(b.line, b.text(), "the check ends with the answer")
 	default:
 		no("no equivalent", "")
 	}
 }
+
+const retriedLater = "a failed check is repeated after the interval"
 
 // url reads the URL of HTTP_GET and SSL_GET.
 func (s *server) url(k *config.Check, b *block) {

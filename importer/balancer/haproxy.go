@@ -81,7 +81,11 @@ func HAProxy(text string, o Options) (*draft.Result, error) {
 		case "global":
 			h.d.Structure(s.line)
 			for _, l := range s.lines {
-				h.d.Implied(l.line, "", "is about HAProxy itself")
+				if slices.Contains([]string{"maxconn", "maxconnrate", "maxsessrate"}, l.words[0]) {
+					h.d.Lost(l.line, "", "no equivalent for a limit of all services together", "write limits: at each service")
+				} else {
+					h.d.Implied(l.line, "", "is about HAProxy itself")
+				}
 			}
 		default:
 			h.loseAll(s, "no equivalent for section "+s.kind, "keep HAProxy for it")
@@ -238,6 +242,11 @@ func (h *haproxy) balance(f, b *section) {
 			p.lost, p.next = "mode "+mode.words[1]+" needs a proxy", "keep HAProxy for it"
 		}
 	}
+	for _, s := range []*section{f, b} {
+		if _, off := s.get("disabled"); off {
+			p.lost, p.next = "the section is disabled", "write the service by hand if it is needed"
+		}
+	}
 	sections := []*section{f}
 	if f != b {
 		p.addLines(b.line)
@@ -263,6 +272,7 @@ func (h *haproxy) balance(f, b *section) {
 		}
 	}
 	p.refusals()
+	p.backups()
 	p.scheduler()
 	p.check()
 	p.sourceAddress()
@@ -324,9 +334,16 @@ func (p *proxyService) bind(l statement) {
 		case "interface":
 			device = value
 			i++
-		case "name", "backlog", "maxconn", "id", "process", "thread", "tcp-ut", "nice", "mss", "crt", "alpn", "ca-file", "verify", "ciphers":
+		case "maxconn", "mss":
 			i++
+			p.noteMissing(l.line, l.words[i-1]+" "+value, "no equivalent for this option of one listener", "write limits: or mss-clamp: for all")
+		case "name", "backlog", "id", "process", "thread", "tcp-ut", "nice", "crt", "alpn", "ca-file", "verify", "ciphers":
+			i++
+			if p.lost == "" {
+				p.d.Implied(l.line, l.words[i-1]+" "+value, noEffect)
+			}
 		case "transparent", "v4v6", "v6only", "defer-accept", "tfo":
+			p.d.Implied(l.line, l.words[i], noEffect)
 		default:
 			p.noteMissing(l.line, l.words[i], "no equivalent for this option of bind", "keep HAProxy for this service if it needs the option")
 		}
@@ -409,12 +426,23 @@ func (p *proxyService) parsePersistence(l statement) {
 		return
 	}
 	k := &config.Persistence{}
-	for i := 1; i+1 < len(w); i++ {
+	for i := 1; i < len(w); i += 2 {
+		value, ok := "", true
+		if i+1 < len(w) {
+			value = w[i+1]
+		}
 		switch w[i] {
+		case "type":
+			ok = value == "ip" || value == "ipv6"
 		case "size":
-			k.Size = size(w[i+1])
+			k.Size = size(value)
 		case "expire":
-			k.Timeout, _ = haproxyTime(w[i+1])
+			k.Timeout, ok = haproxyTime(value)
+		default:
+			ok = false
+		}
+		if !ok {
+			p.noteMissing(l.line, w[i]+" "+value, "no equivalent for this option of a stick-table", "keep HAProxy for this service if it needs the option")
 		}
 	}
 	p.service.Persistence = k

@@ -18,9 +18,7 @@ type virtual struct {
 	key       string
 	line      int
 	scheduler string
-	method    config.Mode
-	tunnel    *config.Tunnel
-	withPort  bool // flag of sh and mh
+	portFlag  int // line of the flag of sh and mh; 0 without it
 }
 
 // IPVS imports the output of "ipvsadm-save -n".
@@ -120,7 +118,7 @@ func (v *virtual) options(w []string) {
 		case "-o", "--ops":
 			v.noteChanged(v.line, word, "datagrams of one client and port stay together", "write mode: stateless, which keeps no flows")
 		case "--pe":
-			v.noteMissing(v.line, word+" "+value, "no equivalent for a persistence engine", "helper: sip keeps the media of a call with it (nftables)")
+			v.noteMissing(v.line, word+" "+value, noEngine, helperSIP)
 			i++
 		default:
 			v.noteMissing(v.line, word, "not understood", "write the equivalent by hand")
@@ -132,11 +130,20 @@ func (v *virtual) options(w []string) {
 func (v *virtual) flag(flag string, line int) {
 	switch flag {
 	case "sh-port", "mh-port":
-		v.withPort = true
+		v.portFlag = line
 	case "sh-fallback", "mh-fallback":
 		v.d.Implied(line, flag, "clients of a backend that is down get another one")
 	default:
 		v.noteMissing(line, flag, "no equivalent for this flag of the scheduler", "write another scheduler if the service needs it")
+	}
+}
+
+// count reads an integer.
+func (v *virtual) count(line int, word, value string, set *int) {
+	if n, ok := number(value); ok {
+		*set = n
+	} else {
+		v.noteMissing(line, word+" "+value, "not understood", "write a number, and import again")
 	}
 }
 
@@ -164,10 +171,10 @@ func (v *virtual) server(line int, w []string) {
 		case "-m", "--masquerading":
 			method = config.ModeDNAT
 		case "-w", "--weight":
-			b.Weight, _ = number(value)
+			v.count(line, word, value, &b.Weight)
 			i++
 		case "-x", "--u-threshold":
-			b.MaxConnections, _ = number(value)
+			v.count(line, word, value, &b.MaxConnections)
 			i++
 		case "-y", "--l-threshold":
 			if value != "0" {
@@ -181,7 +188,8 @@ func (v *virtual) server(line int, w []string) {
 			}
 			i++
 		case "--tun-port":
-			port, _ := number(value)
+			port := 0
+			v.count(line, word, value, &port)
 			tunnel.Port = uint16(port)
 			i++
 		default:
@@ -192,18 +200,10 @@ func (v *virtual) server(line int, w []string) {
 		v.d.Lost(line, "", "the server's address is not understood", "save with ipvsadm-save -n, which writes numbers")
 		return
 	}
-	if tunnel.Type == config.TunnelGUE {
-		v.tunnel = tunnel
+	if tunnel.Type != config.TunnelGUE || method != config.ModeTunnel {
+		tunnel = nil
 	}
-	v.backend(line, b, method)
-}
-
-// backend adds a real server, unless its forwarding method differs from the first one's.
-func (v *virtual) backend(line int, b config.Backend, method config.Mode) {
-	if v.method == "" {
-		v.method = method
-	} else if v.method != method && v.lost == "" {
-		v.d.Lost(line, "", "the service is in mode "+string(v.method)+", this server would need mode "+string(method), "make a service for each mode, or reach all servers in the same way")
+	if !v.sameMethod(line, method, tunnel) {
 		return
 	}
 	if b.Weight == 0 {
@@ -218,12 +218,8 @@ func (v *virtual) backend(line int, b config.Backend, method config.Mode) {
 
 func (v *virtual) finish() {
 	s := &v.service
-	s.Mode = v.method
 	if s.Mode == "" {
 		s.Mode = config.ModeDNAT // no servers
-	}
-	if s.Mode == config.ModeTunnel {
-		s.Tunnel = v.tunnel
 	}
 	for i := range s.Backends {
 		b := &s.Backends[i]
@@ -236,6 +232,6 @@ func (v *virtual) finish() {
 	if s.Backends == nil {
 		s.Backends = []config.Backend{}
 	}
-	v.schedule(v.scheduler, v.line, v.withPort)
+	v.schedule(v.scheduler, v.line, v.portFlag)
 	v.add()
 }

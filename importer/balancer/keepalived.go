@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -67,6 +68,9 @@ func (k *keepalived) top(b *block) {
 	case "global_defs":
 		k.d.Structure(b.lines()...)
 		k.d.Implied(b.line, "", "concerns keepalived itself")
+		for _, i := range b.inner {
+			k.global(i)
+		}
 	case "vrrp_instance", "vrrp_sync_group", "vrrp_script", "vrrp_track_process", "vrrp_track_file", "static_ipaddress", "static_routes", "static_rules",
 		"virtual_ipaddress_group", "bfd_instance", "interface_up_down_delays", "linkbeat_interfaces":
 		k.d.Keep(b.lines()...)
@@ -74,10 +78,54 @@ func (k *keepalived) top(b *block) {
 		k.d.Lost(b.line, "", "no equivalent for VRRP and its settings", "keep a keepalived.conf without the virtual servers")
 	case "include", "includer", "includem":
 		k.d.Lost(b.line, "", "the other file was not read", "import it by itself, or put all in one file")
+	case "net_namespace", "net_namespace_ipvs":
+		k.d.Keep(b.line)
+		k.d.Lost(b.line, "", "the file does not select a network namespace", "start the daemon in it: ip netns exec "+b.arg(1)+" sluice run")
 	default:
 		k.d.Keep(b.lines()...)
 		k.d.Lost(b.line, "", "not understood", "write the equivalent by hand")
 	}
+}
+
+// notifications is the next step for programs and mails that report changes of state.
+const notifications = "follow 'sluice events --follow --json', or the metric sluice_backend_up"
+
+// global reads a statement of global_defs.
+func (k *keepalived) global(b *block) {
+	lost := func(reason, next string) {
+		k.d.Keep(b.lines()...)
+		k.d.Lost(b.line, "", reason, next)
+	}
+	switch b.words[0] {
+	case "lvs_timeouts":
+		k.timeouts(b)
+	case "lvs_sync_daemon":
+		lost("no equivalent for the sync daemon of IPVS", "let the gateways exchange flows: see the guide on clusters")
+	case "notification_email", "smtp_alert", "smtp_alert_checker":
+		lost("no equivalent for mails about servers", notifications)
+	case "lvs_notify_fifo", "lvs_notify_fifo_script", "notify_fifo", "notify_fifo_script", "rs_init_notifies":
+		lost("no equivalent for programs that run on a change of state", notifications)
+	case "startup_script", "shutdown_script":
+		lost("the program is not run", "run it from the unit of the daemon: ExecStartPre= or ExecStopPost=")
+	default:
+		k.d.Implied(b.line, b.text(), "concerns keepalived itself")
+	}
+}
+
+// timeouts reads "lvs_timeouts tcp SECONDS tcpfin SECONDS udp SECONDS".
+func (k *keepalived) timeouts(b *block) {
+	t := &k.d.Config.Timeouts
+	for i := 1; i < len(b.words); i += 2 {
+		set := map[string]*config.Duration{"tcp": &t.TCPEstablished, "tcpfin": &t.TCPTransitory, "udp": &t.UDP}[b.words[i]]
+		d, ok := seconds(b.arg(i + 1))
+		if set == nil || !ok {
+			k.d.Lost(b.line, b.text(), "not understood", "write timeouts: {tcp-established: ..., tcp-transitory: ..., udp: ...}")
+			return
+		}
+		*set = max(d, config.Duration(time.Second))
+	}
+	t.Force = true // the minimums of the RFCs do not apply to IPVS
+	k.d.Remark("timeouts: are those of lvs_timeouts, and also apply to NAT rules.")
 }
 
 // server is an incomplete virtual server.
@@ -91,19 +139,23 @@ type server struct {
 	tunnel    *config.Tunnel
 	interval  config.Duration
 	// defaults of the checkers.
-	retry, timeout, virtualhost, delay string
-	alpha                              bool
-	withPort                           bool // flag of sh and mh
-	sorry                              *block
-	checkOf                            *block // the real server with the check
-	unchecked                          []*block
+	fall        int // 0 for the default of the checker
+	timeout     config.Duration
+	virtualhost string
+	delay       *block // delay_before_retry
+	weight      int    // of servers without their own; 1 if it is not set
+	alpha       bool
+	portFlag    int // line of the flag of sh and mh; 0 without it
+	sorry       *block
+	checkOf     *block // the real server with the check
+	unchecked   []*block
 }
 
 var methods = map[string]config.Mode{"NAT": config.ModeDNAT, "DR": config.ModeDSR, "TUN": config.ModeTunnel, "FNAT": config.ModeFullNAT, "FULLNAT": config.ModeFullNAT}
 
 // virtualServer adds a service from a block.
 func (k *keepalived) virtualServer(b *block) {
-	s := &server{object: object{d: k.d}, k: k, block: b, interval: config.Duration(60 * time.Second), scheduler: "wlc"}
+	s := &server{object: object{d: k.d}, k: k, block: b, interval: config.Duration(60 * time.Second), timeout: config.Duration(5 * time.Second), weight: 1, method: config.ModeDNAT, scheduler: "wlc"}
 	s.addLines(b.lines()...)
 	s.service.Protocol = flow.TCP
 	s.service.WhenDown = config.WhenDownReject
@@ -112,7 +164,7 @@ func (k *keepalived) virtualServer(b *block) {
 		s.statement(i)
 	}
 	for _, i := range b.inner { // servers inherit settings, which may follow them in the file
-		if i.words[0] == "real_server" && i.braces {
+		if i.words[0] == "real_server" {
 			s.realServer(i)
 		}
 	}
@@ -237,23 +289,23 @@ func (s *server) statement(b *block) {
 			s.noteChanged(b.line, b.text(), "persistence is for single clients, not for networks of them", "")
 		}
 	case "delay_loop":
-		if t, ok := seconds(value); ok {
-			s.interval = t
-		}
+		s.duration(b, &s.interval)
 	case "retry":
-		s.retry = value
+		s.retries(b, &s.fall)
 	case "connect_timeout":
-		s.timeout = value
+		s.duration(b, &s.timeout)
 	case "delay_before_retry":
-		s.delay = value
+		s.delay = b
 	case "virtualhost":
 		s.virtualhost = value
 	case "sh-port", "mh-port":
-		s.withPort = true
+		s.portFlag = b.line
 	case "sh-fallback", "mh-fallback":
 		s.d.Implied(b.line, b.text(), "clients of a backend that is down get another one")
 	case "alpha":
-		s.alpha = value == "" || value == "on" || value == "true" || value == "yes"
+		s.alpha = on(value)
+	case "warmup":
+		s.spread(b)
 	case "sorry_server":
 		s.sorry = b
 	case "sorry_server_lvs_method", "sorry_server_inhibit":
@@ -263,17 +315,56 @@ func (s *server) statement(b *block) {
 	case "ha_suspend", "ip_family", "hashed", "smtp_alert", "no_alpha":
 		s.noteMissing(b.line, b.text(), "no equivalent", "")
 	case "omega", "quorum_up", "quorum_down":
-		s.noteMissing(b.line, b.text(), "no equivalent for programs that run on a change of state", "follow 'sluice events --follow --json', or the metric sluice_backend_up")
+		s.noteMissing(b.line, b.text(), "no equivalent for programs that run on a change of state", notifications)
 	case "quorum", "hysteresis":
-		if value != "1" && value != "0" {
-			s.noteChanged(b.line, b.text(), "a spare priority takes over when no backend of the one before is up, not below a number of them", "")
+		if value != map[string]string{"quorum": "1", "hysteresis": "0"}[b.words[0]] {
+			s.noteChanged(b.line, b.text(), "a spare priority takes over when no backend of the one before is up, not below a weight of them", "")
 		}
-	case "weight", "inhibit_on_failure":
-		s.noteMissing(b.line, b.text(), "no equivalent for a default of all real servers", "write it at each backend")
+	case "weight":
+		s.count(b, &s.weight)
+	case "inhibit_on_failure":
+		s.noteChanged(b.line, b.text(), inhibited, "")
+	case "persistence_engine":
+		s.noteMissing(b.line, b.text(), noEngine, helperSIP)
 	default:
 		s.noteMissing(b.line, b.text(), "no equivalent", "")
 	}
 }
+
+// duration reads a number of seconds.
+func (s *server) duration(b *block, set *config.Duration) {
+	if t, ok := seconds(b.arg(1)); ok {
+		*set = t
+		return
+	}
+	s.noteMissing(b.line, b.text(), "not understood", "write a number of seconds, and import again")
+}
+
+// count reads an integer.
+func (s *server) count(b *block, set *int) {
+	if n, ok := number(b.arg(1)); ok {
+		*set = n
+		return
+	}
+	s.noteMissing(b.line, b.text(), "not understood", "write a number, and import again")
+}
+
+// retries reads the failures that keepalived tolerates: a server is down after one more.
+func (s *server) retries(b *block, fall *int) {
+	n := *fall - 1
+	s.count(b, &n)
+	*fall = min(n+1, 100)
+}
+
+// spread notes a line that delays the first check by a random time.
+func (s *server) spread(b *block) {
+	s.d.Implied(b.line, b.text(), "Sluice spreads the first checks over an interval")
+}
+
+// on reports whether a boolean value is set.
+func on(value string) bool { return slices.Contains([]string{"", "on", "true", "yes"}, value) }
+
+const inhibited = "a backend that is down gets no new connections, and its open connections continue"
 
 // lvsMethod reads NAT, DR or TUN, and the type of the tunnel.
 func (s *server) lvsMethod(b *block) (config.Mode, *config.Tunnel) {
@@ -295,10 +386,10 @@ func (s *server) lvsMethod(b *block) (config.Mode, *config.Tunnel) {
 			s.noteMissing(b.line, b.words[i], "no equivalent for an option of the tunnel", "use ipip or gue without it at the servers")
 		}
 	}
+	if t.Type == "gre" {
+		s.lost, s.next = "no equivalent for GRE tunnels", "use ipip or gue at the servers"
+	}
 	if t.Type != config.TunnelGUE {
-		if t.Type == "gre" {
-			s.lost, s.next = "no equivalent for GRE tunnels", "use ipip or gue at the servers"
-		}
 		return mode, nil
 	}
 	return mode, t
@@ -307,12 +398,8 @@ func (s *server) lvsMethod(b *block) (config.Mode, *config.Tunnel) {
 // finish completes the service and adds it.
 func (s *server) finish() {
 	v := &s.service
-	v.Mode = s.method
-	if v.Mode == "" {
-		v.Mode = config.ModeDNAT
-	}
-	if v.Mode == config.ModeTunnel {
-		v.Tunnel = s.tunnel
+	if len(v.Backends) == 0 {
+		v.Mode, v.Tunnel = s.method, s.tunnel
 	}
 	s.sorryServer()
 	for i := range v.Backends {
@@ -326,6 +413,9 @@ func (s *server) finish() {
 	if v.Backends == nil {
 		v.Backends = []config.Backend{}
 	}
+	if d := s.delay; d != nil && (v.Check == nil || v.Check.Interval.String() != d.arg(1)+"s") {
+		s.noteChanged(d.line, d.text(), retriedLater, "write a shorter interval")
+	}
 	if v.Check != nil {
 		for _, b := range s.unchecked {
 			s.noteChanged(b.line, b.text(), "the server has no checker, and gets the check of the others", "make another service for it")
@@ -334,7 +424,7 @@ func (s *server) finish() {
 	if s.at == 0 {
 		s.at = s.block.line
 	}
-	s.schedule(s.scheduler, s.at, s.withPort)
+	s.schedule(s.scheduler, s.at, s.portFlag)
 	s.add()
 }
 

@@ -13,12 +13,15 @@ import (
 	"github.com/sluice-lb/sluice/importer/draft"
 )
 
+// noEffect is the reason for lines that need no configuration.
+const noEffect = "has no effect on packets, or Sluice always does this"
+
 // commonLine returns the kind of note, the reason and the next step for a line of HAProxy with the
 // same meaning in every section.
 func commonLine(w []string) (draft.Kind, string, string) {
 	switch w[0] {
 	case "description", "id", "enabled", "hash-type", "guid":
-		return draft.Implied, "has no effect on packets, or Sluice always does this", ""
+		return draft.Implied, noEffect, ""
 	case "log", "log-format", "log-tag", "unique-id-format":
 		return draft.Lost, "no equivalent for lines about ended connections", "write log: {} at the service, for lines about new ones, or use the metrics"
 	case "timeout":
@@ -34,8 +37,8 @@ func commonLine(w []string) (draft.Kind, string, string) {
 	case "option":
 		if len(w) > 1 && slices.Contains([]string{"dontlognull", "dontlog-normal", "redispatch", "tcp-smart-accept", "tcp-smart-connect", "splice-auto",
 			"splice-request", "splice-response", "clitcpka", "srvtcpka", "tcpka", "nolinger", "log-health-checks", "log-separate-errors", "contstats",
-			"logasap", "socket-stats", "external-check", "persist"}, w[1]) {
-			return draft.Implied, "has no effect on packets, or Sluice always does this", ""
+			"logasap", "socket-stats", "external-check", "persist", "allbackups"}, w[1]) {
+			return draft.Implied, noEffect, ""
 		}
 		if len(w) > 1 && (w[1] == "tcplog" || w[1] == "httplog") {
 			return draft.Lost, "no equivalent for lines about ended connections", "write log: {} at the service, for lines about new ones, or use the metrics"
@@ -91,11 +94,7 @@ func (p *proxyService) server(l statement) {
 	}
 	b := config.Backend{Name: w[1], Address: a.Unmap(), Port: uint16(n)}
 	p.all++
-	words := w[3:]
-	if d, ok := p.b.get("default-server"); ok {
-		words = append(slices.Clone(d.words[1:]), words...)
-	}
-	checked := p.serverOptions(&b, l, words)
+	checked := p.serverOptions(&b, l, append(p.b.serverDefaults(), w[3:]...))
 	if checked {
 		p.checked++
 	}
@@ -104,6 +103,19 @@ func (p *proxyService) server(l statement) {
 	}
 	p.addLines(l.line)
 	p.service.Backends = append(p.service.Backends, b)
+}
+
+// serverDefaults returns the words of all lines default-server in force.
+func (s *section) serverDefaults() (words []string) {
+	if s.defaults != nil {
+		words = s.defaults.serverDefaults()
+	}
+	for _, l := range s.lines {
+		if l.words[0] == "default-server" {
+			words = append(words, l.words[1:]...)
+		}
+	}
+	return words
 }
 
 // serverOptions reads the words after the address of a server, and reports whether it is checked.
@@ -120,9 +132,12 @@ func (p *proxyService) serverOptions(b *config.Backend, l statement, w []string)
 			checked = false
 		case "weight":
 			i++
-			if n, ok := number(value); ok && n == 0 {
-				b.Drain = true
-			} else if ok && n > 1 {
+			n, ok := number(value)
+			if !ok {
+				p.noteMissing(l.line, "weight "+value, "not understood", "write weight:")
+			}
+			b.Drain, b.Weight = ok && n == 0, 0
+			if n > 1 {
 				b.Weight = n
 			}
 		case "backup":
@@ -148,6 +163,7 @@ func (p *proxyService) serverOptions(b *config.Backend, l statement, w []string)
 			i++
 			p.noteMissing(l.line, w[i-1]+" "+value, "no equivalent for this option of a server", "keep HAProxy for this service if it needs the option")
 		case "enabled":
+			p.d.Implied(l.line, w[i], noEffect)
 		default:
 			p.noteMissing(l.line, w[i], "no equivalent for this option of a server", "keep HAProxy for this service if it needs the option")
 		}
@@ -281,10 +297,23 @@ func (p *proxyService) set(name string) string {
 	return p.d.Set(p.f.name+"-"+name, p.lists[name])
 }
 
+// backups notes that all backups take connections together, where HAProxy uses one.
+func (p *proxyService) backups() {
+	n := 0
+	for _, b := range p.service.Backends {
+		if b.Priority > 1 {
+			n++
+		}
+	}
+	if _, all := p.b.get("option", "allbackups"); n > 1 && !all {
+		p.noteChanged(p.b.line, "", "all backups take connections together; HAProxy uses the first one that is up", "write priority: 3, 4, ... at the others")
+	}
+}
+
 // refusals adds notes about unused lists of clients, and about servers with a different PROXY
 // header.
 func (p *proxyService) refusals() {
-	for _, l := range p.f.lines {
+	for _, l := range slices.Concat(p.f.lines, p.b.lines) {
 		if l.words[0] == "acl" && len(l.words) > 1 && p.lists[l.words[1]] != nil && !p.used[l.words[1]] {
 			p.noteMissing(l.line, l.text(), "no equivalent for decisions by this list of clients", "write allow: or deny: for lists of clients")
 		}
@@ -311,13 +340,12 @@ func (p *proxyService) tlsChecks() bool {
 
 // checkOptions sets interval, rise, fall and port from the first server with a check.
 func (p *proxyService) checkOptions(k *config.Check) {
-	defaults, _ := p.b.get("default-server")
 	var first []string
 	for _, l := range p.b.lines {
 		if l.words[0] != "server" || len(l.words) < 3 || !slices.ContainsFunc(p.service.Backends, func(b config.Backend) bool { return b.Name == l.words[1] }) {
 			continue
 		}
-		w := append(slices.Clone(defaults.words), l.words[3:]...)
+		w := append(p.b.serverDefaults(), l.words[3:]...)
 		if !slices.Contains(w, "check") {
 			continue
 		}
@@ -330,7 +358,9 @@ func (p *proxyService) checkOptions(k *config.Check) {
 		if first == nil {
 			first = append(mine, "")
 			for i := 0; i+1 < len(mine); i += 2 {
-				setOption(k, mine[i], mine[i+1])
+				if !setOption(k, mine[i], mine[i+1]) {
+					p.noteMissing(l.line, mine[i]+" "+mine[i+1], "not understood", "write the value at the check")
+				}
 			}
 		} else if !slices.Equal(append(mine, ""), first) {
 			p.noteChanged(l.line, l.text(), "the service has one check for all backends, from the first server", "make another service for servers with a different check")
@@ -338,18 +368,20 @@ func (p *proxyService) checkOptions(k *config.Check) {
 	}
 }
 
-func setOption(k *config.Check, name, value string) {
+// setOption sets an option of the check, and reports whether its value is understood.
+func setOption(k *config.Check, name, value string) (ok bool) {
 	switch name {
 	case "inter":
-		k.Interval, _ = haproxyTime(value)
+		k.Interval, ok = haproxyTime(value)
 	case "rise":
-		k.Rise, _ = number(value)
+		k.Rise, ok = number(value)
 	case "fall":
-		k.Fall, _ = number(value)
+		k.Fall, ok = number(value)
 	case "port":
-		n, _ := strconv.ParseUint(value, 10, 16)
-		k.Port = uint16(n)
+		n, err := strconv.ParseUint(value, 10, 16)
+		k.Port, ok = uint16(n), err == nil
 	}
+	return ok
 }
 
 // checkLine parses option httpchk, http-check, tcp-check and similar lines.
@@ -375,7 +407,9 @@ func (p *proxyService) checkLine(k *config.Check, l statement) {
 			k.Host = strings.TrimSpace(strings.ReplaceAll(host, "\\", ""))
 		}
 	case w[0] == "option" && arg(1) == "tcp-check":
+		p.d.Implied(l.line, l.text(), "a check opens a connection")
 	case w[0] == "tcp-check" && arg(1) == "connect":
+		p.d.Implied(l.line, l.text(), "a check opens a connection")
 		for i := 2; i < len(w); i++ {
 			switch w[i] {
 			case "port":
@@ -436,6 +470,7 @@ func (p *proxyService) httpCheck(k *config.Check, l statement) {
 			i++
 		case "ver":
 			i++
+			p.d.Implied(l.line, "ver "+value, "a check sends HTTP/1.1")
 		case "hdr":
 			if i+2 < len(w) && strings.EqualFold(value, "host") {
 				k.Host = w[i+2]
