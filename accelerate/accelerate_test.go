@@ -233,6 +233,7 @@ func (k *talk) fast(r *running) {
 				k.t.Fatalf("exchange %d: %v; %+v", k.n, err, r.status())
 			}
 		}
+		assure(k.t, r.n)
 		n := r.packets(client)
 		for i := range n {
 			before[i] = min(before[i], n[i]) // a flow that was learned again begins at zero

@@ -55,7 +55,7 @@ func change(t *testing.T, n *lab.Node) {
 func TestLifetimeOfIdleConnection(t *testing.T) {
 	l, r, k := accelerated(t, "tcp", "nft")
 	n := l.Node("router")
-	for range 5 {
+	for range 3 {
 		change(t, n)
 		if err := k.exchange(); err != nil {
 			t.Fatal(err)
@@ -235,6 +235,7 @@ func TestVLANExcludesXDP(t *testing.T) {
 // TestClocks writes times that are ahead of the coarse clock of the programs, as every write of the process may be.
 func TestClocks(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Tool("nft"))
+	t.Parallel()
 	l := labtest.New(t, router())
 	n := l.Node("router")
 	rules["nft"](t, n)

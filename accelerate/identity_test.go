@@ -3,18 +3,22 @@
 package accelerate
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/lab"
 	"github.com/sluice-lb/sluice/lab/labtest"
 )
@@ -25,6 +29,10 @@ type wire struct {
 	fd  int
 	mac net.HardwareAddr
 	gw  net.HardwareAddr
+	// arrived are the frames of the other hosts since the last call of passage.arrivals, by IPv4 identification or IPv6
+	// flow label.
+	arrived  map[uint16][]string
+	barriers uint16
 }
 
 func openWire(t *testing.T, n *lab.Node, iface string, gw net.HardwareAddr) *wire {
@@ -34,7 +42,7 @@ func openWire(t *testing.T, n *lab.Node, iface string, gw net.HardwareAddr) *wir
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &wire{t: t, mac: dev.HardwareAddr, gw: gw}
+	w := &wire{t: t, mac: dev.HardwareAddr, gw: gw, arrived: map[uint16][]string{}}
 	err = n.Do(func() (err error) {
 		w.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
@@ -57,38 +65,100 @@ func (w *wire) send(ip []byte) {
 	if ip[0]>>4 == 6 {
 		kind = []byte{0x86, 0xdd}
 	}
-	frame := slices.Concat(w.gw, w.mac, kind, ip)
+	w.write(slices.Concat(w.gw, w.mac, kind, ip))
+}
+
+func (w *wire) write(frame []byte) {
+	w.t.Helper()
 	if _, err := unix.Write(w.fd, frame); err != nil && !errors.Is(err, unix.EMSGSIZE) {
 		w.t.Fatal(err)
 	}
 }
 
-// received returns the frames of the other hosts that arrive until a time without frames, without ICMP, by their IPv4
-// identification or IPv6 flow label.
-func (w *wire) received(silence time.Duration) map[uint16][]string {
-	out := map[uint16][]string{}
+// barrier asks the router for its address and reads frames until the answer. The answer is behind the frames that
+// earlier packets have caused in the queues of the calling thread's CPU.
+func (w *wire) barrier() {
+	w.t.Helper()
+	w.barriers++
+	asker := []byte{2, 0, 0, 0, byte(w.barriers >> 8), byte(w.barriers)}
+	question := slices.Concat(w.gw, w.mac, []byte{8, 6, 0, 1, 8, 0, 6, 4, 0, 1}, asker, make([]byte, 4+6), []byte{10, 0, 1, 1})
+	labtest.Eventually(w.t, patience, "an answer of the router", func() error {
+		w.write(question) // again if a queue was full
+		for w.readable(200) {
+			if w.read(asker) {
+				return nil
+			}
+		}
+		return errors.New("no answer")
+	})
+}
+
+// readable waits for a frame for a number of milliseconds.
+func (w *wire) readable(milliseconds int) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(w.fd), Events: unix.POLLIN}}, milliseconds)
+	return n > 0 || errors.Is(err, unix.EINTR)
+}
+
+// read reads one frame and reports whether it is the answer to an asker. ICMP is ignored.
+func (w *wire) read(asker []byte) bool {
+	w.t.Helper()
 	b := make([]byte, 4096)
-	const step = 10 * time.Millisecond
-	for quiet := time.Duration(0); quiet < silence; {
-		n, from, err := unix.Recvfrom(w.fd, b, 0)
-		if errors.Is(err, unix.EAGAIN) {
-			quiet += step
-			time.Sleep(step)
-			continue
-		}
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		v4, v6 := binary.BigEndian.Uint16(b[12:]) == unix.ETH_P_IP && b[23] != unix.IPPROTO_ICMP, binary.BigEndian.Uint16(b[12:]) == unix.ETH_P_IPV6 && b[20] != unix.IPPROTO_ICMPV6
-		if ll, ok := from.(*unix.SockaddrLinklayer); !ok || ll.Pkttype == unix.PACKET_OUTGOING || n < 34 || !v4 && !v6 {
-			continue
-		}
-		quiet = 0
+	n, from, err := unix.Recvfrom(w.fd, b, 0)
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
+		return false
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if ll, ok := from.(*unix.SockaddrLinklayer); !ok || ll.Pkttype == unix.PACKET_OUTGOING || n < 34 {
+		return false
+	}
+	switch kind := binary.BigEndian.Uint16(b[12:]); {
+	case kind == unix.ETH_P_ARP:
+		return b[21] == 2 && bytes.Equal(b[32:38], asker)
+	case kind == unix.ETH_P_IP && b[23] != unix.IPPROTO_ICMP:
 		id := binary.BigEndian.Uint16(b[18:])
-		if v6 {
-			id = binary.BigEndian.Uint16(b[16:])
+		w.arrived[id] = append(w.arrived[id], string(b[:n]))
+	case kind == unix.ETH_P_IPV6 && b[20] != unix.IPPROTO_ICMPV6:
+		id := binary.BigEndian.Uint16(b[16:])
+		w.arrived[id] = append(w.arrived[id], string(b[:n]))
+	}
+	return false
+}
+
+// arrivals waits until the router and the hosts have handled all packets, and returns the frames at both hosts since the
+// last call. A frame is in the queue of the CPU that handled the one before it, so there are barriers from each CPU: for
+// the packets to the router, for the router's to the hosts, and again, because the router may hold segments back.
+func (p *passage) arrivals() (out [2]map[uint16][]string) {
+	p.t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		p.t.Fatal(err)
+	}
+	defer func() { _ = unix.SchedSetaffinity(0, &all) }() // of the same thread as before
+	for range 2 {
+		for _, w := range []*wire{p.client, p.server} {
+			for cpu, left := 0, all.Count(); left > 0; cpu++ {
+				if !all.IsSet(cpu) {
+					continue
+				}
+				left--
+				one.Zero()
+				one.Set(cpu)
+				if err := unix.SchedSetaffinity(0, &one); err != nil {
+					p.t.Fatal(err)
+				}
+				w.barrier()
+			}
 		}
-		out[id] = append(out[id], string(b[:n]))
+	}
+	for i, w := range []*wire{p.client, p.server} {
+		for w.readable(20) {
+			w.read(nil)
+		}
+		out[i], w.arrived = w.arrived, map[uint16][]string{}
 	}
 	return out
 }
@@ -213,9 +283,6 @@ const (
 	talking     = 0xf800
 )
 
-// silence ends the wait for frames that the router handles at once.
-const silence = 200 * time.Millisecond
-
 // send sends one packet of each connection, to the server or to the client.
 func (p *passage) send(toServer bool, flags byte, first uint16) {
 	for i := range p.all {
@@ -246,28 +313,71 @@ func (p *passage) establish() {
 	}
 	for range 3 { // the first packets may wait for the address resolution of the router
 		p.send(true, flagSYN, opening)
-		for id, frames := range p.server.received(silence) {
+		for id, frames := range p.arrivals()[1] {
 			if i := int(id) - opening; i >= 0 && i < len(p.all) {
 				p.all[i].outside, p.all[i].server = endpoints([]byte(frames[0]))
 			}
 		}
 	}
 	p.send(false, flagSYN|flagACK, opening)
-	p.client.received(silence) // the router has handled it before the acknowledgement
+	p.arrivals() // the router has handled it before the acknowledgement
 	p.send(true, flagACK, opening)
 	p.send(false, flagACK, opening)
-	time.Sleep(2200 * time.Millisecond) // the kernel calls UDP assured after two seconds
-	p.send(true, flagACK, opening)
-	p.send(false, flagACK, opening)
-	p.client.received(silence)
-	p.server.received(silence)
+	p.arrivals()
+	assure(p.t, p.router)
 	p.send(true, flagACK, established)
 	p.send(false, flagACK, established)
-	for side, w := range []*wire{p.client, p.server} {
-		arrived := w.received(silence)
+	for side, arrived := range p.arrivals() {
 		for i := range p.all {
 			p.all[i].passes[side] = len(arrived[established+uint16(i)]) > 0
 		}
+	}
+}
+
+// assure makes answered UDP connections assured. The kernel does this for a packet after two seconds.
+func assure(t *testing.T, n *lab.Node) {
+	t.Helper()
+	err := n.Do(func() error {
+		c, err := conntrack.Open()
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		var requests []*nl.NetlinkRequest
+		err = c.Dump(t.Context(), nil, func(e *conntrack.Entry) error {
+			if e.Protocol != unix.IPPROTO_UDP || e.Status&(conntrack.SeenReply|conntrack.Assured) != conntrack.SeenReply {
+				return nil
+			}
+			number := func(kind int, n uint16) *nl.RtAttr {
+				return nl.NewRtAttr(kind, binary.BigEndian.AppendUint16(nil, n))
+			}
+			source, dest := nl.CTA_IP_V4_SRC, nl.CTA_IP_V4_DST
+			if e.Family == unix.AF_INET6 {
+				source, dest = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
+			}
+			tuple := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, nil)
+			ip := tuple.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_IP, nil)
+			ip.AddRtAttr(source, e.Original.Source.Netip().AsSlice())
+			ip.AddRtAttr(dest, e.Original.Dest.Netip().AsSlice())
+			proto := tuple.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_PROTO, nil)
+			proto.AddRtAttr(nl.CTA_PROTO_NUM, []byte{unix.IPPROTO_UDP})
+			proto.AddChild(number(nl.CTA_PROTO_SRC_PORT, e.Original.SourcePort))
+			proto.AddChild(number(nl.CTA_PROTO_DST_PORT, e.Original.DestPort))
+			r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK)
+			r.AddData(&nl.Nfgenmsg{NfgenFamily: e.Family, Version: nl.NFNETLINK_V0})
+			r.AddData(tuple)
+			r.AddData(nl.NewRtAttr(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, uint32(e.Status|conntrack.Assured))))
+			requests = append(requests, r)
+			return nil
+		})
+		for _, r := range requests {
+			_, failed := r.Execute(unix.NETLINK_NETFILTER, 0)
+			err = errors.Join(err, failed)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -361,11 +471,12 @@ func (p *passage) exchange(seed uint64, first, packets int) (out [2]map[uint16][
 		} else {
 			p.client.send(strange(r, c.client, c.service, c.proto, uint16(id), 1001, 5001).bytes())
 		}
-		if id%32 == 0 {
-			time.Sleep(time.Millisecond) // the queues of veths have 256 places
+		if id%32 == 0 { // the queues of veths have 256 places
+			p.client.barrier()
+			p.server.barrier()
 		}
 	}
-	return [2]map[uint16][]string{p.client.received(time.Second), p.server.received(time.Second)}
+	return p.arrivals()
 }
 
 // learnable returns the number of directions that the accelerator learns.
@@ -400,8 +511,7 @@ func (p *passage) identical(packets int, seed uint64) (by map[string]uint64) {
 		}
 		return nil
 	})
-	p.client.received(silence)
-	p.server.received(silence)
+	p.arrivals()
 	before := a.status()
 	fast := p.exchange(seed, 1, packets)
 	s := a.status()
@@ -428,10 +538,7 @@ func (p *passage) identical(packets int, seed uint64) (by map[string]uint64) {
 // identicalBy is identical with many packets of which a hook forwards most.
 func (p *passage) identicalBy(hook string) {
 	p.t.Helper()
-	packets := 20000
-	if testing.Short() {
-		packets = 2000
-	}
+	const packets = 6000
 	by := p.identical(packets, uint64(time.Now().UnixNano()))
 	if by[hook] < uint64(packets)/10 { // usually 80 %; fewer if this machine does not run the process for 5 seconds
 		p.t.Errorf("%d packets of %d took the fast path of %s", by[hook], packets, hook)

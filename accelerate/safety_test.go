@@ -35,7 +35,7 @@ func (k *talk) stops() time.Duration {
 	begin := time.Now()
 	b := make([]byte, 2048)
 	last := begin
-	for lost := 0; lost < 50; lost++ { // a count, because a busy machine may not run this process for a second
+	for lost := 0; lost < 25; lost++ { // a count, because a busy machine may not run this process for a second
 		if time.Since(begin) > patience {
 			k.t.Fatal("packets still pass")
 		}
@@ -90,6 +90,7 @@ func TestKilled(t *testing.T) {
 		signal syscall.Signal
 	}{{"killed", syscall.SIGKILL}, {"stopped", syscall.SIGSTOP}} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			l, r, k := accelerated(t, "tcp", "iptables-nft")
 			n := l.Node("router")
 			if err := r.cmd.Process.Signal(c.signal); err != nil {
@@ -207,10 +208,11 @@ func TestClosing(t *testing.T) {
 // TestLifetimeRenewed keeps a UDP connection busy for longer than its lifetime.
 func TestLifetimeRenewed(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Tool("nft"), labtest.Tool("conntrack"))
+	t.Parallel()
 	l := labtest.New(t, router())
 	n := l.Node("router")
 	rules["nft"](t, n)
-	if err := n.Sysctl("net.netfilter.nf_conntrack_udp_timeout_stream", "4"); err != nil {
+	if err := n.Sysctl("net.netfilter.nf_conntrack_udp_timeout_stream", "2"); err != nil {
 		t.Fatal(err)
 	}
 	echo(t, l.Node("server"), 7)
@@ -218,7 +220,7 @@ func TestLifetimeRenewed(t *testing.T) {
 	k := dial(t, l.Node("client"), "udp", "10.0.2.2:7")
 	k.fast(r)
 	id := strings.Fields(command(t, n, "", "conntrack", "-L", "-o", "id", "-p", "udp"))
-	for begin := time.Now(); time.Since(begin) < 10*time.Second; time.Sleep(100 * time.Millisecond) {
+	for begin := time.Now(); time.Since(begin) < 5*time.Second; time.Sleep(100 * time.Millisecond) {
 		if err := k.exchange(); err != nil {
 			t.Fatal(err)
 		}
