@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -282,5 +283,46 @@ func TestClocks(t *testing.T) {
 	}
 	if c := exchange(); c[programsCounterCOUNT_XDP]+c[programsCounterCOUNT_TC] == 0 {
 		t.Errorf("no packet took the fast path: %v", c)
+	}
+}
+
+// TestQueues gives an interface queueing disciplines. One that shapes excludes the interface, so that no program sends
+// packets past it.
+func TestQueues(t *testing.T) {
+	labtest.Require(t, labtest.Root, labtest.Tool("tc"))
+	n := labtest.New(t, router()).Node("router")
+	missing := 0
+	for queue, why := range map[string]string{
+		"pfifo": "", "bfifo": "", "fq": "", "fq_codel": "", "sfq": "",
+		"tbf rate 1mbit burst 10k limit 10k": "tbf",
+		"htb default 1":                      "htb",
+		"fq maxrate 10mbit":                  "fq maxrate",
+		"cake bandwidth 10mbit":              "cake",
+		"netem delay 1ms":                    "netem",
+		"prio":                               "prio",
+	} {
+		out, err := n.Command(t.Context(), "tc", append(strings.Fields("qdisc replace dev wan0 root"), strings.Fields(queue)...)...).CombinedOutput()
+		if strings.Contains(string(out), "qdisc kind is unknown") {
+			missing++
+			continue
+		}
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", queue, err, out)
+		}
+		err = n.Do(func() error {
+			list, err := choose(nil, func(ebpf.ProgramID) bool { return false })
+			for _, i := range list {
+				if want := "it has the queueing discipline " + why; i.Name == "wan0" && ((len(i.Hooks) == 0) != (why != "") || why != "" && i.Why != want) {
+					t.Errorf("%s: %s", queue, i)
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if missing > 8 {
+		t.Errorf("this kernel has no queueing disciplines")
 	}
 }

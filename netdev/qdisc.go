@@ -19,6 +19,21 @@ type TrafficControl struct {
 // plainQueues are disciplines that set no rate: the kernel's defaults and what sysctl net.core.default_qdisc is set to.
 var plainQueues = []string{"noqueue", "noop", "mq", "multiq", "pfifo_fast", "pfifo", "bfifo", "fq_codel", "fq", "fq_pie", "codel", "sfq", "ingress", "clsact"}
 
+// classifying are the plain disciplines with tc filters of their own.
+var classifying = []string{"multiq", "fq_codel", "sfq"}
+
+// shaping names a discipline that shapes, reorders or drops; "" for a plain one.
+func shaping(q netlink.Qdisc) string {
+	const unlimited = 1<<32 - 1
+	if fq, ok := q.(*netlink.Fq); ok && fq.FlowMaxRate != 0 && fq.FlowMaxRate != unlimited {
+		return "fq maxrate"
+	}
+	if slices.Contains(plainQueues, q.Type()) {
+		return ""
+	}
+	return q.Type()
+}
+
 // TrafficControls reads the tc configuration of the calling thread's network namespace, by interface index. skip
 // reports filters that are left out.
 func TrafficControls(skip func(netlink.Filter) bool) (map[int]TrafficControl, error) {
@@ -30,14 +45,17 @@ func TrafficControls(skip func(netlink.Filter) bool) (map[int]TrafficControl, er
 	for _, q := range qdiscs {
 		index, kind := q.Attrs().LinkIndex, q.Type()
 		t := out[index]
-		if !slices.Contains(plainQueues, kind) && !slices.Contains(t.Queues, kind) {
-			t.Queues = append(t.Queues, kind)
+		if shaper := shaping(q); shaper != "" && !slices.Contains(t.Queues, shaper) {
+			t.Queues = append(t.Queues, shaper)
+		}
+		if slices.Contains(classifying, kind) && q.Attrs().Handle != 0 {
+			t.Egress = append(t.Egress, filters(index, q.Attrs().Handle, skip)...)
 		}
 		if kind == "ingress" || kind == "clsact" {
 			t.Ingress = filters(index, netlink.HANDLE_MIN_INGRESS, skip)
 		}
 		if kind == "clsact" {
-			t.Egress = filters(index, netlink.HANDLE_MIN_EGRESS, skip)
+			t.Egress = append(t.Egress, filters(index, netlink.HANDLE_MIN_EGRESS, skip)...)
 		}
 		out[index] = t
 	}
