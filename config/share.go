@@ -203,9 +203,7 @@ func (v *validator) nodes() {
 		if first, taken := addresses[n.Address]; taken && n.Address.IsValid() {
 			v.errorf(p.key("address"), "write the address of an interface of this node", "address %s is taken by node %s", n.Address, nodes[first].Name)
 		}
-		if n.Address.IsLoopback() || n.Address.IsUnspecified() || n.Address.IsMulticast() {
-			v.errorf(p.key("address"), "write the address of an interface of this node", "%s identifies no host", n.Address)
-		}
+		v.specialAddress(p.key("address"), asNode, n.Address)
 		addresses[n.Address] = i
 	}
 	if len(nodes) > 1 {

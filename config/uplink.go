@@ -87,10 +87,9 @@ func (v *validator) uplinks() {
 		if len(v.c.Interfaces) > 0 && u.Interface != "" && !slices.Contains(v.c.Interfaces, u.Interface) {
 			v.errorf(p.key("interface"), "add it to interfaces", "interface %s is not one of interfaces", u.Interface)
 		}
-		if g := u.Gateway; g.IsValid() && (g.IsUnspecified() || g.IsLoopback() || g.IsMulticast()) {
-			v.errorf(p.key("gateway"), "write the address of the provider's router, or leave the key out", "%s is no address of a router", g)
-		}
+		v.specialAddress(p.key("gateway"), asRouter, u.Gateway)
 		for n, prefix := range u.Prefixes {
+			v.special(p.key("prefixes").index(n), asSource, rangeOf(prefix))
 			for j := range i + 1 {
 				for m, other := range v.c.Uplinks[j].Prefixes {
 					if (j < i || m < n) && other.IsValid() && other.Overlaps(prefix) {
@@ -113,9 +112,7 @@ func (v *validator) uplinkProbe(p path, k *UplinkProbe) {
 		v.errorf(p.key("targets"), "write addresses on the Internet, such as [1.1.1.1, 9.9.9.9]", "there are no targets")
 	}
 	for i, a := range k.Targets {
-		if !a.IsValid() || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() {
-			v.errorf(p.key("targets").index(i), "write an address on the Internet, such as 9.9.9.9", "%s is not reached by an uplink", a)
-		}
+		v.specialAddress(p.key("targets").index(i), asTarget, a)
 		if slices.Index(k.Targets, a) < i {
 			v.errorf(p.key("targets").index(i), "keep one of them", "%s is listed twice", a)
 		}

@@ -104,6 +104,7 @@ func (v *validator) sourceNAT(p path, r *NATRule) {
 		v.errorf(p, "write source, the inside prefixes, or out, the interface towards the outside",
 			"neither source nor out: the rule would translate every packet").depends = []path{p.key("source")}
 	}
+	v.hosts(p.key("source"), r.Source)
 	if r.Type.UsesInterfaceAddress() {
 		return
 	}
@@ -112,6 +113,7 @@ func (v *validator) sourceNAT(p path, r *NATRule) {
 		return
 	}
 	v.requireKey(p, len(r.To.Addresses) == 0, "to", "write to: [192.0.2.1], the outside addresses")
+	v.specialRanges(p.key("to"), asSource, r.To.Addresses)
 	inside := make([]AddressRange, len(r.Source))
 	for i, s := range r.Source {
 		inside[i] = rangeOf(s)
@@ -138,7 +140,7 @@ func (v *validator) portForward(p path, r *NATRule) {
 		v.errorf(p.key("to"), fmt.Sprintf("write to: {address: %s}, or make a service to spread over several", r.To.Addresses[0].First),
 			"port-forward takes one endpoint, not a list")
 	}
-	v.serverAddress(p.key("to").key("address"), r.To.Address)
+	v.specialAddress(p.key("to").key("address"), asServer, r.To.Address)
 	if v.helpers(p, r.Helper) {
 		v.helper(p, Helper(r.Helper), r.Protocol)
 	}
@@ -204,6 +206,8 @@ func (v *validator) prefixNAT(p path, r *NATRule) {
 		return
 	}
 	ip := p.key("internal")
+	v.special(ip, asHosts, rangeOf(n))
+	v.special(p.key("external"), asTranslated, rangeOf(e))
 	switch {
 	case r.Type.ChecksumNeutral() && (e.Addr().Is4() || n.Addr().Is4()):
 		v.errorf(ip, "write IPv6 prefixes, or type: static", "npt66 translates IPv6 prefixes")
@@ -224,6 +228,7 @@ func (v *validator) rfc6052(p path, prefix netip.Prefix) {
 		return
 	}
 	pp := p.key("prefix")
+	v.special(pp, asTranslated, rangeOf(prefix))
 	switch bits := prefix.Bits(); {
 	case prefix.Addr().Is4():
 		v.errorf(pp, "write 64:ff9b::/96 or a prefix of your own network", "prefix %s is not IPv6", prefix)
@@ -238,6 +243,8 @@ func (v *validator) nat64(p path, r *NATRule) {
 	v.requireKey(p, !r.Prefix.IsValid(), "prefix", "write prefix: 64:ff9b::/96")
 	v.requireKey(p, len(r.Pool) == 0, "pool", "write pool: [203.0.113.1], the outside IPv4 addresses")
 	v.rfc6052(p, r.Prefix)
+	v.hosts(p.key("source"), r.Source)
+	v.specialRanges(p.key("pool"), asSource, r.Pool)
 	for i, a := range r.Pool {
 		if a.First.IsValid() && !a.Is4() {
 			v.errorf(p.key("pool").index(i), "write IPv4 addresses", "%s is not IPv4", a)
@@ -257,6 +264,7 @@ func (v *validator) siit(p path, r *NATRule) {
 		v.errorf(p.key("prefix"), "write prefix: 2001:db8:64::/96, or eam: [{ipv4: ..., ipv6: ...}]", "neither prefix nor eam").depends = []path{p.key("eam")}
 	}
 	v.rfc6052(p, r.Prefix)
+	v.specialRanges(p.key("pool"), asSource, r.Pool)
 	switch n := len(r.Pool); {
 	case n > 1:
 		v.errorf(p.key("pool").index(1), "write one address, range or prefix", "siit takes one pool for errors, these are %d", n)
@@ -271,6 +279,8 @@ func (v *validator) siit(p path, r *NATRule) {
 		if !e.IPv4.IsValid() || !e.IPv6.IsValid() {
 			continue
 		}
+		v.within(ep.key("ipv4"), asTranslated, e.IPv4)
+		v.within(ep.key("ipv6"), asTranslated, e.IPv6)
 		switch {
 		case !e.IPv4.Addr().Is4():
 			v.errorf(ep.key("ipv4"), "write an IPv4 prefix", "%s is not IPv4", e.IPv4)

@@ -29,6 +29,7 @@ func (v *validator) service(p path, s *Service) {
 	v.backends(p, s)
 	v.ports(p, s)
 	v.families(p, s)
+	v.specialRanges(p.key("source-pool"), asSource, s.SourcePool)
 	v.mode(p, s)
 	v.checkClientRules(p, s)
 	v.helper(p, s.Helper, s.Protocol)
@@ -40,28 +41,10 @@ func (v *validator) service(p path, s *Service) {
 	}
 }
 
-// endpointAddress refuses addresses that no single host can have.
-func (v *validator) endpointAddress(p path, a netip.Addr) {
-	if a.IsValid() && (a.IsUnspecified() || a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255})) {
-		v.errorf(p, "write the address of one host", "address %s is not that of a host", a)
-	}
-}
-
-// serverAddress refuses the addresses that endpointAddress refuses, and link-local IPv6 addresses,
-// which are not routed (RFC 4291 §2.5.6). The kernel does route link-local IPv4 addresses, and
-// virtual networks use this.
-func (v *validator) serverAddress(p path, a netip.Addr) {
-	if a.Is6() && a.IsLinkLocalUnicast() {
-		v.errorf(p, "write the server's global or unique local address", "address %s is link-local: packets to and from it are not routed", a)
-		return
-	}
-	v.endpointAddress(p, a)
-}
-
 // listenAddress checks that a listener has an address, or an interface to take the address from.
 func (v *validator) listenAddress(p path, l *Listen) {
 	v.requireKey(p, !l.Address.IsValid() && l.Interface == "", "address", "write address: 192.0.2.10, or interface: wan0, whose address is to be followed")
-	v.endpointAddress(p.key("address"), l.Address)
+	v.specialAddress(p.key("address"), asListener, l.Address)
 }
 
 func (v *validator) listeners(p path, s *Service) {
@@ -94,7 +77,7 @@ func (v *validator) backends(p path, s *Service) {
 		if first := names.recordName(b.Name, i); first >= 0 && b.Name != "" {
 			v.errorf(bp.key("name"), "give each backend of a service a name of its own", "name %s is taken by backends[%d]", b.Name, first)
 		}
-		v.serverAddress(bp.key("address"), b.Address)
+		v.specialAddress(bp.key("address"), asServer, b.Address)
 		if !b.Address.IsValid() {
 			continue
 		}
@@ -298,6 +281,7 @@ func (v *validator) checkClientRules(p path, s *Service) {
 		clients := seenNames{}
 		for i, session := range s.Sessions {
 			sp := p.key("sessions").index(i)
+			v.within(sp.key("client"), asHosts, session.Client)
 			if session.Backend != "" && !known[session.Backend] {
 				v.errorf(sp.key("backend"), hintName(session.Backend, names, "backends"), "the service has no backend %s", session.Backend).depends = []path{p.key("backends")}
 			}

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -274,7 +273,7 @@ func (w *watch) usableBackends(found []config.Backend) (list []config.Backend, r
 		if b.Address = b.Address.Unmap(); b.Address.Is4() && !w.spec.v4 || b.Address.Is6() && !w.spec.v6 {
 			continue
 		}
-		if !usableAddress(b.Address) {
+		if !config.HostAddress(b.Address) {
 			refused = cmp.Or(refused, fmt.Sprintf("%s is not the address of a server, and is left out", b.Address))
 			continue
 		}
@@ -294,12 +293,6 @@ func (w *watch) usableBackends(found []config.Backend) (list []config.Backend, r
 		}
 	}
 	return list, refused
-}
-
-// usableAddress reports whether a server on the network can have an address. Resolvers that filter answer 0.0.0.0 or ::, and
-// some zones hold 127.0.0.1.
-func usableAddress(a netip.Addr) bool {
-	return !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255}) && !(a.Is6() && a.IsLinkLocalUnicast())
 }
 
 // apply reports whether the backends are in force.

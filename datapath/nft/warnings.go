@@ -68,14 +68,10 @@ func (d *Datapath) Warnings() []string {
 // reach.
 func (d *Datapath) loopbacks() (out []string) {
 	note := func(owner, what string, a netip.Addr) {
-		if !a.IsLoopback() || a.Is4() && d.acceptsLoopback() {
-			return
+		if a.IsLoopback() && !d.acceptsLoopback() {
+			out = append(out, fmt.Sprintf("%s: %s %s is a loopback address, and the kernel drops what other hosts send there; "+
+				"name another address of this host, or write \"sysctl -w net.ipv4.conf.all.route_localnet=1\"", owner, what, a))
 		}
-		remedy := "name another address of this host"
-		if a.Is4() {
-			remedy += ", or write \"sysctl -w net.ipv4.conf.all.route_localnet=1\""
-		}
-		out = append(out, fmt.Sprintf("%s: %s %s is a loopback address, and the kernel drops what other hosts send there; %s", owner, what, a, remedy))
 	}
 	for _, svc := range d.snapshot.Services {
 		for i := range svc.Backends {
