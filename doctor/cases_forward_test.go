@@ -85,6 +85,8 @@ var forwardCases = []checkCase{
 	{"FW13", "another reason", other("IPV6_BAD_EXTHDR"), Warn},
 	{"FW13", "a service that is down", closed("203.0.113.1:53", "203.0.113.1:53"), Warn},
 	{"FW13", "a service that is down, one packet in a hundred", all(set("Ip.InReceives", 30000), closed("203.0.113.1:53", "203.0.113.1:53")), OK},
+	{"FW13", "a port that nobody serves", closed("203.0.113.1:161", "203.0.113.1:161"), Info},
+	{"FW13", "a port that a rule opens", all(opened(161), closed("203.0.113.1:161", "203.0.113.1:161")), Warn},
 	{"FW13", "a scan", closed("203.0.113.1:53", "203.0.113.1:54"), OK},
 	{"FW13", "no reason, one in a hundred", all(set("Ip.InReceives", 30000), other("NOT_SPECIFIED")), OK},
 	{"FW13", "no reason, most of them", other("NOT_SPECIFIED"), Warn},

@@ -29,7 +29,7 @@ func (c *Case) ruleDrops(all trace.DropGroup) Finding {
 	if g.PerSecond < 1 {
 		f.Summary = fmt.Sprintf("a firewall rule dropped %s%s", plural(int(g.Packets), "packet"), ruleText(g))
 	}
-	if c.unheard(g) {
+	if c.nobodyListens(g) {
 		f.Verdict = Info
 		f.Summary += "; no program listens at the ports"
 		return f
@@ -78,11 +78,42 @@ func (c *Case) ruleDrops(all trace.DropGroup) Finding {
 	return c.bridged(f, g)
 }
 
+// unheard judges a rule that drops questions for link addresses, or their answers, if packets wait for them in vain.
+func (c *Case) unheard(g trace.DropGroup) (Finding, bool) {
+	if c.NS.Traffic == nil {
+		return Finding{}, false
+	}
+	for i := range c.NS.Traffic.Classes {
+		class := &c.NS.Traffic.Classes[i]
+		hop := class.Reason.Unresolved
+		if !class.Reason.Unheard || class.Reason.Drop.Cause.ID != g.Cause.ID {
+			continue
+		}
+		g.Sampled = slices.DeleteFunc(slices.Clone(g.Sampled), func(s *trace.DropSample) bool {
+			return s.EthType != trace.EtherARP && c.control(s) != discovery
+		})
+		g.Rules = slices.DeleteFunc(slices.Clone(g.Rules), func(r firewall.Rule) bool {
+			return !slices.ContainsFunc(g.Sampled, func(s *trace.DropSample) bool { return slices.Contains(s.Blamed, r.ID()) })
+		})
+		f := found(Warn, "a firewall rule drops %s for %s on %s, so that its hardware address is not learned%s", asks(hop), hop, class.Reason.UnresolvedOn, ruleText(g)).
+			concerning(Concerns{NextHops: []netip.Addr{hop}})
+		f.Symptom = "hosts of the link cannot be reached once their addresses are forgotten"
+		f.Remedy = &Remedy{Do: "accept these messages before the rule named above", Risk: "a host of the link can claim addresses of others"}
+		if family, _, _ := strings.Cut(ruleChain(g), " "); family == "arp" {
+			f.Remedy.Commands = []string{fmt.Sprintf("nft insert rule %s arp saddr ip %s accept", ruleChain(g), hop)}
+		} else if hop.Is6() {
+			f.Remedy.Commands = c.accept(g, acceptDiscovery, "-p icmpv6")
+		}
+		return f, true
+	}
+	return Finding{}, false
+}
+
 // manyBanned is from how many sources on a set of them is a list of attackers.
 const manyBanned = 8
 
-// unheard reports whether a policy drops packets to ports of this host at which no program listens.
-func (c *Case) unheard(g trace.DropGroup) bool {
+// nobodyListens reports whether a policy drops packets to ports of this host at which no program listens.
+func (c *Case) nobodyListens(g trace.DropGroup) bool {
 	return len(g.Rules) == 1 && strings.HasPrefix(g.Rules[0].Text, "policy") && !c.NS.After.Cut && !slices.ContainsFunc(g.Sampled, func(s *trace.DropSample) bool {
 		return !s.Packet.Protocol.HasPorts() || c.linkOf(s.Packet.Dest.Addr()) == "" || s.Tracked != trace.TrackedNew || c.listens(s.Packet.Protocol, s.Packet.Dest.Port())
 	})
@@ -226,6 +257,9 @@ func (c *Case) closedService() Finding {
 			continue
 		}
 		f := found(Warn, "nothing listens on %s %s, to which %.0f packets/s go", to.Protocol, to.Dest, g.PerSecond).losing(g.PerSecond)
+		if !c.serves(g.Sampled[0]) {
+			f.Verdict = Info
+		}
 		if to.Dest != g.Sampled[0].Original.Dest && g.Sampled[0].Original.IsValid() {
 			f.Summary += fmt.Sprintf(", by a rule that redirects %s", g.Sampled[0].Original.Dest)
 		}
@@ -241,6 +275,14 @@ func (c *Case) closedService() Finding {
 		return c.withDrops(f, cause)
 	}
 	return Finding{}
+}
+
+// serves reports whether this host should serve the port of a packet: a program has it open, a rule accepts or redirects
+// it, or it is that of DNS, for which hosts of the inside ask.
+func (c *Case) serves(s *trace.DropSample) bool {
+	to := s.Packet.Dest
+	return c.listens(s.Packet.Protocol, to.Port()) || s.Original.IsValid() && s.Original.Dest != to || to.Port() == 53 && s.Packet.Source.Addr().IsPrivate() ||
+		c.NS.Rules != nil && slices.ContainsFunc(c.NS.Rules.Opened, func(r firewall.PortRange) bool { return r.Low <= to.Port() && to.Port() <= r.High })
 }
 
 // closedShare is the share of the received packets from which on packets to one closed port are

@@ -127,7 +127,7 @@ func checkMute(_ context.Context, c *Case) Finding {
 func (c *Case) dropsDiscovery() bool {
 	for _, g := range c.NS.Drops {
 		for _, s := range g.Sampled {
-			if c.control(s) == "neighbour discovery" {
+			if c.control(s) == discovery {
 				return true
 			}
 		}

@@ -476,7 +476,10 @@ func checkRuleDrops(_ context.Context, c *Case) Finding {
 		if !seen {
 			continue
 		}
-		f := c.ruleDrops(g)
+		f, is := c.unheard(g)
+		if !is {
+			f = c.ruleDrops(g)
+		}
 		for _, r := range g.Rules[:min(len(g.Rules), 3)] {
 			f = f.with("rule", r.String(), fromRules)
 		}

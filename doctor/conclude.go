@@ -46,7 +46,7 @@ var consequences = map[string][]string{
 // now before what may, causes before consequences, more loss before less.
 func (r *Report) conclude(s *observe.Sample) {
 	classes := r.failingClasses(s)
-	r.noteCounters(s)
+	r.noteCounters(s, classes)
 	var causes []*Finding
 	for i := range r.Findings {
 		if r.Findings[i].Verdict >= Warn {

@@ -204,17 +204,26 @@ func (r *Report) causeOf(n *observe.Namespace, c *outcome.Class) (best *Finding)
 }
 
 // counting are checks with counters that matter only if connections fail.
-var counting = []string{"CT07", "CT10", "ST02", "ST08", "ST11", "PT03", "RL14", "RL15", "FW02", "FW04", "FW07", "FW08", "FW09", "FW12", "LS02", "RX02", "RX10"}
+var counting = []string{"CT07", "CT10", "ST02", "ST08", "ST11", "PT03", "RL14", "RL15", "FW02", "FW04", "FW07", "FW08", "FW09", "FW12", "LS02"}
 
-// noteCounters makes notes of findings by counters in namespaces without failing connections.
-func (r *Report) noteCounters(s *observe.Sample) {
+// loads are checks of the load of the host's CPUs, to which other programs contribute.
+var loads = []string{"RX02", "RX03", "RX04", "RX10"}
+
+// noteCounters makes notes of findings by counters in namespaces without failing connections. The load of the host is a
+// note unless connections fail for no known reason, or packets were not seen.
+func (r *Report) noteCounters(s *observe.Sample, classes []failing) {
+	unexplained := slices.ContainsFunc(classes, func(f failing) bool { return f.cause == nil })
 	for i := range r.Findings {
 		f := &r.Findings[i]
-		if f.Verdict < Warn || !slices.Contains(counting, f.Check) {
+		load := slices.Contains(loads, f.Check)
+		if f.Verdict < Warn || !load && !slices.Contains(counting, f.Check) {
 			continue
 		}
 		concerned := slices.DeleteFunc(slices.Clone(s.Namespaces), func(n *observe.Namespace) bool { return f.Namespace != "" && n.Name != f.Namespace })
 		victims := func(n *observe.Namespace) bool { return !works(n.Traffic) || refusing(n.Traffic, f) }
+		if load {
+			victims = func(n *observe.Namespace) bool { return unexplained || n.Traffic == nil || n.Traffic.Lost.Openings > 0 }
+		}
 		if len(concerned) > 0 && !unseen(f) && !slices.ContainsFunc(concerned, victims) {
 			f.Verdict = Info
 		}

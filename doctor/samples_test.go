@@ -352,6 +352,13 @@ func closed(ports ...string) func(*observe.Sample) {
 	}
 }
 
+// opened makes a rule of the input hook accept a port.
+func opened(port uint16) func(*observe.Sample) {
+	return func(s *observe.Sample) {
+		s.Namespaces[0].Rules.Opened = []firewall.PortRange{{Low: port, High: port}}
+	}
+}
+
 // silent makes a rule translate to an address without an answer to ARP. The table has connections without and with a
 // reply.
 func silent(without, with int) func(*observe.Sample) {

@@ -98,6 +98,12 @@ func scanners(samples []*trace.DropSample) map[netip.Addr]bool {
 // routerProtocols are protocols between routers, by number.
 var routerProtocols = map[flow.Protocol]string{112: "VRRP", 89: "OSPF", 88: "EIGRP", 103: "PIM"}
 
+// discovery is neighbour discovery as control names it. acceptDiscovery are its messages, as nft matches them.
+const (
+	discovery       = "neighbour discovery"
+	acceptDiscovery = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert }"
+)
+
 // control names the protocol of a packet that configures this host or its routes; empty: none. One lost packet
 // matters.
 func (c *Case) control(s *trace.DropSample) string {
@@ -107,7 +113,7 @@ func (c *Case) control(s *trace.DropSample) string {
 	kind, _, isICMP := s.ICMP()
 	switch {
 	case isICMP && s.Packet.Protocol == flow.ICMPv6 && (kind == 135 || kind == 136):
-		return "neighbour discovery"
+		return discovery
 	case s.Packet.Protocol == flow.UDP && (s.Packet.Dest.Port() == 67 || s.Packet.Dest.Port() == 547) && c.listens(flow.UDP, s.Packet.Dest.Port()):
 		return "DHCP"
 	}
@@ -131,8 +137,8 @@ func (c *Case) controlDrops(g trace.DropGroup) (Finding, bool) {
 		switch name {
 		case "VRRP":
 			what, symptom = "VRRP advertisements (protocol 112)", "both gateways of a pair hold its addresses, and clients reach now one, now the other"
-		case "neighbour discovery":
-			what, symptom, match, old = "neighbour discovery of IPv6", "no host of the link reaches this one by IPv6", "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert }", "-p icmpv6"
+		case discovery:
+			what, symptom, match, old = "neighbour discovery of IPv6", "no host of the link reaches this one by IPv6", acceptDiscovery, "-p icmpv6"
 		case "DHCP":
 			what, symptom = "requests to this host's DHCP server", "hosts get no address"
 			match, old = fmt.Sprintf("udp dport %d", s.Packet.Dest.Port()), fmt.Sprintf("-p udp --dport %d", s.Packet.Dest.Port())

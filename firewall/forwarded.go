@@ -28,15 +28,19 @@ func (p PortRange) String() string {
 	return fmt.Sprintf("%d-%d", p.Low, p.High)
 }
 
-// portRule is the effect of a rule on packets to some ports. The rule translates their destination or sends them to
-// another chain.
+// portRule is the effect of a rule on packets to some ports. The rule translates their destination, accepts them, or
+// sends them to another chain.
 type portRule struct {
 	ports []PortRange  // nil for all.
 	away  bool         // The rule matches only destinations outside the host.
 	named []netip.Addr // Single matched destinations.
 	to    string       // Target chain.
 	dnat  bool
+	opens bool // The rule accepts packets.
 }
+
+func translatesPort(w *portRule) bool { return w.dnat }
+func opensPort(w *portRule) bool      { return w.opens }
 
 // mostRules bounds the number of visited rules. A chain is visited once for each jump to it.
 const mostRules = 50_000
@@ -44,9 +48,9 @@ const mostRules = 50_000
 // mostNamed bounds the number of stored addresses of port forwards.
 const mostNamed = 64
 
-// forwardedPorts returns the ports of the host's own addresses that rules translate to other addresses. It also
-// returns the single destination addresses, local or not, of such rules. A rule for all ports adds no port.
-func forwardedPorts(roots []string, rulesOf func(chain string) []portRule) (ports []PortRange, named []netip.Addr) {
+// portsOf returns the ports of the host's own addresses that have a rule of the wanted effect. It also returns the
+// single destination addresses, local or not, of rules that translate. A rule for all ports adds no port.
+func portsOf(roots []string, wanted func(*portRule) bool, rulesOf func(chain string) []portRule) (ports []PortRange, named []netip.Addr) {
 	left := mostRules
 	var walk func(chain string, from portRule, depth int)
 	walk = func(chain string, from portRule, depth int) {
@@ -62,7 +66,7 @@ func forwardedPorts(roots []string, rulesOf func(chain string) []portRule) (port
 			}
 			switch {
 			case w.away:
-			case w.dnat:
+			case wanted(&w):
 				ports = append(ports, w.ports...)
 			case w.to != "":
 				walk(w.to, w, depth+1)
@@ -77,21 +81,21 @@ func forwardedPorts(roots []string, rulesOf func(chain string) []portRule) (port
 	return slices.Compact(ports), slices.Compact(named)
 }
 
-// nftForwarded returns the forwarded ports of nftables rules, including iptables-nft.
-func nftForwarded(chains []*nftables.Chain, rules map[string][]*nftables.Rule, maps *setReader, local []netip.Addr) ([]PortRange, []netip.Addr) {
+// nftPorts applies portsOf to the nftables rules of a hook, including iptables-nft.
+func nftPorts(n *nft, hook *nftables.ChainHook, local []netip.Addr, wanted func(*portRule) bool) ([]PortRange, []netip.Addr) {
 	var roots []string
-	for _, c := range chains {
-		if c.Hooknum != nil && *c.Hooknum == *nftables.ChainHookPrerouting &&
+	for _, c := range n.chains {
+		if c.Hooknum != nil && *c.Hooknum == *hook &&
 			slices.Contains([]nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6, nftables.TableFamilyINet}, c.Table.Family) {
 			roots = append(roots, chainKey(c.Table, c.Name))
 		}
 	}
 	known := map[string][]portRule{}
-	return forwardedPorts(roots, func(chain string) []portRule {
+	return portsOf(roots, wanted, func(chain string) []portRule {
 		if _, there := known[chain]; !there {
 			known[chain] = []portRule{}
-			for _, rule := range rules[chain] {
-				r := ruleReader{rule: rule, maps: maps, local: local, fields: map[uint32]field{}}
+			for _, rule := range n.rules[chain] {
+				r := ruleReader{rule: rule, maps: n.sets, local: local, fields: map[uint32]field{}}
 				known[chain] = append(known[chain], r.read()...)
 			}
 		}
@@ -151,6 +155,8 @@ func (r *ruleReader) read() (list []portRule) {
 		case *expr.Verdict:
 			if e.Chain != "" {
 				list = append(list, r.restrictRule(portRule{to: chainKey(r.rule.Table, e.Chain)}))
+			} else if e.Kind == expr.VerdictAccept {
+				list = append(list, r.restrictRule(portRule{opens: true}))
 			}
 		case *expr.NAT:
 			if e.Type == expr.NATTypeDestNAT {
@@ -431,7 +437,7 @@ func legacyPortRule(table string, words []string, local []netip.Addr) portRule {
 				}
 			}
 		case "-j", "-g":
-			w.dnat = value == "DNAT" || value == "REDIRECT"
+			w.dnat, w.opens = value == "DNAT" || value == "REDIRECT", value == "ACCEPT"
 			w.to = table + " " + value
 		}
 	}

@@ -89,3 +89,25 @@ func TestNamed(t *testing.T) {
 		t.Errorf("iptables-legacy: %v", legacy.Named)
 	}
 }
+
+// TestOpened finds the ports that rules of the input hook accept by their number.
+func TestOpened(t *testing.T) {
+	for _, tc := range []struct{ more, rules, want string }{
+		{"", "udp dport 1194 accept; tcp dport { 22, 8443 } accept", "22 1194 8443"},
+		{"", "ct state established accept; iifname lo accept; tcp dport 25 drop; accept", ""},
+		{"", "ip daddr 203.0.113.1 tcp dport 22 accept; ip daddr 192.0.2.1 tcp dport 23 accept", "23"},
+		{"chain more { accept; }", "tcp dport 40000 jump more", "40000"},
+		{"chain f { type filter hook forward priority 0; tcp dport 40001 accept; }", "", ""},
+	} {
+		got := readRules(t, "nft", "table ip filter {\n"+tc.more+"\nchain in { type filter hook input priority 0; "+tc.rules+"; }\n}\n").Opened
+		if text := strings.Trim(fmt.Sprint(got), "[]"); text != tc.want {
+			t.Errorf("%s: %s, want %s", tc.rules, text, tc.want)
+		}
+	}
+	const lines = "*filter\n-A INPUT -p udp -m udp --dport 1194 -j ACCEPT\n-A INPUT -p tcp -m multiport --dports 22,80:81 -j ACCEPT\n-A INPUT -p tcp -m tcp --dport 25 -j DROP\n-A FORWARD -p tcp -m tcp --dport 40000 -j ACCEPT\nCOMMIT\n"
+	var legacy Ruleset
+	legacy.addLegacy(nftables.TableFamilyIPv4, lines, nil)
+	if got := strings.Trim(fmt.Sprint(legacy.Opened), "[]"); got != "22 80-81 1194" {
+		t.Errorf("iptables-legacy: %s", got)
+	}
+}

@@ -57,12 +57,15 @@ func (r *Ruleset) addLegacy(family nftables.TableFamily, saved string, local []n
 			Drops: c.drops, PolicyDrop: c.policyDrop,
 		})
 	}
-	ports, named := forwardedPorts([]string{"nat PREROUTING"}, func(key string) []portRule {
+	rulesOf := func(key string) []portRule {
 		if c := chains[key]; c != nil {
 			return c.rules
 		}
 		return nil
-	})
+	}
+	ports, named := portsOf([]string{"nat PREROUTING"}, translatesPort, rulesOf)
+	opened, _ := portsOf([]string{"filter INPUT"}, opensPort, rulesOf)
+	r.Opened = append(r.Opened, opened...)
 	r.Forwarded, r.Named = append(r.Forwarded, ports...), append(r.Named, named...)
 	r.ForwardedLegacy = append(r.ForwardedLegacy, ports...)
 }

@@ -50,6 +50,8 @@ type Ruleset struct {
 	KubeServices int
 	// Forwarded lists ports of the host's own addresses with translation to other destinations.
 	Forwarded []PortRange
+	// Opened lists ports that rules of the input hook accept by their number.
+	Opened []PortRange
 	// ForwardedLegacy is the part of Forwarded that rules of iptables-legacy translate.
 	ForwardedLegacy []PortRange
 	// Named lists single destination addresses, local or not, with translation to others.
@@ -148,7 +150,8 @@ func (r *Ruleset) addNft(n *nft, local []netip.Addr) {
 	outside := fromOutside(n.chains, n.rules, graph)
 	r.Forwards.readNft(outside, local)
 	r.Untracked.readUntracked(outside)
-	r.Forwarded, r.Named = nftForwarded(n.chains, n.rules, n.sets, local)
+	r.Forwarded, r.Named = nftPorts(n, nftables.ChainHookPrerouting, local, translatesPort)
+	r.Opened, _ = nftPorts(n, nftables.ChainHookInput, local, opensPort)
 	for _, c := range n.chains {
 		if c.Hooknum == nil || c.Type == "" {
 			continue

@@ -100,15 +100,14 @@ func (p *Packet) EchoReply() bool {
 	return echoReply(p.Tuple.Protocol, p.ICMPType) && p.Tuple.IsValid()
 }
 
-// Ethernet types (IEEE 802).
-const (
-	etherARP = 0x0806
-	arpLen   = 28
-)
+// EtherARP is the Ethernet type of ARP (IEEE 802).
+const EtherARP = 0x0806
+
+const arpLen = 28
 
 // readHeaders decodes the packet from its first bytes of layer 3.
 func (p *Packet) readHeaders(etherType uint16, b []byte) {
-	if etherType == etherARP {
+	if etherType == EtherARP {
 		p.readARP(b)
 		return
 	}

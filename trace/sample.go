@@ -139,6 +139,12 @@ func (d *Drops) sample(raw *dropsDropSample) *DropSample {
 		whole:     int(raw.FrameLen),
 	}
 	s.Packets, s.Bytes = 1, uint64(raw.Len)
+	if s.EthType == EtherARP { // has no route, from which the probe derives the hook
+		s.Hook = HookOutput
+		if s.InIfIndex != 0 {
+			s.Hook = HookInput
+		}
+	}
 	if len(s.Data) > s.L3Offset {
 		s.Packet = headerTuple(s.Data[s.L3Offset:])
 	}

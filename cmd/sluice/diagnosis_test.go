@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -169,9 +168,8 @@ func TestDoctorForms(t *testing.T) {
 		}
 		return out, code
 	}
-	// Other programs on this machine may saturate a CPU with softirqs, which is a worse finding.
 	text, code := run()
-	if _, conclusion, _ := strings.Cut(text, "Conclusion"); code != 1 && !strings.Contains(text, "CRITICAL  RX10") || !strings.Contains(conclusion, "udp dport 53") {
+	if _, conclusion, _ := strings.Cut(text, "Conclusion"); code != 1 || !strings.Contains(conclusion, "udp dport 53") {
 		t.Errorf("exit code %d:\n%s", code, text)
 	}
 	text, _ = run("--markdown")
@@ -179,18 +177,14 @@ func TestDoctorForms(t *testing.T) {
 		t.Errorf("no Markdown:\n%s", text)
 	}
 	text, _ = run("--json")
-	type finding struct{ Check, Verdict string }
 	var report struct {
-		Findings   []finding
 		Conclusion []struct{ Check string }
 		Worst      string
 	}
 	if err := json.Unmarshal([]byte(text), &report); err != nil {
 		t.Fatal(err)
 	}
-	busy := slices.Contains(report.Findings, finding{"RX10", "critical"})
-	report.Conclusion = slices.DeleteFunc(report.Conclusion, func(c struct{ Check string }) bool { return c.Check == "RX10" })
-	if len(report.Conclusion) == 0 || report.Conclusion[0].Check != "RL15" || report.Worst != "warn" && !busy {
+	if len(report.Conclusion) == 0 || report.Conclusion[0].Check != "RL15" || report.Worst != "warn" {
 		t.Errorf("%s, %+v", report.Worst, report.Conclusion)
 	}
 }

@@ -84,7 +84,8 @@ type Class struct {
 	Value     string    `json:"value"`
 	Failing   int       `json:"failing"`
 	Of        int       `json:"of"` // exchanges with the attribute, healthy ones included
-	// Alike are the exchanges that fail at this stage for this reason, those of other classes included.
+	// Alike are the exchanges that fail at this stage for this reason, those of other classes included. Remote servers
+	// that refuse and those that are silent are alike.
 	Alike int `json:"alike"`
 	// All are the exchanges of the namespace that were decided, healthy ones included.
 	All    int    `json:"all"`
@@ -144,12 +145,21 @@ func (c *Collector) Report(end time.Duration, lost trace.PacketLoss, refine func
 			r.Ongoing++
 		}
 	}
-	healthy := counts(decided, nil)
+	healthy, remote := counts(decided, nil), 0
 	for _, members := range failed {
-		r.Classes = append(r.Classes, classes(members, healthy, len(decided))...)
+		if members[0].atServer() {
+			remote += len(members)
+		}
+	}
+	for _, members := range failed {
+		alike := len(members)
+		if members[0].atServer() {
+			alike = remote
+		}
+		r.Classes = append(r.Classes, classes(members, healthy, alike, len(decided))...)
 	}
 	for _, members := range refused {
-		r.Refused = append(r.Refused, classes(members, healthy, len(decided))...)
+		r.Refused = append(r.Refused, classes(members, healthy, len(members), len(decided))...)
 	}
 	for _, list := range []*[]Class{&r.Classes, &r.Refused} {
 		slices.SortFunc(*list, compareClasses)
@@ -167,6 +177,10 @@ func compareClasses(a, b Class) int {
 	}
 	return cmp.Or(cmp.Compare(sizable(a), sizable(b)), cmp.Compare(b.Failing, a.Failing), cmp.Compare(a.Stage, b.Stage), cmp.Compare(a.Attribute, b.Attribute), cmp.Compare(a.Value, b.Value))
 }
+
+// atServer reports whether a request left for a server that refused it or was silent. Hosts limit the rate of their
+// errors, so that one firewall may do both.
+func (e *Exchange) atServer() bool { return e.Stage == Refused || e.Stage == NoAnswer }
 
 // group is the visible reason of a failure, apart from the endpoints.
 func (e *Exchange) group() string {
@@ -244,8 +258,7 @@ func counts(list []*Exchange, into map[trait]int) map[trait]int {
 }
 
 // classes divides exchanges with the same failure by the traits that distinguish them best from all other exchanges.
-func classes(members []*Exchange, all map[trait]int, decided int) (list []Class) {
-	alike := len(members)
+func classes(members []*Exchange, all map[trait]int, alike, decided int) (list []Class) {
 	for len(members) > 0 && len(list) < mostClasses {
 		failing := counts(members, nil)
 		var best trait
@@ -301,7 +314,7 @@ func (c *Class) sizable(attempts int) bool {
 	switch c.Stage {
 	case NoAnswer, Refused, ClientRejects, Unread:
 		// One remote server is not this host's fault; its own programs and servers of port forwards are its concern.
-		if (c.Stage == NoAnswer || c.Stage == Unread) && c.Example.Out() == "" {
+		if (c.Stage == NoAnswer || c.Stage == Unread) && c.Example.Out() == "" || c.Reason.OtherSource.IsValid() {
 			return true
 		}
 		// Without a DNS server its clients reach nothing, whatever its share of the exchanges.

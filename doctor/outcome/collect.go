@@ -94,7 +94,11 @@ type asked struct {
 	answered  bool
 	iface     string
 	last      time.Duration
+	drop      *Drop // of a question or an answer, by a rule
 }
+
+// inVain reports whether the host does not learn the link address.
+func (a *asked) inVain() bool { return a != nil && (!a.answered || a.drop != nil) }
 
 // Budget bounds the exchanges of several collectors.
 type Budget struct{ left int }
@@ -233,10 +237,13 @@ func (c *Collector) neighbour(p *trace.Packet) {
 	c.link(p)
 	target, own := p.Neighbour.Target, p.Neighbour.Sender.IsValid() && c.host.Addresses[p.Neighbour.Sender]
 	a := c.neighbours[target]
+	dropped := p.Point == trace.Dropped && byRule(&p.Cause)
 	switch {
+	case p.Neighbour.Answer && a != nil && dropped:
+		a.drop = dropOf(p)
 	case p.Neighbour.Answer && a != nil && p.Point == trace.Received:
 		a.answered = true
-	case !p.Neighbour.Answer && own && p.Point == trace.Transmitted && !c.host.Addresses[target]:
+	case !p.Neighbour.Answer && own && (p.Point == trace.Transmitted || dropped) && !c.host.Addresses[target]:
 		if a == nil {
 			if len(c.neighbours) == mostNeighbours {
 				return
@@ -249,6 +256,9 @@ func (c *Collector) neighbour(p *trace.Packet) {
 		}
 		a.questions++
 		a.last = p.Time
+		if dropped {
+			a.drop = dropOf(p)
+		}
 	}
 }
 
@@ -356,6 +366,11 @@ func (c *Collector) findTracked(p *trace.Packet) (party, bool) {
 			c.translates(who.exchange, p)
 		}
 		return party{who.exchange, answer}, true
+	}
+	// An answer with a connection of its own was not recognised: it is tracked in another zone than its request.
+	if there && who.answer && !answer && who.exchange.known && who.exchange.SourceTranslated() && who.exchange.Reply == p.Original {
+		who.exchange.unrecognised = true
+		return who, true
 	}
 	e, created := c.newExchange(p.Original, p.Reply)
 	if !created {

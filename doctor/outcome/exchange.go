@@ -53,6 +53,7 @@ type Exchange struct {
 	refused        *Rejection
 	resets         int  // Answers of TCP that are resets.
 	acknowledged   bool // The client sent a segment that is no opening.
+	unrecognised   bool // An answer has a connection of its own.
 
 	into   *Exchange // This exchange was joined to that one; nil: it was not.
 	turned bool      // Its requests are the answers of this one.
@@ -68,6 +69,7 @@ type Reason struct {
 	// Unresolved is the next hop that answers no ARP or neighbour discovery.
 	Unresolved   netip.Addr
 	UnresolvedOn string         // Interface.
+	Unheard      bool           // A rule dropped the question or the answer; Drop is that of the message.
 	Network      Network        // of the server, if its request left by another interface
 	Loop         bool           // The same packet arrives again and again.
 	Bypass       bool           // The client acknowledges an answer that did not pass here.
@@ -98,6 +100,11 @@ type Drop struct {
 	Interface string
 	Place     string // Function and reason in the kernel's words.
 	Answer    bool   // of the answer
+}
+
+// dropOf describes a dropped packet.
+func dropOf(p *trace.Packet) *Drop {
+	return &Drop{Cause: p.Cause, Hook: p.Hook, Interface: p.Interface, Place: p.Place.Name + ", " + p.Reason}
 }
 
 // Rejection is an ICMP error about an exchange, or a reset by the server or on its behalf.
@@ -187,7 +194,7 @@ func (w *way) add(p *trace.Packet, port, elsewhere bool) {
 		w.lastSent, w.tuple = p.Time, p.Tuple
 	case !p.Cause.Benign:
 		w.dropped++
-		w.drop = &Drop{Cause: p.Cause, Hook: p.Hook, Interface: p.Interface, Place: p.Place.Name + ", " + p.Reason}
+		w.drop = dropOf(p)
 	}
 	if p.Point == trace.Transmitted && p.HasMACs {
 		w.mac, w.hasMAC = p.DestMAC, true

@@ -216,6 +216,7 @@ func (c *Collector) verdict(e *Exchange) Verdict {
 			e.Reason.Drop, e.Reason.HopLimit = d.ofAnswer(), e.reply.ttl == [2]uint8{1, 1}
 			e.Reason.Unrecognised = e.SourceTranslated() && d.Hook == trace.HookInput && !c.fromHost(e)
 		}
+		e.Reason.Unrecognised = e.Reason.Unrecognised || e.unrecognised
 		c.unresolved(e, e.Client().Addr())
 		return fail(AnswerLost)
 	}
@@ -297,7 +298,7 @@ func (c *Collector) unserved(e *Exchange) Verdict {
 	e.Stage, e.Reason.Drop = NeverLeft, e.request.drop
 	if d := e.request.drop; d != nil {
 		switch {
-		case byRule(d):
+		case byRule(&d.Cause):
 			return Filtered
 		case d.Cause.ID == trace.CauseClosedPort.ID || d.Cause.ID == trace.CauseClosedTCP.ID:
 			e.Stage = Refused
@@ -320,7 +321,7 @@ func (c *Collector) unserved(e *Exchange) Verdict {
 func (c *Collector) stayed(e *Exchange) Verdict {
 	e.Stage, e.Reason.Drop = NeverLeft, e.request.drop
 	switch d := e.request.drop; {
-	case d != nil && byRule(d):
+	case d != nil && byRule(&d.Cause):
 		return Filtered
 	case d == nil && e.Reason.Rejection != nil && e.Reason.Rejection.prohibited():
 		return Filtered
@@ -344,8 +345,8 @@ func (r *Rejection) prohibited() bool {
 	return r.Own && (r.Type == 3 && (r.Code == 9 || r.Code == 10 || r.Code == 13) || r.Type == 1 && (r.Code == 1 || r.Code == 5 || r.Code == 6) || r.Reset)
 }
 
-func byRule(d *Drop) bool {
-	return d.Cause.ID == trace.CauseNftRule.ID || d.Cause.ID == trace.CauseLegacyRule.ID || d.Cause.ID == trace.CauseHookRule.ID
+func byRule(cause *trace.Cause) bool {
+	return cause.ID == trace.CauseNftRule.ID || cause.ID == trace.CauseLegacyRule.ID || cause.ID == trace.CauseHookRule.ID
 }
 
 // unresolved notes the next hop towards an address that answers no questions for its link address: the address itself, or
@@ -355,7 +356,7 @@ func (c *Collector) unresolved(e *Exchange, to netip.Addr) {
 	if c.neighbours[to] == nil {
 		found = netip.Addr{}
 		for target, a := range c.neighbours {
-			if a.answered || target.Is4() != to.Is4() {
+			if !a.inVain() || target.Is4() != to.Is4() {
 				continue
 			}
 			if found.IsValid() {
@@ -364,8 +365,11 @@ func (c *Collector) unresolved(e *Exchange, to netip.Addr) {
 			found = target
 		}
 	}
-	if a := c.neighbours[found]; a != nil && !a.answered {
+	if a := c.neighbours[found]; a.inVain() {
 		e.Reason.Unresolved, e.Reason.UnresolvedOn = found, a.iface
+		if a.drop != nil && (e.Reason.Drop == nil || e.Reason.Drop.Cause.ID == trace.CauseNeighbour.ID) {
+			e.Reason.Drop, e.Reason.Unheard = a.drop, true
+		}
 	}
 }
 

@@ -159,6 +159,29 @@ func TestStages(t *testing.T) {
 			s.see(trace.Received, "wan0", c.reply, flags(synAck))
 			s.see(trace.Dropped, "wan0", c.reply, flags(synAck), dropped(trace.CauseNftRule), func(p *trace.Packet) { p.Hook = trace.HookInput })
 		}, AnswerLost, []string{"not recognised", "not translated back"}},
+		{"answers of DNS in another zone", func(s *scene, i int) {
+			r, a := tuple(flow.UDP, fmt.Sprintf("10.0.0.2:%d", 3000+i), "198.51.100.8:53"), tuple(flow.UDP, "198.51.100.8:53", fmt.Sprintf("203.0.113.1:%d", 3000+i))
+			s.see(trace.Received, "lan0", r)
+			s.see(trace.Transmitted, "wan0", a.Reverse(), tracked(r, a, flow.Original))
+			s.see(trace.Received, "wan0", a)
+			s.see(trace.Dropped, "wan0", a, tracked(a, a.Reverse(), flow.Original), dropped(trace.CauseNftRule))
+		}, AnswerLost, []string{"not recognised", "not translated back"}},
+		{"ARP answers that a rule drops", func(s *scene, i int) {
+			about := func(answer bool) func(p *trace.Packet) {
+				return func(p *trace.Packet) {
+					own, hop := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2")
+					if p.Neighbour = (&trace.Neighbour{Answer: answer, Sender: own, Target: hop}); answer {
+						p.Neighbour.Sender = hop
+					}
+				}
+			}
+			c := outbound(i, "198.51.100.8:443")
+			s.see(trace.Received, "lan0", c.request, flags(syn))
+			s.see(trace.Transmitted, "wan0", flow.Tuple{}, about(false), own)
+			s.see(trace.Received, "wan0", flow.Tuple{}, about(true))
+			s.see(trace.Dropped, "wan0", flow.Tuple{}, about(true), dropped(trace.CauseNftRule))
+			s.see(trace.Dropped, "wan0", c.request, flags(syn), tracked(c.request, c.reply, flow.Original), dropped(trace.CauseNeighbour))
+		}, NeverLeft, []string{"ARP for the next hop 203.0.113.2 on wan0 is dropped here: nftables rule"}},
 		{"another link address", func(s *scene, i int) {
 			s.see(trace.Received, "lan0", outbound(i, "198.51.100.8:443").request, flags(syn), hop(99))
 		}, NeverLeft, []string{"for the hardware address 02:00:00:00:00:63, which this host does not have"}},

@@ -87,6 +87,14 @@ func (c *Class) ending() string {
 			lost += " (" + d.Interface + ")"
 		}
 	}
+	if hop := c.Reason.Unresolved; c.Reason.Unheard {
+		protocol := "ARP"
+		if !hop.Is4() {
+			protocol = "neighbour discovery"
+		}
+		what := map[bool]string{true: "were answered, and the answers did not leave this host", false: "did not leave this host"}[c.Stage == AnswerLost]
+		return fmt.Sprintf("%s: %s for the next hop %s on %s is dropped here: %s", what, protocol, hop, c.Reason.UnresolvedOn, lost)
+	}
 	switch c.Stage {
 	case NeverLeft:
 		switch hop := c.Reason.Unresolved; {
@@ -149,7 +157,10 @@ func (c *Class) ending() string {
 			return fmt.Sprintf("were answered, and the answers did not leave this host: the next hop %s on %s does not answer for its address", hop, c.Reason.UnresolvedOn)
 		}
 		if c.Reason.Unrecognised {
-			return fmt.Sprintf("were answered by %s, and the answers were not recognised as such: they are not translated back, and dropped as packets to this host (%s)", e.reply.in, lost)
+			if lost != "" {
+				lost = ", and dropped as packets to this host: " + lost
+			}
+			return fmt.Sprintf("were answered by %s, and the answers were not recognised as such: they are not translated back%s", e.reply.in, lost)
 		}
 		if d != nil {
 			return "were answered, and the answers were dropped here: " + lost
