@@ -82,6 +82,9 @@ func TestMemoryOfRequests(t *testing.T) {
 			continue
 		}
 		t.Run(op.id, func(t *testing.T) {
+			if testing.Short() && op.id != "plan" {
+				t.Skip("each operation takes seconds")
+			}
 			worst, of := uint64(0), ""
 			for name, body := range bodies {
 				r := httptest.NewRequest(op.method, op.path, strings.NewReader(body))

@@ -75,6 +75,13 @@ func TestSilentMACChange(t *testing.T) {
 func (c silentChange) run(t *testing.T, hook config.Attach) {
 	l := labFor(t, hopsTopology(), hook)
 	gw := l.Node("gateway")
+	for _, family := range []string{"ipv4", "ipv6"} { // the kernel probes an unconfirmed neighbour after 1 s instead of 5 s
+		for key, value := range map[string]string{"delay_first_probe_time": "1", "retrans_time_ms": "200"} {
+			if err := gw.Sysctl("net."+family+".neigh."+c.link+"."+key, value); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	d := openUntilEnd(t, gw)
 	apply(t, d, hook, cmp.Or(c.yaml, agingYAML))
 	handle, err := gw.Handle()
@@ -118,7 +125,7 @@ func (c silentChange) run(t *testing.T, hook config.Attach) {
 			t.Fatal(err)
 		}
 	}
-	time.Sleep(time.Second) // packets in transit have arrived
+	time.Sleep(200 * time.Millisecond) // packets in transit have arrived
 	was := received.Load()
 	labtest.Eventually(t, 2*patience, "datagrams to the new address", func() error { return more(received, was, 20) })
 	if !c.managed {

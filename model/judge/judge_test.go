@@ -22,48 +22,32 @@ func TestMain(m *testing.M) {
 
 // TestModelAgreesWithItself runs every scenario on a second model with other random choices. The
 // first model must accept these choices as legal.
-func TestModelAgreesWithItself(t *testing.T) {
-	for _, sc := range Scenarios() {
-		t.Run(sc.Name, func(t *testing.T) {
-			d, n, err := Run(&golden.Model{Seed: 99}, sc, Options{Packets: 4000, Seed: 1})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if d != nil {
-				t.Fatal(d)
-			}
-			if n < 4000 {
-				t.Errorf("only %d packets", n)
-			}
-		})
-	}
-}
+func TestModelAgreesWithItself(t *testing.T) { agreesWithItself(t, Options{}) }
 
 // TestModelAgreesAcrossReloads also changes the configuration.
-func TestModelAgreesAcrossReloads(t *testing.T) {
-	for _, sc := range Scenarios() {
-		t.Run(sc.Name, func(t *testing.T) {
-			d, _, err := Run(&golden.Model{Seed: 99}, sc, Options{Packets: 4000, Seed: 1, Reloads: true})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if d != nil {
-				t.Fatal(d)
-			}
-		})
-	}
-}
+func TestModelAgreesAcrossReloads(t *testing.T) { agreesWithItself(t, Options{Reloads: true}) }
 
 // TestModelAgreesAcrossChangesOfTheHost also changes the host.
 func TestModelAgreesAcrossChangesOfTheHost(t *testing.T) {
+	agreesWithItself(t, Options{Reloads: true, Host: true})
+}
+
+func agreesWithItself(t *testing.T, o Options) {
+	o.Packets, o.Seed = 4000, 1
+	if testing.Short() {
+		o.Packets = 500
+	}
 	for _, sc := range Scenarios() {
 		t.Run(sc.Name, func(t *testing.T) {
-			d, _, err := Run(&golden.Model{Seed: 99}, sc, Options{Packets: 4000, Seed: 1, Reloads: true, Host: true})
+			d, n, err := Run(&golden.Model{Seed: 99}, sc, o)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if d != nil {
 				t.Fatal(d)
+			}
+			if n < o.Packets {
+				t.Errorf("only %d packets", n)
 			}
 		})
 	}
