@@ -38,8 +38,8 @@ test: deps ## every test floor, privileged ones included (root); skips say why
 test-unit: ## the tests that need no rights, with the race detector off
 	$(GO) test -short ./...
 
-test-vm: deps-dev ## load and test the eBPF datapath on Debian's 6.1 kernel under QEMU
-	$(GO) test -count=1 -timeout 60m -tags vm ./e2e/vm/...
+test-vm: deps-dev ## load and test the eBPF datapath on Debian's 6.1 kernel under QEMU (VMFLAGS=-short: less)
+	$(GO) test $(VMFLAGS) -count=1 -timeout 60m -tags vm ./e2e/vm/...
 
 SOAK ?= 1000000
 SEED ?= 1

@@ -41,7 +41,7 @@ func TestDiagnosisOnOldestKernel(t *testing.T) {
 	m.Files["src/doctor/doctor.test"] = filepath.Join(dir, "doctor.test")
 	m.Files["src/trace/trace.test"] = filepath.Join(dir, "trace.test")
 	m.Commands = []string{
-		"/src/doctor/doctor.test -test.run 'TestSickRouters/snat-ports'",
+		"/src/doctor/doctor.test -test.run 'TestFaultyRouters/snat-ports$'",
 		"/src/trace/trace.test -test.run 'TestDropCauses/deny-rule$'",
 		"/src/bin/sluice doctor --seconds 1",
 		"/src/bin/sluice drops --seconds 1",

@@ -67,10 +67,14 @@ func (m Machine) Run(ctx context.Context) ([]int, error) {
 // follow copies the console and collects the exit codes from it.
 func (m Machine) follow(console io.Reader) ([]int, error) {
 	var codes []int
+	var err error
 	lines := bufio.NewScanner(console)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		line := strings.TrimRight(lines.Text(), "\r")
+		if strings.Contains(line, "no tests to run") {
+			err = fmt.Errorf("%s: its pattern matches no test", m.Commands[len(codes)])
+		}
 		if rest, ok := strings.CutPrefix(line, marker+" "); ok {
 			code := -1
 			if _, err := fmt.Sscan(rest, &code); err != nil {
@@ -86,7 +90,7 @@ func (m Machine) follow(console io.Reader) ([]int, error) {
 	if len(codes) < len(m.Commands) {
 		return codes, fmt.Errorf("the machine ended after %d of %d commands", len(codes), len(m.Commands))
 	}
-	return codes, lines.Err()
+	return codes, errors.Join(err, lines.Err())
 }
 
 // pack writes the initramfs.
