@@ -14,11 +14,11 @@ var special = []struct {
 	kind   addressKind
 	noun   string
 }{
-	{netip.MustParsePrefix("0.0.0.0/8"), noHost, "not that of a host"},
-	{netip.MustParsePrefix("::/128"), noHost, "not that of a host"},
-	{netip.MustParsePrefix("224.0.0.0/4"), noHost, "a multicast address, not that of a host"},
-	{netip.MustParsePrefix("ff00::/8"), noHost, "a multicast address, not that of a host"},
-	{netip.MustParsePrefix("255.255.255.255/32"), noHost, "the broadcast address, not that of a host"},
+	{netip.MustParsePrefix("0.0.0.0/8"), noHost, "not a host address"},
+	{netip.MustParsePrefix("::/128"), noHost, "not a host address"},
+	{netip.MustParsePrefix("224.0.0.0/4"), noHost, "a multicast address, not a host address"},
+	{netip.MustParsePrefix("ff00::/8"), noHost, "a multicast address, not a host address"},
+	{netip.MustParsePrefix("255.255.255.255/32"), noHost, "the broadcast address, not a host address"},
 	{netip.MustParsePrefix("127.0.0.0/8"), loopback4, "a loopback address, which only packets inside a host have"},
 	{netip.MustParsePrefix("::1/128"), loopback6, "a loopback address, which only packets inside a host have"},
 	{netip.MustParsePrefix("fe80::/10"), linkLocal6, "link-local: packets to and from it are not routed"},

@@ -28,7 +28,7 @@ var suites = []suite{
 	{"trace", "TestDropCauses/^[^l]|TestAskedPorts", "TestDropCauses/^(deny-rule|rp-filter|snat-ports)$|TestAskedPorts"},
 	// All but TestConditions, which makes seventy faults: that takes an hour here; and TestPrintedCommands,
 	// which needs programs that are not in the machine.
-	{"doctor", "^Test([^CP]|C[^o]|Co[^n]|Con[^d]|P[^r])", "TestHealthyRouter"},
+	{"doctor", "^Test([^CP]|C[^o]|Co[^n]|Con[^d]|P[^r])", "TestKernelFeatures|TestNotVisible"},
 	{"datapath/ebpf", "TestProgramsLoad|TestIndexIsFilled|TestServiceMoves|TestDNAT|TestFullNATMixes|TestClientAddress|TestTunnelBackends|TestPacketCases/^(xdp|tc)$",
 		"TestProgramsLoad|TestIndexIsFilled|TestServiceMoves|TestTunnelBackends|TestPacketCases/^(xdp|tc)$"},
 	{"datapath/nft", "TestFlowtable|TestHelpers|TestSCTP|TestTimeouts|TestMSSClamp", "TestFlowtable$|TestHelpers$|TestSCTP|TestTimeouts"},
