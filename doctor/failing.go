@@ -210,7 +210,7 @@ var counting = []string{"CT07", "CT10", "ST02", "ST08", "ST11", "PT03", "RL14", 
 var loads = []string{"RX02", "RX03", "RX04", "RX10"}
 
 // noteCounters makes notes of findings by counters in namespaces without failing connections. The load of the host is a
-// note unless connections fail for no known reason, or packets were not seen.
+// note unless connections fail for no known reason, packets were not seen, or nothing that passed was answered.
 func (r *Report) noteCounters(s *observe.Sample, classes []failing) {
 	unexplained := slices.ContainsFunc(classes, func(f failing) bool { return f.cause == nil })
 	for i := range r.Findings {
@@ -222,7 +222,10 @@ func (r *Report) noteCounters(s *observe.Sample, classes []failing) {
 		concerned := slices.DeleteFunc(slices.Clone(s.Namespaces), func(n *observe.Namespace) bool { return f.Namespace != "" && n.Name != f.Namespace })
 		victims := func(n *observe.Namespace) bool { return !works(n.Traffic) || refusing(n.Traffic, f) }
 		if load {
-			victims = func(n *observe.Namespace) bool { return unexplained || n.Traffic == nil || n.Traffic.Lost.Openings > 0 }
+			victims = func(n *observe.Namespace) bool {
+				t := n.Traffic
+				return unexplained || t == nil || t.Lost.Openings > 0 || t.Answered == 0 && t.Failed+t.OneWay+t.Unknown > 0
+			}
 		}
 		if len(concerned) > 0 && !unseen(f) && !slices.ContainsFunc(concerned, victims) {
 			f.Verdict = Info

@@ -142,7 +142,7 @@ func examineAll(t *testing.T, choose func(*rand.Rand, kind) *fault) []result {
 const noEffect = 0.9
 
 // stoodStill is from how many windows on the machine was stopped meanwhile. Such hosts do not count.
-const stoodStill = 3
+const stoodStill = 12
 
 // examine makes a host, lets it fall ill, asks the doctor, and applies the remedy.
 func examine(t *testing.T, seed uint64, r *rand.Rand, k kind, f *fault) result {
