@@ -127,8 +127,32 @@ type Node struct {
 	Name    string      `json:"name"`
 	Address string      `json:"address" doc:"of the configuration"`
 	This    bool        `json:"this" doc:"the node that answers"`
-	State   string      `json:"state,omitempty" enum:"auto,drain" doc:"of the node that answers; drain: the operator withdrew the addresses that other nodes serve too"`
+	State   string      `json:"state,omitempty" enum:"auto,drain" doc:"of the node that answers, and with cluster.store of each live node; drain: the operator withdrew the addresses that other nodes serve too"`
+	Shared  *SharedNode `json:"shared,omitempty" doc:"the node according to the cluster's store; absent without cluster.store"`
 	Pools   []NodeShare `json:"pools"`
+}
+
+// SharedNode is a node according to the cluster's store.
+type SharedNode struct {
+	Live     bool      `json:"live" doc:"the node has a lease in the store"`
+	Revision int64     `json:"revision" doc:"of the cluster's configuration in force on the node; 0: its own file"`
+	Since    time.Time `json:"since,omitzero" doc:"when the node that answers learned this revision, or that the node is no longer live; absent for a node that it has not seen"`
+	Version  string    `json:"version,omitempty"`
+	Refused  int64     `json:"refused,omitempty" doc:"revision that the node refused"`
+	Error    string    `json:"error,omitempty" doc:"why it refused the revision"`
+}
+
+// ClusterOutcome is the result of a change of all nodes.
+type ClusterOutcome struct {
+	Revision int64    `json:"revision" doc:"of the store"`
+	InForce  []string `json:"in_force" doc:"nodes that have the revision in force"`
+	Silent   []string `json:"silent" doc:"live nodes that did not report in time"`
+}
+
+// ClusterDrain is the result of a request to another node.
+type ClusterDrain struct {
+	Node string `json:"node"`
+	Done bool   `json:"done" doc:"the node has done it; otherwise it is not live, and does it when it is back"`
 }
 
 // SetNode begins or ends the drain of a node.

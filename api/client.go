@@ -177,6 +177,20 @@ func (c *Client) ApplyTrial(ctx context.Context, name string, yaml []byte, secon
 	return send[Outcome](ctx, c, http.MethodPut, fmt.Sprintf("/config?confirm=%d&name=%s", seconds, url.QueryEscape(name)), "application/yaml", yaml)
 }
 
+// ApplyCluster makes a configuration that of all nodes of the cluster, if the store has a revision; -1: any.
+func (c *Client) ApplyCluster(ctx context.Context, name string, yaml []byte, revision int64) (*ClusterOutcome, error) {
+	return send[ClusterOutcome](ctx, c, http.MethodPut, fmt.Sprintf("/cluster/config?name=%s&revision=%d", url.QueryEscape(name), revision), "application/yaml", yaml)
+}
+
+// DrainNode asks a node of the cluster to drain, or to end its drain.
+func (c *Client) DrainNode(ctx context.Context, node string, set SetNode) (*ClusterDrain, error) {
+	body, err := json.Marshal(set)
+	if err != nil {
+		return nil, err
+	}
+	return send[ClusterDrain](ctx, c, http.MethodPut, "/cluster/nodes/"+url.PathEscape(node)+"/state", "application/json", body)
+}
+
 // Confirm ends the trial of a change and keeps it.
 func (c *Client) Confirm(ctx context.Context) error {
 	_, err := send[struct{}](ctx, c, http.MethodPost, "/config/confirm", "", nil)

@@ -4,11 +4,15 @@ package config
 
 import (
 	"net/netip"
+	"net/url"
+	"path/filepath"
 	"slices"
 )
 
 // Cluster configures this gateway as one of several behind the same routers.
 type Cluster struct {
+	// Name of the cluster. It is part of the keys in the store, so that several clusters can use one.
+	Name string `yaml:"name,omitempty" json:"name,omitempty" jsonschema:"default=default"`
 	// Nodes are the gateways that use this file. They divide the addresses of snat, nat64 and
 	// source-pool among themselves: an address is used by one node. Each pool needs at least one
 	// address for each node. Add new nodes at the end of the list.
@@ -17,6 +21,28 @@ type Cluster struct {
 	// speaker on this host exports them. A route is removed while no backend of its services is
 	// usable, an interface is down, or the rules of the datapath are missing.
 	Announce *Announce `yaml:"announce,omitempty" json:"announce,omitempty"`
+	// Store is an etcd in which the nodes keep one configuration for all of them. Each node reads this
+	// key from its own file only.
+	Store *ClusterStore `yaml:"store,omitempty" json:"store,omitempty"`
+}
+
+// ClusterStore is an etcd, version 3.4 or later.
+type ClusterStore struct {
+	// Endpoints are the client URLs of the members of etcd, as in https://10.255.0.1:2379. http is
+	// possible with loopback addresses only: who can write to the store controls all nodes.
+	Endpoints []string `yaml:"endpoints" json:"endpoints" jsonschema:"required,minItems=1,maxItems=16"`
+	// TLS are the files for the connections to the store.
+	TLS *ClusterTLS `yaml:"tls,omitempty" json:"tls,omitempty"`
+}
+
+// ClusterTLS are absolute paths of PEM files. The daemon reads them for each new connection.
+type ClusterTLS struct {
+	// CA that signed the certificates of the members of etcd.
+	CA string `yaml:"ca" json:"ca" jsonschema:"required"`
+	// Cert is the certificate of this node, and its chain.
+	Cert string `yaml:"cert" json:"cert" jsonschema:"required"`
+	// Key of that certificate.
+	Key string `yaml:"key" json:"key" jsonschema:"required"`
 }
 
 // Node is one gateway of a cluster.
@@ -71,7 +97,27 @@ func (c *Config) Announcements() *Announce {
 	return c.Cluster.Announce
 }
 
+// Store returns the settings of the cluster's store, or nil without one.
+func (c *Config) Store() *ClusterStore {
+	if c.Cluster == nil {
+		return nil
+	}
+	return c.Cluster.Store
+}
+
+// WithStoreOf returns the configuration with the name of the cluster and the store of another one.
+func (c *Config) WithStoreOf(other *Config) *Config {
+	own, cluster := c.copy(), Cluster{}
+	if c.Cluster != nil {
+		cluster = *c.Cluster
+	}
+	cluster.Name, cluster.Store = other.Cluster.Name, other.Cluster.Store
+	own.Cluster = &cluster
+	return own
+}
+
 func (c *Cluster) setDefaults() {
+	orElse(&c.Name, "default")
 	if a := c.Announce; a != nil {
 		orElse(&a.Table, defaultAnnounceTable)
 		orElse(&a.Protocol, defaultAnnounceProtocol)
@@ -82,7 +128,8 @@ func (c *Cluster) setDefaults() {
 // cluster checks the part of the configuration about several gateways.
 func (v *validator) cluster() {
 	v.nodes()
-	if c := v.c.Cluster; c != nil && c.Announce == nil && len(c.Nodes) == 0 {
+	v.store()
+	if c := v.c.Cluster; c != nil && c.Announce == nil && c.Store == nil && len(c.Nodes) == 0 {
 		v.errorf(at("cluster"), "write announce: {}, or nodes: [{name: n1, address: 10.255.0.1}, ...]", "neither nodes nor announce")
 	}
 	a := v.c.Announcements()
@@ -100,4 +147,49 @@ func (v *validator) cluster() {
 			v.errorf(p, "keep one of them", "interface %s is listed twice", name)
 		}
 	}
+}
+
+// store checks the name of the cluster, and the connection to its store.
+func (v *validator) store() {
+	s, p := v.c.Store(), at("cluster").key("store")
+	if v.c.Cluster != nil {
+		v.name(at("cluster").key("name"), v.c.Cluster.Name)
+	}
+	if s == nil {
+		return
+	}
+	if len(v.c.Nodes()) == 0 {
+		v.errorf(p, "list the gateways under cluster.nodes", "a store is for the nodes of a cluster, and none is listed").atKey = true
+	}
+	secure := false
+	for i, e := range s.Endpoints {
+		p := p.key("endpoints").index(i)
+		u, err := url.Parse(e)
+		switch {
+		case err != nil, u.Scheme != "http" && u.Scheme != "https", u.Hostname() == "", u.Port() == "", e != u.Scheme+"://"+u.Host:
+			v.errorf(p, "write it as https://10.255.0.1:2379", "%q is not the client URL of an etcd", e)
+		case slices.Contains(s.Endpoints[:i], e):
+			v.errorf(p, "keep one of them", "endpoint %s is listed twice", e)
+		case u.Scheme == "https":
+			secure = true
+		case !isLoopback(u.Hostname()):
+			v.errorf(p, "write https, and tls: {ca: ..., cert: ..., key: ...}", "%s is not encrypted: who can change its packets controls all nodes", e)
+		}
+	}
+	switch {
+	case secure && s.TLS == nil:
+		v.errorf(p, "write tls: {ca: /etc/sluice/ca.pem, cert: /etc/sluice/node.pem, key: /etc/sluice/node.key}", "https endpoints without tls: the node and etcd could not identify each other").atKey = true
+	case s.TLS != nil:
+		for _, f := range []struct{ key, path string }{{"ca", s.TLS.CA}, {"cert", s.TLS.Cert}, {"key", s.TLS.Key}} {
+			if f.path != "" && !filepath.IsAbs(f.path) {
+				v.errorf(p.key("tls").key(f.key), "write an absolute path, as in /etc/sluice/"+f.key+".pem", "%q is not an absolute path", f.path)
+			}
+		}
+	}
+}
+
+// isLoopback reports whether a host of a URL is this host.
+func isLoopback(host string) bool {
+	a, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && a.IsLoopback()
 }

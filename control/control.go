@@ -32,12 +32,15 @@ type Control struct {
 	// Events receives every accepted or refused change; may be nil. Set it before Start.
 	Events *event.Log
 	Audit  *audit.Log // audit log of changes; may be nil
+	// Changed is called after every accepted or refused change; may be nil. It must not call the control.
+	Changed func()
 
 	waiting *batch.Queue[*pendingChange]
 	many    bool // the last batch had several changes; owned by the operation of waiting
 
 	mu      sync.Mutex     // Serialises changes; protects all below.
-	file    *config.Config // Last accepted content of the operator's file.
+	file    *config.Config // Last accepted content of the operator's file, or the document of the cluster's store in its place.
+	own     *config.Config // Last accepted content of the operator's file.
 	trial   *time.Timer    // Ends the trial of the last change; nil without a trial.
 	changed bool           // The file changed during the trial.
 	// conflict is why the file on disk does not fit the changes made at run time. Then the file in its last
@@ -56,7 +59,7 @@ var ErrTrial = errors.New("the last change is not confirmed yet: 'sluice config 
 func New(path string, s *store.Store, e *engine.Engine, log *slog.Logger) *Control {
 	nothing := &config.Config{}
 	nothing.SetDefaults()
-	c := &Control{engine: e, store: s, path: path, log: log, file: nothing,
+	c := &Control{engine: e, store: s, path: path, log: log, file: nothing, own: nothing,
 		waiting: batch.New[*pendingChange](), drains: drainStates{begun: make(chan struct{}, 1)}}
 	if c.updateWarnings(nil); s.Lost() != "" {
 		log.Warn(s.Lost())
@@ -75,6 +78,9 @@ type Author struct {
 // change with a failed precondition is no event: the client reads the configuration again and
 // repeats the change.
 func (c *Control) report(by Author, err error) {
+	if c.Changed != nil {
+		c.Changed()
+	}
 	e := event.Event{Kind: event.Apply, Who: by.Who, What: by.What, Revision: c.store.Revision()}
 	if err == nil {
 		e.Text = fmt.Sprintf("revision %d: %s, by %s", e.Revision, by.What, by.Who)
@@ -154,7 +160,8 @@ func (c *Control) reload(ctx context.Context, by Author) (applied engine.Applied
 
 // applyFile puts a new content of the file in force. The file is already on disk, so a failure to
 // store the change is only a warning.
-func (c *Control) applyFile(ctx context.Context, by Author, file *config.Config) (engine.Applied, error) {
+func (c *Control) applyFile(ctx context.Context, by Author, own *config.Config) (engine.Applied, error) {
+	file, shared := c.inPlaceOf(own)
 	file.Share(c.file)
 	wanted, err := c.store.Merge(file)
 	if err != nil {
@@ -164,6 +171,7 @@ func (c *Control) applyFile(ctx context.Context, by Author, file *config.Config)
 		c.engine.RecordRefusal(err)
 		return engine.Applied{}, err
 	}
+	wanted.Shared = &shared
 	wanted.Config.Share(file)
 	c.share(wanted.Config)
 	pending, keepErr := c.store.Prepare(file, wanted, by.Who, by.What)
@@ -181,7 +189,7 @@ func (c *Control) applyFile(ctx context.Context, by Author, file *config.Config)
 	if c.updateWarnings(keepErr); keepErr != nil {
 		c.log.Warn("the history of changes has a gap, and changes at run time will be refused", "error", keepErr)
 	}
-	c.file = file
+	c.file, c.own = file, own
 	return applied, nil
 }
 
@@ -314,10 +322,10 @@ func (c *Control) RevertAll(ctx context.Context, by Author) (applied engine.Appl
 	if err != nil {
 		return engine.Applied{}, err
 	}
-	before := c.file
-	c.file = file
+	before, own := c.file, c.own
+	c.file, c.own = file, file
 	if applied, err = c.replace(ctx, by, store.Content{Config: file}); err != nil {
-		c.file = before
+		c.file, c.own = before, own
 		return applied, err
 	}
 	c.conflict = nil
@@ -341,7 +349,10 @@ func (c *Control) storeAndApply(by Author, wanted store.Content, change func() (
 	if c.trial != nil {
 		return engine.Applied{}, ErrTrial
 	}
-	if err := wanted.Config.CheckPrograms(c.file, c.engine.Config()); err != nil {
+	if c.store.Shared() != (store.Shared{}) && wanted.Shared == nil && wanted.Config != c.engine.Config() {
+		return engine.Applied{}, ErrShared
+	}
+	if err := wanted.Config.CheckPrograms(c.own, c.engine.Config()); err != nil {
 		return engine.Applied{}, err
 	}
 	applied, err := c.commit(by, wanted, change)
@@ -400,7 +411,7 @@ func (c *Control) Save(by Author) (err error) {
 		pending.Discard()
 		return err
 	}
-	c.file = inForce
+	c.file, c.own = inForce, inForce
 	return pending.Commit()
 }
 

@@ -99,7 +99,7 @@ func beginOn(t *testing.T, path datapath.Datapath, file, at string) *gateway {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
-	g := &gateway{New(file, s, engine.New(engine.Options{Datapaths: []datapath.Datapath{path}, Log: log}), log), nil, file, at}
+	g := &gateway{New(file, s, engine.New(engine.Options{Datapaths: []datapath.Datapath{path}, Log: log, Node: firstNode}), log), nil, file, at}
 	g.Events = event.New(100)
 	cfg, err := config.Load(file)
 	if err != nil {
@@ -109,6 +109,14 @@ func beginOn(t *testing.T, path datapath.Datapath, file, at string) *gateway {
 		t.Fatal(err)
 	}
 	return g
+}
+
+// firstNode makes this host the first node of each configuration.
+func firstNode(c *config.Config) (string, error) {
+	for _, n := range c.Nodes() {
+		return n.Name, nil
+	}
+	return "", nil
 }
 
 func write(t *testing.T, file, text string) {

@@ -34,6 +34,11 @@ func (d *daemon) tellApplied() {
 	}
 }
 
+// partWarnings returns the warnings of the parts of the daemon other than the engine and the discovery.
+func (d *daemon) partWarnings() []string {
+	return slices.Concat(d.control.Warnings(), d.audit.Warnings(), d.holder.Warnings(), d.routes.Warnings(), d.uplinks.Warnings(), d.cluster.Warnings())
+}
+
 // followSources has the finder follow the sources of the configuration in force.
 func (d *daemon) followSources(ctx context.Context) {
 	go d.finder.Run(ctx)
@@ -51,7 +56,7 @@ func (d *daemon) followSources(ctx context.Context) {
 
 // warnings returns the warnings of all parts but the engine.
 func (d *daemon) warnings() []string {
-	list := slices.Concat(d.control.Warnings(), d.audit.Warnings(), d.holder.Warnings(), d.routes.Warnings(), d.uplinks.Warnings(), d.finder.Warnings())
+	list := slices.Concat(d.partWarnings(), d.finder.Warnings())
 	if d.nftlb != nil {
 		list = append(list, d.nftlb.api.Warnings()...)
 	}

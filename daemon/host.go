@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"slices"
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/datapath"
@@ -100,7 +99,7 @@ func newMapper(paths Datapaths, log *slog.Logger) *pcp.Server {
 // readTables returns the fill level of the tables, including conntrack, and the drops.
 func (d *daemon) readTables(ctx context.Context) event.Reading {
 	r := d.engine.Reading(ctx)
-	r.Warnings = slices.Concat(r.Warnings, d.control.Warnings(), d.audit.Warnings(), d.holder.Warnings(), d.routes.Warnings(), d.uplinks.Warnings())
+	r.Warnings = append(r.Warnings, d.partWarnings()...)
 	limits, counters, err := conntrack.ReadNumbers(ctx, netdev.CurrentNamespace())
 	if err != nil { // connection tracking is unavailable
 		return r

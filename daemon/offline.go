@@ -91,7 +91,9 @@ func revert(s *store.Store, file string, to api.Revert, who, what string) error 
 	wanted, err := store.Content{}, error(nil)
 	if to.All {
 		base, err = config.Load(file)
-		wanted.Config = base
+		wanted.Config, wanted.Shared = base, &store.Shared{}
+	} else if s.Shared() != (store.Shared{}) {
+		return control.ErrShared
 	} else {
 		wanted, err = s.At(to.Revision)
 	}

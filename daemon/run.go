@@ -24,6 +24,7 @@ import (
 
 	"github.com/sluice-lb/sluice/announce"
 	"github.com/sluice-lb/sluice/audit"
+	"github.com/sluice-lb/sluice/cluster"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/control"
 	"github.com/sluice-lb/sluice/discovery"
@@ -64,6 +65,7 @@ type daemon struct {
 	holder  *hold.Holder
 	routes  *announce.Announcer
 	uplinks *uplink.Tracker
+	cluster *cluster.Member
 	applied chan struct{} // Has one element after an apply.
 	nftlb   *nftlbServer  // nil without --nftlb-api.
 	mapper  *pcp.Server   // nil on a host without a datapath that makes mappings.
@@ -148,6 +150,8 @@ func (d *daemon) run(ctx context.Context) error {
 		Coming: filepath.Join(d.ChangesDirectory(), "slow-start.json")})
 	d.control = control.New(abs, changes, d.engine, d.Log)
 	d.control.Events, d.control.Audit = d.events, d.audit
+	d.cluster = cluster.New(cluster.Options{Gateway: &member{daemon: d}, Version: d.Version, Log: d.Log})
+	d.control.Changed = d.cluster.Kick
 	d.newFinder(ctx)
 	if err := d.control.Start(ctx, cfg); err != nil {
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // stopped while waiting for the first probes
@@ -203,6 +207,7 @@ func (d *daemon) startHelpers(ctx context.Context, network *netdev.Watcher) {
 	go d.routes.Run(ctx)
 	go d.uplinks.Run(ctx)
 	go d.control.Run(ctx)
+	go d.cluster.Run(ctx)
 	go d.followSources(ctx)
 	go d.watcher.Run(ctx)
 }
@@ -233,7 +238,7 @@ func (d *daemon) followNetwork(ctx context.Context, network *netdev.Watcher) {
 // serve answers the API and follows health, signals and the file until the
 // context ends.
 func (d *daemon) serve(ctx context.Context, listener net.Listener, file *polledFile, paths Datapaths, metrics http.Handler) error {
-	opt := server.Options{Engine: d.engine, Control: d.control, Daemon: d, Version: d.Version, File: d.File, Datapaths: paths.names(), Metrics: metrics, Warnings: d.warnings, Sources: d.finder.Statuses, Events: d.events, Audit: d.audit}
+	opt := server.Options{Engine: d.engine, Control: d.control, Cluster: d.cluster, Daemon: d, Version: d.Version, File: d.File, Datapaths: paths.names(), Metrics: metrics, Warnings: d.warnings, Sources: d.finder.Statuses, Events: d.events, Audit: d.audit}
 	if d.mapper != nil {
 		opt.Mappings = d.mapper.Mappings
 	}

@@ -258,7 +258,13 @@ func newCluster(t *testing.T) *cluster { return newClusterOf(t, example(t, "clus
 // newClusterOf returns after the router sends packets for the addresses of examples/cluster.yaml to every gateway.
 func newClusterOf(t *testing.T, config string) *cluster {
 	labtest.Require(t, labtest.Root, labtest.Tool("bird"), labtest.Tool("birdc"))
-	c := &cluster{t: t, lab: labtest.New(t, clusterTopology())}
+	return newClusterIn(t, labtest.New(t, clusterTopology()), config)
+}
+
+// newClusterIn is newClusterOf in a lab of clusterTopology.
+func newClusterIn(t *testing.T, l *lab.Lab, config string) *cluster {
+	t.Helper()
+	c := &cluster{t: t, lab: l}
 	serveWeb(t, c.lab, "s1 s1 10.0.2.2:8080 [fd00:2::2]:8080", "s2 s2 10.0.2.3:8080 [fd00:2::3]:8080")
 	serveDatagrams(t, c.lab, "s1 s1 192.0.2.30:53", "s2 s2 192.0.2.30:53", "s1 s1 10.0.2.2:123", "s2 s2 10.0.2.3:123")
 	c.router = startBird(t, c.lab.Node("router"), clusterRouter)

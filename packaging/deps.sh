@@ -5,7 +5,7 @@
 # where all are there.
 set -eu
 
-test_packages="nftables iptables iproute2 nginx-light apache2-utils conntrack ethtool tmux tcpdump iperf3 procps curl bash-completion zsh fish natpmpc dnsmasq-base openvpn nftlb bird2 frr keepalived"
+test_packages="nftables iptables iproute2 nginx-light apache2-utils conntrack ethtool tmux tcpdump iperf3 procps curl bash-completion zsh fish natpmpc dnsmasq-base openvpn nftlb bird2 frr keepalived etcd-server"
 dev_packages="clang-19 llvm-19 libbpf-dev linux-libc-dev qemu-system-x86 linux-image-cloud-amd64 busybox-static cpio"
 bench_packages="haproxy tayga libnginx-mod-stream"
 

@@ -116,8 +116,10 @@ const (
 	nodeAuto  = "auto"
 )
 
-func nodeState(v engine.View) string {
-	if v.NodeDrains {
+func nodeState(v engine.View) string { return drainText(v.NodeDrains) }
+
+func drainText(drains bool) string {
+	if drains {
 		return nodeDrain
 	}
 	return nodeAuto

@@ -37,6 +37,7 @@ type Daemon interface {
 type Options struct {
 	Engine    *engine.Engine
 	Control   Control
+	Cluster   Cluster
 	Daemon    Daemon
 	Version   string
 	File      string   // Configuration file that the daemon watches.
@@ -156,6 +157,7 @@ func (s *server) register(g huma.API) {
 	s.registerChanges(g)
 	s.registerObjects(g)
 	s.registerStates(g)
+	s.registerCluster(g)
 }
 
 // warnings returns conditions that prevent rules from working, and the error of a refused

@@ -228,8 +228,11 @@ func (s *server) nodes(context.Context, *struct{}) (*body[[]api.Node], error) {
 	pools := view.Config.DividedPools()
 	for i, n := range view.Config.Nodes() {
 		node := api.Node{Name: n.Name, Address: n.Address.String(), This: n.Name == view.Node, Pools: []api.NodeShare{}}
-		if node.This {
+		switch node.Shared = s.sharedNode(n.Name); {
+		case node.This:
 			node.State = nodeState(view)
+		case node.Shared != nil && node.Shared.Live:
+			node.State = drainText(s.opt.Cluster.Peers()[n.Name].Drains)
 		}
 		for _, p := range pools {
 			node.Pools = append(node.Pools, api.NodeShare{Owner: p.Owner, Addresses: texts(p.Shares[i].Own), Backup: texts(p.Shares[i].Backup)})

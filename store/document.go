@@ -33,6 +33,7 @@ type document struct {
 	States   []Override    `json:"states"`
 	History  []Revision    `json:"history"` // oldest first
 	Trial    *Trial        `json:"trial,omitempty"`
+	Shared   Shared        `json:"shared,omitzero"` // The base is this document.
 }
 
 // encodeDocument returns the document with its checksum.

@@ -30,6 +30,14 @@ type Trial struct {
 	Until time.Time `json:"until"`
 }
 
+// Shared names the document of a cluster's store that is in force in place of the operator's file. The zero value is
+// none.
+type Shared struct {
+	Cluster  string `json:"cluster"`
+	Store    uint64 `json:"store"`    // ID of the etcd cluster, whose revisions are comparable with each other only
+	Revision int64  `json:"revision"` // of etcd at which the document was written
+}
+
 // Override is a state set by the operator for a backend, or for the whole gateway if both names are
 // empty: up, drain or down.
 type Override struct {
@@ -80,6 +88,8 @@ type Content struct {
 	States []Override
 	// Until is the time at which an unconfirmed change is reverted; zero: never.
 	Until time.Time
+	// Shared replaces the document of the cluster's store; nil keeps it.
+	Shared *Shared
 }
 
 // Store is the document of one configuration file. It is not safe for concurrent use.
@@ -183,6 +193,9 @@ func (s *Store) States() []Override { return slices.Clone(s.doc.States) }
 
 // History returns the last revisions, oldest first.
 func (s *Store) History() []Revision { return slices.Clone(s.doc.History) }
+
+// Shared returns the document of the cluster's store that is in force in place of the operator's file.
+func (s *Store) Shared() Shared { return s.doc.Shared }
 
 // Trial returns the pending confirmation, or nil.
 func (s *Store) Trial() *Trial { return s.doc.Trial }
@@ -305,10 +318,13 @@ func (s *Store) Prepare(file *config.Config, wanted Content, who, what string) (
 	if !wanted.Until.IsZero() {
 		p.doc.Trial = &Trial{s.doc.Revision, wanted.Until}
 	}
+	if wanted.Shared != nil {
+		p.doc.Shared = *wanted.Shared
+	}
 	undo, first := []config.Edit{}, s.content.Config == nil
 	if !first {
 		undo = append(config.Diff(wanted.Config, s.content.Config), stateEdits(p.content.States, s.content.States)...)
-		if len(undo) == 0 && p.doc.Trial == nil && s.doc.Trial == nil && len(config.Diff(file, s.base)) == 0 {
+		if len(undo) == 0 && p.doc.Trial == nil && s.doc.Trial == nil && p.doc.Shared == s.doc.Shared && len(config.Diff(file, s.base)) == 0 {
 			return p, nil
 		}
 	}

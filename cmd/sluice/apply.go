@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,6 +24,8 @@ import (
 
 func newApply(a *app) *cobra.Command {
 	var confirm time.Duration
+	var cluster bool
+	var revision int64
 	cmd := &cobra.Command{
 		Use:     "apply FILE",
 		GroupID: "gateway",
@@ -32,11 +35,25 @@ The change survives restarts and does not modify the daemon's own file: 'sluice
 config diff' shows the difference, 'sluice config revert' undoes it.
 
 With --confirm the daemon undoes the change after that time unless 'sluice config
-confirm' is run. So a change that cuts your own connection is undone by itself.`,
-		Example:           "  sluice apply lb-dnat.yaml\n  sluice apply new.yaml --confirm 60s && sluice config confirm",
+confirm' is run. So a change that cuts your own connection is undone by itself.
+
+With --cluster the configuration becomes that of all nodes of the cluster, in place
+of their files. It needs cluster.store in the file of each node. All live nodes
+check it first; a node that refuses it afterwards makes the change be taken back.
+With --revision it is applied only if the store has this revision, which 'sluice
+show nodes' prints; of two changes of one revision, exactly one is made.`,
+		Example: `  sluice apply lb-dnat.yaml
+  sluice apply new.yaml --confirm 60s && sluice config confirm
+  sluice apply --cluster cluster.yaml --revision 17`,
 		Args:              requireArgs("file"),
 		ValidArgsFunction: completeYAML,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case cluster && confirm != 0:
+				return usageError(cmd, "--confirm is for one node: leave it out, or leave out --cluster")
+			case !cluster && revision != -1:
+				return usageError(cmd, "--revision goes with --cluster")
+			}
 			raw, err := readChecked(args[0])
 			if err != nil {
 				return err
@@ -44,6 +61,13 @@ confirm' is run. So a change that cuts your own connection is undone by itself.`
 			c, err := a.client()
 			if err != nil {
 				return err
+			}
+			if cluster {
+				out, err := c.ApplyCluster(cmd.Context(), args[0], raw, revision)
+				if err != nil {
+					return err
+				}
+				return a.print(out, func(w io.Writer) error { return writeClusterOutcome(w, out) })
 			}
 			if confirm != 0 && (confirm < time.Second || confirm > 24*time.Hour) {
 				return usageError(cmd, "--confirm %s: write a time from 1s to 24h", confirm)
@@ -62,7 +86,17 @@ confirm' is run. So a change that cuts your own connection is undone by itself.`
 		},
 	}
 	cmd.Flags().DurationVar(&confirm, "confirm", 0, "take the change back after this time unless it is confirmed")
+	cmd.Flags().BoolVar(&cluster, "cluster", false, "put it in force on all nodes of the cluster")
+	cmd.Flags().Int64Var(&revision, "revision", -1, "with --cluster: refuse unless the store has this revision; 0: none; -1: any")
 	return cmd
+}
+
+func writeClusterOutcome(w io.Writer, out *api.ClusterOutcome) error {
+	_, err := table.Line(w, "revision %d is in force on %s", out.Revision, strings.Join(out.InForce, ", "))
+	if err == nil && len(out.Silent) > 0 {
+		_, err = table.Line(w, "no report yet from %s: see 'sluice show nodes'", strings.Join(out.Silent, ", "))
+	}
+	return err
 }
 
 func newDiff(a *app) *cobra.Command {

@@ -18,7 +18,7 @@ var nodeStates = []string{"drain", "auto"}
 
 func newNode(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use:     "node drain|auto",
+		Use:     "node [NAME] drain|auto",
 		GroupID: "gateway",
 		Short:   "Withdraw the addresses of this node, or announce them again",
 		Long: `Node drain withdraws the addresses of services, port-forwards and one-to-one rules, so
@@ -27,19 +27,40 @@ still arrive, new connections too; 'sluice drain' refuses these. GET /api/v1/rea
 answers 503. Addresses of snat and nat64 rules stay announced, because the
 replies of their flows must return to this node.
 
-The drain survives restarts. Node auto ends it.`,
-		Example:   "  sluice node drain\n  sluice node auto",
+The drain survives restarts. Node auto ends it.
+
+With NAME, another node of a cluster with a store does so; a node that is not live
+does it when it is back.`,
+		Example:   "  sluice node drain\n  sluice node auto\n  sluice node n2 drain",
 		ValidArgs: nodeStates,
-		Args:      requireArgs("state"),
+		Args:      cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !slices.Contains(nodeStates, args[0]) {
-				return usageError(cmd, "state %q: write drain or auto", args[0])
+			if len(args) == 0 || len(args) > 2 {
+				return usageError(cmd, "write drain or auto, after the name of another node if it is for that one")
+			}
+			state := args[len(args)-1]
+			if !slices.Contains(nodeStates, state) {
+				return usageError(cmd, "state %q: write drain or auto", state)
 			}
 			c, err := a.client()
 			if err != nil {
 				return err
 			}
-			now, err := c.SetNode(cmd.Context(), api.SetNode{State: args[0]})
+			if len(args) == 2 {
+				out, err := c.DrainNode(cmd.Context(), args[0], api.SetNode{State: state})
+				if err != nil {
+					return err
+				}
+				return a.print(out, func(w io.Writer) error {
+					text := "node %s has the state %s"
+					if !out.Done {
+						text = "node %s did not answer: it gets the state %s when it is back"
+					}
+					_, err := table.Line(w, text, out.Node, state)
+					return err
+				})
+			}
+			now, err := c.SetNode(cmd.Context(), api.SetNode{State: state})
 			if err != nil {
 				return err
 			}

@@ -287,6 +287,15 @@ func writeNodes(w io.Writer, nodes []api.Node) error {
 		fmt.Fprintln(w, "a single gateway: the configuration has no cluster.nodes")
 		return nil
 	}
+	if nodes[0].Shared != nil {
+		if err := writeShared(w, nodes); err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(nodes, func(n api.Node) bool { return len(n.Pools) > 0 }) {
+			return nil
+		}
+		fmt.Fprintln(w)
+	}
 	t := table.New("NODE", "STATE", "ADDRESS", "POOL", "ALLOCATES FROM", "BACKUP FOR")
 	for _, n := range nodes {
 		name := n.Name
@@ -306,6 +315,35 @@ func writeNodes(w io.Writer, nodes []api.Node) error {
 		}
 	}
 	return t.Write(w)
+}
+
+// writeShared prints the nodes according to the cluster's store.
+func writeShared(w io.Writer, nodes []api.Node) error {
+	t := table.New("NODE", "STATE", "ADDRESS", ">REVISION", "LAST SEEN", "VERSION")
+	for _, n := range nodes {
+		name, seen, revision := n.Name, "live", strconv.FormatInt(n.Shared.Revision, 10)
+		if n.This {
+			name += " (this)"
+		}
+		switch {
+		case !n.Shared.Live && n.Shared.Since.IsZero():
+			seen, revision = "not seen", "-"
+		case !n.Shared.Live:
+			seen = time.Since(n.Shared.Since).Round(time.Second).String() + " ago"
+		case n.Shared.Revision == 0:
+			revision = "its file"
+		}
+		t.Row(name, cmp.Or(n.State, "-"), n.Address, revision, seen, cmp.Or(n.Shared.Version, "-"))
+	}
+	if err := t.Write(w); err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		if n.Shared.Error != "" {
+			table.Line(w, "%s refuses revision %d: %s", n.Name, n.Shared.Refused, n.Shared.Error)
+		}
+	}
+	return nil
 }
 
 func writeMappings(w io.Writer, mappings []api.Mapping) error {
