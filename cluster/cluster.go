@@ -18,6 +18,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -193,6 +194,9 @@ func (m *Member) Run(ctx context.Context) {
 			continue
 		}
 		err := m.runSession(ctx, local.Settings)
+		if err != nil {
+			err = fmt.Errorf("%s: %w", strings.Join(local.Store.Endpoints, ", "), err)
+		}
 		m.mu.Lock()
 		m.session = nil
 		if err == nil || ctx.Err() != nil { // the settings changed, or the daemon ends

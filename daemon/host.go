@@ -118,6 +118,7 @@ func metricsPage(d *daemon, paths Datapaths, monitor *health.Monitor) http.Handl
 	src.Addresses = func() map[string]int { return hold.CountByState(d.engine.View().Addresses) }
 	src.Announcements = d.routes.Counts
 	src.Uplinks = d.uplinks
+	src.Cluster = d.cluster
 	if d.mapper != nil {
 		src.PCP = d.mapper
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/sluice-lb/sluice/announce"
+	"github.com/sluice-lb/sluice/cluster"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/health"
 	"github.com/sluice-lb/sluice/pcp"
@@ -47,6 +48,12 @@ type Uplinks interface {
 	Changes() map[string]uint64
 }
 
+// Cluster returns the state of the connection to the store of a cluster.
+type Cluster interface {
+	Status() cluster.Status
+	Peers() map[string]cluster.Peer
+}
+
 // API returns the state of the API over TCP.
 type API interface {
 	Refused() uint64
@@ -72,7 +79,9 @@ type Sources struct {
 	// Announcements counts the addresses by state, and the changes to each state; nil omits the metrics.
 	Announcements func() (now map[announce.State]int, changes map[announce.State]uint64)
 	// Uplinks returns the states of the uplinks and the number of their changes; nil omits the metrics.
-	Uplinks   Uplinks
+	Uplinks Uplinks
+	// Cluster is the connection to the store of a cluster; nil, or no store in its status, omits the metrics.
+	Cluster   Cluster
 	API       API
 	LastApply func() Apply
 }
@@ -157,6 +166,12 @@ var (
 	uplinkState   = family(gauge, "uplink_state", "State of an uplink: 1 for its present state, 0 for the others.", "uplink", "interface", "state")
 	uplinkChanges = family(counter, "uplink_changes_total", "State changes of an uplink since the daemon began.", "uplink")
 
+	clusterConnected = family(gauge, "cluster_store_connected", "1 while the store of the cluster answers.")
+	clusterRevision  = family(gauge, "cluster_revision", "Revision of the cluster's configuration: in the store, or in force on this node; 0: none.", "where")
+	clusterNodes     = family(gauge, "cluster_nodes", "Nodes of the cluster by state: live with the revision in force on this node, live with another one, draining (counted in addition), or lost since this daemon began.", "state")
+	clusterSessions  = family(counter, "cluster_store_connections_total", "Connections to the store of the cluster since the daemon began.", "result")
+	clusterRefused   = family(counter, "cluster_refused_total", "Revisions of the cluster's configuration that this node refused since the daemon began; one that stays refused counts again with each attempt.")
+
 	pcpMappings = family(gauge, "pcp_mappings", "Mappings that inside hosts have asked for.", "rule")
 
 	apiRefused = family(counter, "api_refused_total", "Connections and requests over TCP that were refused since the daemon began: too many, or without proof of the client's identity.")
@@ -208,6 +223,9 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 		for name, n := range c.src.Uplinks.Changes() {
 			p.put(uplinkChanges, float64(n), name)
 		}
+	}
+	if c.src.Cluster != nil {
+		p.cluster(c.src.Cluster.Status(), c.src.Cluster.Peers())
 	}
 	if c.src.PCP != nil {
 		for k, n := range c.src.PCP.Counts() {
@@ -298,6 +316,36 @@ func (p page) status(s health.Status) {
 		p.put(checkDuration, s.Latency.Seconds(), labels...)
 		p.put(checkLate, s.Late.Seconds(), labels...)
 	}
+}
+
+func (p page) cluster(s cluster.Status, peers map[string]cluster.Peer) {
+	if s.Settings.Store == nil {
+		return
+	}
+	p.put(clusterConnected, boolValue(s.Connected))
+	p.put(clusterRevision, float64(s.Document), "store")
+	p.put(clusterRevision, float64(s.InForce), "in-force")
+	same, other, drains, lost := 0, 0, 0, 0
+	for _, n := range peers {
+		switch {
+		case !n.Live:
+			lost++
+			continue
+		case n.Revision == s.InForce:
+			same++
+		default:
+			other++
+		}
+		if n.Drains {
+			drains++
+		}
+	}
+	for state, n := range map[string]int{"same": same, "other": other, "draining": drains, "lost": lost} {
+		p.put(clusterNodes, float64(n), state)
+	}
+	p.put(clusterSessions, float64(s.Counts.Connections), "connected")
+	p.put(clusterSessions, float64(s.Counts.Failures), "failed")
+	p.put(clusterRefused, float64(s.Counts.Refused))
 }
 
 func (p page) apply(a Apply) {

@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/sluice-lb/sluice/announce"
+	"github.com/sluice-lb/sluice/cluster"
 	"github.com/sluice-lb/sluice/config"
 	"github.com/sluice-lb/sluice/datapath"
 	"github.com/sluice-lb/sluice/health"
@@ -82,7 +83,8 @@ func sources() metrics.Sources {
 			{Service: "web", Backend: "a", Check: config.CheckHTTP, Up: true, Known: true, Since: since, Probes: 100, Failures: 1, Latency: 3 * time.Millisecond},
 			{Service: "web", Backend: "b", Check: config.CheckHTTP, Since: since},
 		},
-		PCP: asked{},
+		PCP:     asked{},
+		Cluster: fixedCluster{},
 		Announcements: func() (map[announce.State]int, map[announce.State]uint64) {
 			return map[announce.State]int{announce.Announced: 3, announce.Withdrawn: 1}, map[announce.State]uint64{announce.Announced: 5, announce.Withdrawn: 2}
 		},
@@ -158,4 +160,15 @@ func BenchmarkPage(b *testing.B) {
 		h.ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 		b.ReportMetric(float64(w.Body.Len())/1e6, "MB")
 	}
+}
+
+// fixedCluster is a connection to a store.
+type fixedCluster struct{}
+
+func (fixedCluster) Status() cluster.Status {
+	return cluster.Status{Settings: cluster.Settings{Store: &config.ClusterStore{}}, Connected: true, Document: 18, InForce: 17, Counts: cluster.Counts{Connections: 3, Failures: 2, Refused: 1}}
+}
+
+func (fixedCluster) Peers() map[string]cluster.Peer {
+	return map[string]cluster.Peer{"n1": {Live: true, Revision: 17}, "n2": {Live: true, Revision: 18, Drains: true}, "n3": {}}
 }
