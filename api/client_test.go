@@ -102,6 +102,8 @@ func callAll(ctx context.Context, c *api.Client) {
 	_, _ = c.DrainState(ctx)
 	_, _ = c.CancelDrain(ctx)
 	_, _ = c.SetNode(ctx, api.SetNode{State: "drain"})
+	_, _ = c.DrainNode(ctx, "n", api.SetNode{State: "drain"})
+	_, _ = c.ApplyCluster(ctx, "f", nil, -1)
 	_ = c.Ready(ctx)
 	_, _ = c.Explain(ctx, url.Values{})
 	_, _ = c.Config(ctx)

@@ -39,6 +39,9 @@ func (s *server) applyCluster(ctx context.Context, in *clusterInput) (*body[api.
 	if _, err := decode(&configInput{Name: in.Name, RawBody: in.RawBody}); err != nil {
 		return nil, err
 	}
+	if s.opt.Cluster == nil {
+		return nil, clusterError(cluster.ErrNoStore)
+	}
 	by := requestAuthor(ctx, "apply --cluster "+in.Name).Who
 	out, err := s.opt.Cluster.Apply(ctx, cluster.Document{By: s.atNode(by), Name: in.Name, YAML: string(in.RawBody)}, in.Revision)
 	if err != nil {
@@ -58,6 +61,9 @@ type drainNodeInput struct {
 }
 
 func (s *server) drainNode(ctx context.Context, in *drainNodeInput) (*body[api.ClusterDrain], error) {
+	if s.opt.Cluster == nil {
+		return nil, clusterError(cluster.ErrNoStore)
+	}
 	inForce := s.opt.Engine.Config()
 	if inForce == nil || !slices.ContainsFunc(inForce.Nodes(), func(n config.Node) bool { return n.Name == in.Node }) {
 		return nil, statusError(fmt.Errorf("node %s: %w in force: 'sluice show nodes' lists the nodes", in.Node, engine.ErrNotFound))

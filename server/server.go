@@ -37,7 +37,7 @@ type Daemon interface {
 type Options struct {
 	Engine    *engine.Engine
 	Control   Control
-	Cluster   Cluster
+	Cluster   Cluster // nil: no cluster
 	Daemon    Daemon
 	Version   string
 	File      string   // Configuration file that the daemon watches.

@@ -33,11 +33,13 @@ With NAME, another node of a cluster with a store does so; a node that is not li
 does it when it is back.`,
 		Example:   "  sluice node drain\n  sluice node auto\n  sluice node n2 drain",
 		ValidArgs: nodeStates,
-		Args:      cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 || len(args) > 2 {
-				return usageError(cmd, "write drain or auto, after the name of another node if it is for that one")
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 2 {
+				return nil
 			}
+			return requireArgs("state")(cmd, args)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
 			state := args[len(args)-1]
 			if !slices.Contains(nodeStates, state) {
 				return usageError(cmd, "state %q: write drain or auto", state)

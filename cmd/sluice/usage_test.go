@@ -16,7 +16,7 @@ func TestUsageErrors(t *testing.T) {
 		"apply":                        "apply: which file?\nUsage: sluice apply FILE",
 		"apply a b":                    "apply: argument \"b\" is one too many\nUsage: sluice apply FILE",
 		"backend web":                  "backend: which backend?\nUsage: sluice backend SERVICE BACKEND up|drain|down|auto",
-		"node":                         "node: which state?\nUsage: sluice node drain|auto",
+		"node":                         "node: which state?\nUsage: sluice node [NAME] drain|auto",
 		"node stop":                    "state \"stop\": write drain or auto; see 'sluice node --help'",
 		"import":                       "import: which source?\nUsage: sluice import ",
 		"import iptabels x":            "unknown source \"iptabels\": did you mean iptables?; see 'sluice import --help'",
