@@ -86,8 +86,11 @@ func (s *situation) has(mode config.Mode, kind config.NATType) bool {
 // backendsResolved: the eBPF datapath keeps the next hops of all backends and of the targets of port-forwards resolved:
 // those in the network as it begins at any time, those by a route of a step when the configuration or the network changes.
 func backendsResolved(s *situation) (missing, extra []string) {
-	verb, _, _ := strings.Cut(s.line, " ")
-	changes := slices.Contains([]string{"known", "config", "ip", "far", "sysctl"}, verb)
+	recent := s.run.script[max(0, len(s.run.script)-changeSteps):]
+	changes := slices.ContainsFunc(recent, func(line string) bool {
+		verb, _, _ := strings.Cut(line, " ")
+		return slices.Contains([]string{"known", "config", "ip", "far", "sysctl"}, verb)
+	})
 	of := func(_ string, f parsed) bool {
 		a, ok := f.asksFor()
 		return ok && slices.Contains(toBackends, a)
@@ -97,6 +100,9 @@ func backendsResolved(s *situation) (missing, extra []string) {
 		return of(l, f) || ok && changes && (slices.Contains(routers, a) || s.did(func(line string) bool { return names(line, "via", a) }))
 	})
 }
+
+// changeSteps is how many steps may be made before the daemon has resolved the next hops of changed routes.
+const changeSteps = 6
 
 // routers are the next hops of the default routes.
 var routers = addrs("203.0.113.2", "2001:db8:1::2")

@@ -231,18 +231,18 @@ func passes(sent, p packet.Packet) bool {
 	return a != nil && b != nil && slices.Equal(a.Bytes, b.Bytes)
 }
 
-// against returns what one outcome has and the other has not. A question that was asked a moment
+// against returns what one outcome has and the other has not. A question that either world asked a moment
 // ago is repeated when a timer ends, not at the same time in all worlds.
 func (o outcome) against(other outcome, w, v *world) (missing, extra []string) {
 	missing, extra = subtract(o.lines, other.lines), subtract(other.lines, o.lines)
-	recent := func(w *world, l string) bool { return time.Since(w.asked[l]) < 4*time.Second }
+	recent := func(l string) bool { return min(time.Since(w.asked[l]), time.Since(v.asked[l])) < 4*time.Second }
 	for _, l := range subtract(o.asked, other.asked) {
-		if !recent(v, l) {
+		if !recent(l) {
 			missing = append(missing, l)
 		}
 	}
 	for _, l := range subtract(other.asked, o.asked) {
-		if !recent(w, l) {
+		if !recent(l) {
 			extra = append(extra, l)
 		}
 	}
