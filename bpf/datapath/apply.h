@@ -67,9 +67,9 @@ static __always_inline bool rerouted(const struct packet *p, const struct plan *
 	if (!m || (m->flags & (ENTRY_NAT | ENTRY_PRIMARY)) != (ENTRY_NAT | ENTRY_PRIMARY))
 		return false;
 	// A hairpin flow, or a flow opened from outside.
-	if (plan->family == p->family ? plan->to.daddr.d[0] != p->tuple.daddr.d[0] ||
-						plan->to.daddr.d[1] != p->tuple.daddr.d[1] :
-					p->family == FAMILY_4)
+	if (plan->family == p->family ?
+		    plan->to.daddr.d[0] != p->tuple.daddr.d[0] || plan->to.daddr.d[1] != p->tuple.daddr.d[1] :
+		    p->family == FAMILY_4)
 		return false;
 	id = m->owner;
 	r = bpf_map_lookup_elem(&nat_rules, &id);
@@ -132,8 +132,8 @@ static __always_inline bool refused_late(void *ctx, const struct packet *p, cons
 	} else if (plan->flags & PLAN_EXISTING ? current : !(checks_now() & CHECK_RULES)) {
 		return false;
 	}
-	return refuses_source(ctx, p->ifindex, p->tuple.saddr.w[0],
-			      plan->family == FAMILY_4 ? plan->to.daddr.w[0] : 0, true);
+	return refuses_source(ctx, p, plan->family == FAMILY_4 ? ANSWERED_FROM(plan->to.daddr.w[0], plan->to.dport) : 0,
+			      true);
 }
 
 static __always_inline enum reason prepare(void *ctx, const struct packet *p, struct plan *plan, const bool xdp)

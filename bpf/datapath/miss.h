@@ -99,8 +99,8 @@ static __always_inline enum reason miss(void *ctx, struct packet *p, struct plan
 		BY_HOOK(read_tcp, ctx, p);
 	if (checked_before(p, service))
 		return have_pools && to_local_pool(p) && socket_here(ctx, p) ? REASON_LOCAL_SOCKET : REASON_NONE;
-	if (never_routed(p) || (p->family == FAMILY_4 && refuses_source(ctx, p->ifindex, p->tuple.saddr.w[0],
-									p->tuple.daddr.w[0], false)))
+	if (never_routed(p) || (p->family == FAMILY_4 &&
+				refuses_source(ctx, p, ANSWERED_FROM(p->tuple.daddr.w[0], p->tuple.dport), false)))
 		return REASON_NOT_ROUTED;
 	if (have_pools && to_local_pool(p) && socket_here(ctx, p))
 		return REASON_LOCAL_SOCKET;
