@@ -23,6 +23,7 @@ import (
 
 	"github.com/sluice-lb/sluice/conntrack"
 	"github.com/sluice-lb/sluice/firewall"
+	"github.com/sluice-lb/sluice/kernel"
 	"github.com/sluice-lb/sluice/netdev"
 )
 
@@ -153,7 +154,7 @@ func load(into *programsObjects, flows uint32) error {
 	if flows > 0 {
 		spec.Maps[programsMapFlows].MaxEntries = flows
 	}
-	if err := spec.Variables[programsVarHz].Set(ticksPerSecond()); err != nil {
+	if err := spec.Variables[programsVarHz].Set(kernel.TicksPerSecond()); err != nil {
 		return err
 	}
 	if err := spec.LoadAndAssign(into, nil); err != nil {
@@ -161,15 +162,6 @@ func load(into *programsObjects, flows uint32) error {
 			"bpf_xdp_ct_lookup and bpf_ct_change_timeout)", err)
 	}
 	return nil
-}
-
-// ticksPerSecond returns the kernel's HZ: the coarse clock advances once a tick.
-func ticksPerSecond() uint32 {
-	var t unix.Timespec
-	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &t); err != nil || t.Nano() <= 0 {
-		return 250
-	}
-	return uint32((int64(time.Second) + t.Nano()/2) / t.Nano())
 }
 
 // Close detaches the programs and frees their maps. The kernel forwards all packets.

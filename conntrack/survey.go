@@ -175,7 +175,7 @@ func (s *Survey) dump(ctx context.Context, a Ask, namespaces []netdev.Namespace,
 		if before[i].limits.Count == 0 {
 			continue // a dump reads the whole host's table even for an empty namespace
 		}
-		all, err := s.Summary.addSifted(ctx, ns, m)
+		all, err := s.Summary.addSifted(ctx, ns, before[i].limits.Count, m)
 		before[i].held = all.Held()
 		switch {
 		case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
@@ -205,8 +205,9 @@ func (s *Survey) fill(ns netdev.Namespace, before, after namespaceReading) {
 	s.Fills = append(s.Fills, f)
 }
 
-// addSifted adds the entries of ns that match m. all counts every entry, because the fill covers the whole table.
-func (s *Summary) addSifted(ctx context.Context, ns netdev.Namespace, m *matcher) (all Count, err error) {
+// addSifted adds the entries of ns that match m. all counts every entry, because the fill covers the whole table. A
+// large table is read by Walk, which takes a fraction of the time of a dump.
+func (s *Summary) addSifted(ctx context.Context, ns netdev.Namespace, entries uint32, m *matcher) (all Count, err error) {
 	c, err := OpenIn(ns)
 	if err != nil {
 		return all, err
@@ -214,12 +215,17 @@ func (s *Summary) addSifted(ctx context.Context, ns netdev.Namespace, m *matcher
 	defer c.Close()
 	established, _ := readSetting(ns, "tcp_timeout_established") // on error, idle times are omitted
 	s.Enter(ns.Name, established)
-	err = c.Dump(ctx, nil, func(e *Entry) error {
+	add := func(e *Entry) error {
 		all.add(e)
 		if m == nil || m.match(e) {
 			s.Add(e)
 		}
 		return nil
-	})
-	return all, err
+	}
+	if entries >= walkedEntries {
+		if started, err := Walk(ctx, ns, add); err == nil || started {
+			return all, err
+		}
+	}
+	return all, c.Dump(ctx, nil, add)
 }

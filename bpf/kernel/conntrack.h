@@ -30,10 +30,16 @@ struct nf_conntrack_tuple {
 			__be16 all;
 		} u;
 		__u8 protonum;
+		__u8 dir;
 	} dst;
 } CO_RE;
 
+struct hlist_nulls_node {
+	struct hlist_nulls_node *next, **pprev;
+} CO_RE;
+
 struct nf_conntrack_tuple_hash {
+	struct hlist_nulls_node hnnode;
 	struct nf_conntrack_tuple tuple;
 } CO_RE;
 
