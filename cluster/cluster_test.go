@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -208,11 +209,11 @@ func TestOneOfTwoChanges(t *testing.T) {
 		})
 	}
 	for _, g := range list {
-		for i := range g.seen[1:] {
-			if g.seen[i+1] <= g.seen[i] {
-				t.Errorf("%s: revisions go back: %v", g.Local().Node, g.seen)
+		g.set(func() {
+			if !slices.IsSorted(g.seen) {
+				t.Errorf("%s: revisions go back: %v", g.local.Node, g.seen)
 			}
-		}
+		})
 	}
 }
 
@@ -311,6 +312,24 @@ func TestDrainsOfOthers(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestOtherStore: a node whose file names another cluster follows the document of that one.
+func TestOtherStore(t *testing.T) {
+	_, list := three(t)
+	if _, err := list[0].member.Apply(t.Context(), document("first"), -1); err != nil {
+		t.Fatal(err)
+	}
+	agree(t, list, "first")
+	list[2].set(func() { list[2].local.Name = "other" })
+	list[2].member.Kick()
+	live(t, list[:2], "n1", "n2")
+	live(t, list[2:], "n3")
+	if _, err := list[2].member.Apply(t.Context(), document("second"), 0); err != nil {
+		t.Fatal(err)
+	}
+	agree(t, list[:2], "first")
+	agree(t, list[2:], "second")
 }
 
 // TestDocumentSize: a document that etcd would refuse is an error that says so.

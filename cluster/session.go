@@ -29,6 +29,7 @@ type session struct {
 	cancel context.CancelFunc
 	prefix string // of all keys of the cluster, with a slash at the end
 	node   string
+	set    Settings
 	lease  clientv3.LeaseID
 	limit  time.Duration // of one request
 	// read is the revision of etcd up to which the state is known, delivered that of the last event, and behind the
@@ -74,7 +75,7 @@ func (m *Member) runSession(ctx context.Context, set Settings) (err error) {
 		return err
 	}
 	defer client.Close()
-	s := &session{client: client, cancel: cancel, prefix: "/sluice/" + set.Name + "/", node: set.Node, limit: m.opt.Request}
+	s := &session{client: client, cancel: cancel, prefix: "/sluice/" + set.Name + "/", node: set.Node, set: set, limit: m.opt.Request}
 	err = s.do(ctx, func(ctx context.Context) error {
 		l, err := client.Grant(ctx, int64(m.opt.Lease/time.Second))
 		if err == nil {
@@ -97,7 +98,7 @@ func (m *Member) runSession(ctx context.Context, set Settings) (err error) {
 	if err := m.readAll(ctx, s); err != nil {
 		return err
 	}
-	if !m.begin(s, set) {
+	if !m.begin(s) {
 		return nil
 	}
 	watch := client.Watch(clientv3.WithRequireLeader(ctx), s.prefix, clientv3.WithPrefix(), clientv3.WithRev(s.read+1))
@@ -134,11 +135,15 @@ func (m *Member) runSession(ctx context.Context, set Settings) (err error) {
 	}
 }
 
-// begin publishes a session, unless the settings have changed since.
-func (m *Member) begin(s *session, set Settings) bool {
+// isOld reports whether the settings have changed since the session began: its store may be another one. The caller
+// holds the lock.
+func (m *Member) isOld(s *session) bool { return !reflect.DeepEqual(m.local.Settings, s.set) }
+
+// begin publishes a session, unless it is old.
+func (m *Member) begin(s *session) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !reflect.DeepEqual(m.local.Settings, set) {
+	if m.isOld(s) {
 		return false
 	}
 	if m.failure != nil {
@@ -200,6 +205,9 @@ func (m *Member) readAll(ctx context.Context, s *session) (err error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.isOld(s) {
+		return nil // the session ends
+	}
 	if id := got.Header.ClusterId; id != m.id {
 		m.forget()
 		m.id = id
@@ -233,6 +241,9 @@ func (m *Member) readAll(ctx context.Context, s *session) (err error) {
 func (m *Member) events(s *session, w clientv3.WatchResponse) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.isOld(s) {
+		return
+	}
 	m.contact = time.Now()
 	for _, e := range w.Events {
 		key := strings.TrimPrefix(string(e.Kv.Key), s.prefix)
