@@ -69,12 +69,11 @@ type Accelerator struct {
 	epoch      uint32     // of the learned flows; it also counts the invalidations
 	attached   map[int]*attachment
 	interfaces []Interface
-	refused    []string // reasons that exclude every flow
-	// refusedIPv6 are the reasons that exclude the flows of IPv6 alone.
-	refusedIPv6 []string
-	changes     map[string]uint64 // invalidations by cause
-	surveyed    bool              // false: interfaces have changed since the survey
-	judged      bool              // false: rules or policies have changed since they were judged
+	judgement  *judgement
+	lastRule   uint32            // the last identification of an exclusion
+	changes    map[string]uint64 // invalidations by cause
+	surveyed   bool              // false: interfaces have changed since the survey
+	judged     bool              // false: nothing is accelerated until the rules or policies are judged again
 }
 
 // RefusedError lists the reasons that exclude every flow.
@@ -93,7 +92,7 @@ func Open(ctx context.Context, o Options) (*Accelerator, error) {
 	if o.Log == nil {
 		o.Log = func(string, ...any) {}
 	}
-	a := &Accelerator{o: o, attached: map[int]*attachment{}, changes: map[string]uint64{}, stations: map[station]int{}, started: time.Now(), judged: true}
+	a := &Accelerator{o: o, attached: map[int]*attachment{}, changes: map[string]uint64{}, stations: map[station]int{}, started: time.Now(), judged: true, judgement: &judgement{}}
 	if err := a.open(ctx); err != nil {
 		return nil, errors.Join(err, a.Close())
 	}
@@ -122,15 +121,18 @@ func (a *Accelerator) open(ctx context.Context) (err error) {
 	if err := a.readSettings(); err != nil {
 		return err
 	}
-	refused, ipv6, err := refusals(ctx)
+	j, err := examine(ctx)
 	if err != nil {
 		return err
 	}
-	if err := a.setRefused(refused, ipv6); err != nil {
+	if err := a.setJudgement(j); err != nil {
 		return err
 	}
-	if len(a.refused) > 0 {
-		return &RefusedError{a.refused}
+	if len(j.all) > 0 {
+		return &RefusedError{j.all}
+	}
+	for _, r := range j.rules() {
+		a.o.Log("its flows are not accelerated: %s", r)
 	}
 	if err := a.survey(); err != nil {
 		return err
@@ -193,8 +195,11 @@ func (a *Accelerator) beat() { _ = a.objects.Heartbeat.Set(now()) }
 // pause makes the kernel forward all packets. The caller holds the lock, except while opening.
 func (a *Accelerator) pause() error { return a.objects.Epoch.Set(uint32(0)) }
 
-// resume invalidates every learned flow, and lets the programs learn again.
+// resume invalidates every learned flow, and lets the programs learn again if the rules are judged.
 func (a *Accelerator) resume() error {
+	if !a.judged {
+		return a.pause()
+	}
 	if a.epoch++; a.epoch == 0 {
 		a.epoch = 1
 	}
@@ -209,7 +214,7 @@ func (a *Accelerator) invalidate(cause string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.changes[cause]++
-	if len(a.refused) == 0 {
+	if len(a.judgement.all) == 0 {
 		_ = a.resume() // memory of this process
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -325,4 +326,88 @@ func TestQueues(t *testing.T) {
 	if missing > 8 {
 		t.Errorf("this kernel has no queueing disciplines")
 	}
+}
+
+// TestExcludedFlows adds a rule that depends on single packets of some flows. They stay slow and name the rule; the
+// others are accelerated.
+func TestExcludedFlows(t *testing.T) {
+	for _, c := range []struct{ by, add, remove, flow string }{
+		{"nft", "nft insert rule ip filter forward ip daddr 10.0.2.2 udp dport 7 quota over 100 mbytes drop", "nft flush chain ip filter forward", "udp 10.0.2.2:7"},
+		{"nft", "nft insert rule ip filter forward iifname wan0 oifname lan0 tcp sport 7 limit rate 1/second counter", "nft flush chain ip filter forward", "tcp 10.0.2.2:7"},
+		{"nft", "nft insert rule ip6 nat early ip6 saddr fd00:1::/64 meta length > 500 counter", "nft flush chain ip6 nat early", "udp [fd00:2::2]:7"},
+		{"iptables-nft", "iptables-nft -I FORWARD -i lan0 -p tcp --dport 7 -m length --length 500:600 -j DROP", "iptables-nft -D FORWARD 1", "tcp 10.0.2.2:7"},
+		{"iptables-legacy", "iptables-legacy -t mangle -A PREROUTING -s 10.0.1.0/24 -p udp --dport 7 -j DSCP --set-dscp 9", "iptables-legacy -t mangle -D PREROUTING 1", "udp 10.0.2.2:7"},
+	} {
+		t.Run(c.by+" "+c.flow, func(t *testing.T) {
+			labtest.Require(t, labtest.Root, labtest.Tool("nft"), labtest.Tool("iptables-nft-restore"), labtest.Tool("iptables-legacy-restore"))
+			t.Parallel()
+			l := labtest.New(t, router())
+			n := l.Node("router")
+			rules[c.by](t, n)
+			if c.by == "nft" {
+				command(t, n, "", "nft", "add", "chain", "ip6", "nat", "early", "{ type filter hook prerouting priority -150; }")
+			}
+			echo(t, l.Node("server"), 7)
+			r := begin(t, n)
+			network, server, _ := strings.Cut(c.flow, " ")
+			excluded := dial(t, l.Node("client"), network, server)
+			excluded.fast(r)
+			other := dial(t, l.Node("client"), map[string]string{"udp": "tcp", "tcp": "udp"}[network], "10.0.2.2:7")
+			other.fast(r)
+			command(t, n, "", strings.Fields(c.add)...)
+			labtest.Eventually(t, patience, "the reason of the slow flow", func() error {
+				if err := excluded.exchange(); err != nil {
+					t.Fatal(err)
+				}
+				s := r.status()
+				slow := 0
+				for _, f := range s.Flows {
+					if f.Protocol == network && f.Hook == "" && len(s.Excluding) == 1 && f.Why == s.Excluding[0] {
+						slow++
+					}
+				}
+				if slow != 2 || len(s.Refused)+len(s.RefusedIPv6) > 0 {
+					return fmt.Errorf("%d directions are excluded by the rule: %+v", slow, s)
+				}
+				return nil
+			})
+			client := excluded.conn.LocalAddr().(interface{ AddrPort() netip.AddrPort }).AddrPort()
+			for range 100 {
+				if err := excluded.exchange(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if by := r.packets(client); by != [2]uint64{} {
+				t.Errorf("%v packets took the fast path in spite of the rule", by)
+			}
+			other.fast(r)
+			command(t, n, "", strings.Fields(c.remove)...)
+			if c.by == "nft" {
+				command(t, n, "", "nft", "add", "rule", "ip", "filter", "forward", "accept")
+			}
+			excluded.fast(r)
+		})
+	}
+}
+
+// TestRenamedInterface gives another interface the name in a rule.
+func TestRenamedInterface(t *testing.T) {
+	l, r, k := accelerated(t, "udp", "nft")
+	n := l.Node("router")
+	command(t, n, "", "nft", "insert", "rule", "ip", "filter", "forward", "iifname", "lan1", "udp", "dport", "7", "quota", "over", "100", "mbytes", "drop")
+	command(t, n, "", "ip", "link", "add", "lan1", "type", "veth", "peer", "name", "lan2")
+	k.fast(r)
+	command(t, n, "", "ip", "link", "set", "lan1", "name", "lan3")
+	command(t, n, "", "ip", "link", "set", "lan0", "down")
+	command(t, n, "", "ip", "link", "set", "lan0", "name", "lan1", "up")
+	command(t, n, "", "nft", "add", "rule", "ip", "filter", "forward", "accept")
+	labtest.Eventually(t, patience, "the exclusion", func() error {
+		_, _ = k.conn.Write([]byte("message"))
+		for _, f := range r.status().Flows {
+			if strings.Contains(f.Why, "quota") && f.Protocol == "udp" {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", r.status())
+	})
 }

@@ -4,10 +4,12 @@ package accelerate
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -18,48 +20,150 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-lb/sluice/firewall"
+	"github.com/sluice-lb/sluice/flow"
 	"github.com/sluice-lb/sluice/netdev"
 )
 
-// refusals returns the properties of the host that exclude every flow, and those that exclude the flows of IPv6. The
-// packets that a rule applies to are not known in general, so a rule that acts on single packets excludes all flows.
-func refusals(ctx context.Context) (out, ipv6 []string, err error) {
-	if out, err = packetRules(ctx, false); err != nil {
-		return nil, nil, err
+// judgement is what the rules and other properties of the host exclude.
+type judgement struct {
+	all, ipv6 []string    // reasons that exclude every flow, and those of IPv6
+	some      []exclusion // rules that exclude some flows
+}
+
+// exclusion is a rule that excludes the flows that may traverse it.
+type exclusion struct {
+	rule       string
+	conditions programsExclusion
+}
+
+// examine judges the host.
+func examine(ctx context.Context) (*judgement, error) {
+	ipv4, err := firewall.PacketRules(ctx, false)
+	if err != nil {
+		return nil, err
 	}
-	if ipv6, err = packetRules(ctx, true); err != nil {
-		return nil, nil, err
+	ipv6, err := firewall.PacketRules(ctx, true)
+	if err != nil {
+		return nil, err
 	}
-	ipv6 = slices.DeleteFunc(ipv6, func(r string) bool { return slices.Contains(out, r) })
+	j := divide(ipv4, ipv6, func(name string) uint32 {
+		i, err := net.InterfaceByName(name)
+		if err != nil {
+			return 0 // its appearance is an event
+		}
+		return uint32(i.Index)
+	})
 	policies, err := netdev.IPsecPolicies()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	for _, p := range policies {
-		out = append(out, "IPsec policy "+p.String())
+		j.all = append(j.all, "IPsec policy "+p.String())
 	}
 	const header = 3 // lines of /proc/net/ip_vs without a service
 	if b, err := os.ReadFile("/proc/thread-self/net/ip_vs"); err == nil && strings.Count(string(b), "\n") > header {
-		out = append(out, "IPVS has services, and counts their packets itself")
+		j.all = append(j.all, "IPVS has services, and counts their packets itself")
 	}
 	if b, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward_use_pmtu"); err == nil && strings.TrimSpace(string(b)) != "0" {
-		out = append(out, "sysctl net.ipv4.ip_forward_use_pmtu is set: the path MTU of routes is not learned")
+		j.all = append(j.all, "sysctl net.ipv4.ip_forward_use_pmtu is set: the path MTU of routes is not learned")
 	}
-	return out, ipv6, nil
+	return j, nil
 }
 
-func packetRules(ctx context.Context, ipv6 bool) (out []string, err error) {
-	rules, err := firewall.PacketRules(ctx, ipv6)
+// divide separates the rules whose packets have known conditions from those that may apply to every flow.
+func divide(ipv4, ipv6 []firewall.PacketRule, index func(name string) uint32) *judgement {
+	j := &judgement{}
+	j.divide(unix.AF_INET, ipv4, &j.all, index)
+	j.divide(unix.AF_INET6, ipv6, &j.ipv6, index)
+	if len(j.some) > int(programsLimitEXCLUSIONS) {
+		for _, x := range j.some {
+			j.all = append(j.all, x.rule)
+		}
+		j.some = nil
+	}
+	j.ipv6 = slices.DeleteFunc(j.ipv6, func(r string) bool { return slices.Contains(j.all, r) })
+	j.all = unique(j.all)
+	return j
+}
+
+func (j *judgement) divide(family uint16, rules []firewall.PacketRule, all *[]string, index func(name string) uint32) {
 	for _, r := range rules {
-		out = append(out, "rule "+r.String()+" depends on single packets")
+		text := "rule " + r.String() + " depends on single packets"
+		// A rule without conditions that sees packets of TCP and of UDP may apply to every flow.
+		other := r
+		other.Where.Protocol = flow.TCP + flow.UDP - r.Where.Protocol
+		if !r.Where.Narrow() && (r.Where.Protocol == 0 || slices.Contains(rules, other)) {
+			*all = append(*all, text)
+			continue
+		}
+		j.some = append(j.some, exclusion{text, conditionsOf(family, r.Where, index)})
 	}
-	return out, err
+	*all = unique(*all)
 }
 
-// setRefused passes the reasons to the programs. The caller holds the lock, except while opening.
-func (a *Accelerator) setRefused(refused, ipv6 []string) error {
-	a.refused, a.refusedIPv6 = refused, ipv6
-	return a.objects.WithoutIpv6.Set(uint32(min(len(ipv6), 1)))
+// unique removes repetitions.
+func unique(list []string) (out []string) {
+	for _, s := range list {
+		if !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// conditionsOf returns a condition in the form of the programs. An unknown interface is no condition.
+func conditionsOf(family uint16, w firewall.Where, index func(name string) uint32) programsExclusion {
+	x := programsExclusion{Family: family, L4Proto: uint16(w.Protocol), In: w.InIndex, Out: w.OutIndex,
+		Sport: [2]uint16{w.SourcePorts.Low, w.SourcePorts.High}, Dport: [2]uint16{w.DestPorts.Low, w.DestPorts.High}}
+	x.Saddr, x.Smask = maskedWords(w.Source)
+	x.Daddr, x.Dmask = maskedWords(w.Dest)
+	if w.In != "" {
+		x.In = index(w.In)
+	}
+	if w.Out != "" {
+		x.Out = index(w.Out)
+	}
+	return x
+}
+
+// maskedWords returns the address and the mask of a prefix in network byte order; zeros for an invalid one.
+func maskedWords(p netip.Prefix) (address, mask [4]uint32) {
+	if !p.IsValid() {
+		return address, mask
+	}
+	a := p.Addr().AsSlice()
+	m := net.CIDRMask(p.Bits(), 8*len(a))
+	for i := range len(a) / 4 {
+		address[i], mask[i] = binary.NativeEndian.Uint32(a[4*i:]), binary.NativeEndian.Uint32(m[4*i:])
+	}
+	return address, mask
+}
+
+// rules returns the rules that exclude some flows.
+func (j *judgement) rules() (out []string) {
+	for _, x := range j.some {
+		out = append(out, x.rule)
+	}
+	return unique(out)
+}
+
+// byInterface reports whether an exclusion depends on the name of an interface.
+func (j *judgement) byInterface() bool {
+	return slices.ContainsFunc(j.some, func(x exclusion) bool { return x.conditions.In != 0 || x.conditions.Out != 0 })
+}
+
+// setJudgement passes the exclusions to the programs, which learn nothing meanwhile. The caller holds the lock, except
+// while opening.
+func (a *Accelerator) setJudgement(j *judgement) error {
+	a.judgement = j
+	for i := range j.some {
+		a.lastRule++
+		j.some[i].conditions.Id = a.lastRule
+		if err := a.objects.Exclusions.Put(uint32(i), &j.some[i].conditions); err != nil {
+			return fmt.Errorf("exclusions: %w", err)
+		}
+	}
+	return errors.Join(a.objects.ExclusionsUsed.Set(uint32(len(j.some))), a.objects.WithoutIpv6.Set(uint32(min(len(j.ipv6), 1))))
 }
 
 // readSettings passes the lifetime of established TCP connections to the programs.
@@ -119,24 +223,30 @@ func (a *Accelerator) judge(ctx context.Context, cause string) error {
 	if err := a.pause(); err != nil {
 		return err
 	}
-	refused, ipv6, err := refusals(ctx)
+	j, err := examine(ctx)
 	if a.judged = err == nil; err != nil {
-		refused = []string{fmt.Sprintf("the rules could not be read: %v", err)}
+		j = &judgement{all: []string{fmt.Sprintf("the rules could not be read: %v", err)}}
 	}
-	if !slices.Equal(refused, a.refused) {
-		for _, r := range refused {
-			a.o.Log("nothing is accelerated: %s", r)
+	before := a.judgement
+	for _, c := range []struct {
+		now, before []string
+		text        string
+	}{
+		{j.all, before.all, "nothing is accelerated: "},
+		{j.ipv6, before.ipv6, "no flow of IPv6 is accelerated: "},
+		{j.rules(), before.rules(), "its flows are not accelerated: "},
+	} {
+		if slices.Equal(c.now, c.before) {
+			continue
 		}
-		if len(refused) == 0 {
-			a.o.Log("flows are accelerated again")
+		for _, r := range c.now {
+			a.o.Log("%s%s", c.text, r)
 		}
 	}
-	if !slices.Equal(ipv6, a.refusedIPv6) {
-		for _, r := range ipv6 {
-			a.o.Log("no flow of IPv6 is accelerated: %s", r)
-		}
+	if len(j.all) == 0 && len(before.all) > 0 {
+		a.o.Log("flows are accelerated again")
 	}
-	if err := a.setRefused(refused, ipv6); err != nil || len(refused) > 0 {
+	if err := a.setJudgement(j); err != nil || len(j.all) > 0 {
 		return err
 	}
 	return a.resume()
@@ -159,7 +269,7 @@ func (a *Accelerator) follow() error {
 			a.o.Log("interface %s", i)
 		}
 	}
-	if len(a.refused) > 0 {
+	if len(a.judgement.all) > 0 {
 		return nil
 	}
 	return a.resume()
@@ -175,6 +285,9 @@ func (a *Accelerator) linkChanged(e netdev.Event) {
 	case netdev.Link, netdev.Lost:
 		a.mu.Lock()
 		a.surveyed = false
+		if a.judgement.byInterface() {
+			a.judged = false // an interface may have got the name in a rule
+		}
 		a.mu.Unlock()
 	}
 	a.invalidate(e.Kind.String())

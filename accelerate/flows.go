@@ -45,15 +45,17 @@ type Status struct {
 	Uptime  float64  `json:"uptime_seconds"`
 	Refused []string `json:"refused"` // reasons that exclude every flow now
 	// RefusedIPv6 are reasons that exclude the flows of IPv6 alone.
-	RefusedIPv6 []string    `json:"refused_ipv6"`
-	Interfaces  []Interface `json:"interfaces"`
-	XDP         uint64      `json:"packets_xdp"`
-	TC          uint64      `json:"packets_tc"`
-	Bytes       uint64      `json:"bytes"`
-	Learned     uint64      `json:"flows_learned"`
-	Ended       uint64      `json:"flows_ended"`
-	Fast        int         `json:"flows_fast"`
-	Slow        int         `json:"flows_slow"`
+	RefusedIPv6 []string `json:"refused_ipv6"`
+	// Excluding are rules that exclude the flows that may traverse them.
+	Excluding  []string    `json:"excluding"`
+	Interfaces []Interface `json:"interfaces"`
+	XDP        uint64      `json:"packets_xdp"`
+	TC         uint64      `json:"packets_tc"`
+	Bytes      uint64      `json:"bytes"`
+	Learned    uint64      `json:"flows_learned"`
+	Ended      uint64      `json:"flows_ended"`
+	Fast       int         `json:"flows_fast"`
+	Slow       int         `json:"flows_slow"`
 	// Invalidations counts the changes of the host after which flows were learned again, by cause.
 	Invalidations map[string]uint64 `json:"invalidations"`
 	Flows         []Flow            `json:"flows"`
@@ -72,6 +74,7 @@ var slowReasons = map[programsSlow]string{
 	programsSlowSLOW_ROUTE:     "its route is not known at the output",
 	programsSlowSLOW_FULL:      "the table of learned flows is full",
 	programsSlowSLOW_POLICY:    "a conntrack timeout policy applies",
+	programsSlowSLOW_RULE:      "a rule depends on single packets",
 }
 
 // Status returns the state, and at most limit flows with the most packets first.
@@ -81,11 +84,16 @@ func (a *Accelerator) Status(limit int) (*Status, error) {
 		return nil, err
 	}
 	a.mu.Lock()
-	s := &Status{PID: os.Getpid(), Uptime: time.Since(a.started).Seconds(), Refused: append([]string{}, a.refused...), RefusedIPv6: append([]string{}, a.refusedIPv6...),
+	s := &Status{PID: os.Getpid(), Uptime: time.Since(a.started).Seconds(), Refused: append([]string{}, a.judgement.all...),
+		RefusedIPv6: append([]string{}, a.judgement.ipv6...), Excluding: append([]string{}, a.judgement.rules()...),
 		Interfaces: slices.Clone(a.interfaces), Invalidations: maps.Clone(a.changes), Flows: []Flow{},
 		XDP: counters[programsCounterCOUNT_XDP], TC: counters[programsCounterCOUNT_TC], Bytes: counters[programsCounterCOUNT_BYTES],
 		Learned: counters[programsCounterCOUNT_LEARNED], Ended: counters[programsCounterCOUNT_ENDED]}
 	epoch := a.epoch
+	rules := map[uint32]string{}
+	for _, x := range a.judgement.some {
+		rules[x.conditions.Id] = x.rule
+	}
 	a.mu.Unlock()
 	names := map[uint32]string{}
 	xdp := map[uint32]bool{}
@@ -124,6 +132,9 @@ func (a *Accelerator) Status(limit int) (*Status, error) {
 	for all := a.objects.Candidates.Iterate(); all.Next(&key, &c); {
 		f := flowOf(&key)
 		f.Out, f.Why = names[c.Out], slowReasons[programsSlow(c.Reason)]
+		if rule := rules[c.Rule]; rule != "" && programsSlow(c.Reason) == programsSlowSLOW_RULE {
+			f.Why = rule
+		}
 		s.Flows = append(s.Flows, f)
 	}
 	for _, f := range s.Flows {
@@ -181,6 +192,7 @@ func entryOf(sample []byte) (e conntrack.Entry, ok bool) {
 type Plan struct {
 	Refused     []string    `json:"refused"`
 	RefusedIPv6 []string    `json:"refused_ipv6"`
+	Excluding   []string    `json:"excluding"`
 	Interfaces  []Interface `json:"interfaces"`
 }
 
@@ -194,7 +206,7 @@ func Inspect(ctx context.Context, o Options) (*Plan, error) {
 	if err := objects.Close(); err != nil {
 		return nil, err
 	}
-	refused, ipv6, err := refusals(ctx)
+	j, err := examine(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +215,7 @@ func Inspect(ctx context.Context, o Options) (*Plan, error) {
 		return nil, err
 	}
 	if !anyAttached(list) {
-		refused = append(refused, "no interface can be accelerated")
+		j.all = append(j.all, "no interface can be accelerated")
 	}
-	return &Plan{Refused: append([]string{}, refused...), RefusedIPv6: append([]string{}, ipv6...), Interfaces: list}, nil
+	return &Plan{Refused: append([]string{}, j.all...), RefusedIPv6: append([]string{}, j.ipv6...), Excluding: append([]string{}, j.rules()...), Interfaces: list}, nil
 }

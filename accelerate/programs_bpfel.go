@@ -18,7 +18,7 @@ type programsCandidate struct {
 	Count  uint32
 	Out    uint32
 	Reason uint32
-	Pad    uint32
+	Rule   uint32
 }
 
 type programsCounter uint32
@@ -31,6 +31,21 @@ const (
 	programsCounterCOUNT_ENDED   programsCounter = 4
 	programsCounterCOUNTERS      programsCounter = 5
 )
+
+type programsExclusion struct {
+	_       structs.HostLayout
+	Saddr   [4]uint32
+	Smask   [4]uint32
+	Daddr   [4]uint32
+	Dmask   [4]uint32
+	Sport   [2]uint16
+	Dport   [2]uint16
+	L4Proto uint16
+	Family  uint16
+	In      uint32
+	Out     uint32
+	Id      uint32
+}
 
 type programsFlowEntry struct {
 	_         structs.HostLayout
@@ -75,6 +90,7 @@ const (
 	programsLimitRELEARN_SECONDS     programsLimit = 30
 	programsLimitRENEW_SECONDS       programsLimit = 1
 	programsLimitSETTLE_MILLISECONDS programsLimit = 20
+	programsLimitEXCLUSIONS          programsLimit = 64
 )
 
 type programsPort struct {
@@ -106,6 +122,7 @@ const (
 	programsSlowSLOW_ROUTE     programsSlow = 8
 	programsSlowSLOW_FULL      programsSlow = 9
 	programsSlowSLOW_POLICY    programsSlow = 10
+	programsSlowSLOW_RULE      programsSlow = 11
 )
 
 // Names of all BPF objects in the ELF.
@@ -114,6 +131,7 @@ const (
 const (
 	programsMapCandidates     = "candidates"
 	programsMapCounters       = "counters"
+	programsMapExclusions     = "exclusions"
 	programsMapFlows          = "flows"
 	programsMapPorts          = "ports"
 	programsMapRequests       = "requests"
@@ -122,6 +140,7 @@ const (
 	programsProgAccelXdp      = "accel_xdp"
 	programsVarChanged        = "changed"
 	programsVarEpoch          = "epoch"
+	programsVarExclusionsUsed = "exclusions_used"
 	programsVarExportCounter  = "export_counter"
 	programsVarExportLimit    = "export_limit"
 	programsVarExportPortFlag = "export_port_flag"
@@ -185,6 +204,7 @@ type programsProgramSpecs struct {
 type programsMapSpecs struct {
 	Candidates *ebpf.MapSpec `ebpf:"candidates"`
 	Counters   *ebpf.MapSpec `ebpf:"counters"`
+	Exclusions *ebpf.MapSpec `ebpf:"exclusions"`
 	Flows      *ebpf.MapSpec `ebpf:"flows"`
 	Ports      *ebpf.MapSpec `ebpf:"ports"`
 	Requests   *ebpf.MapSpec `ebpf:"requests"`
@@ -196,6 +216,7 @@ type programsMapSpecs struct {
 type programsVariableSpecs struct {
 	Changed        *ebpf.VariableSpec `ebpf:"changed"`
 	Epoch          *ebpf.VariableSpec `ebpf:"epoch"`
+	ExclusionsUsed *ebpf.VariableSpec `ebpf:"exclusions_used"`
 	ExportCounter  *ebpf.VariableSpec `ebpf:"export_counter"`
 	ExportLimit    *ebpf.VariableSpec `ebpf:"export_limit"`
 	ExportPortFlag *ebpf.VariableSpec `ebpf:"export_port_flag"`
@@ -228,6 +249,7 @@ func (o *programsObjects) Close() error {
 type programsMaps struct {
 	Candidates *ebpf.Map `ebpf:"candidates"`
 	Counters   *ebpf.Map `ebpf:"counters"`
+	Exclusions *ebpf.Map `ebpf:"exclusions"`
 	Flows      *ebpf.Map `ebpf:"flows"`
 	Ports      *ebpf.Map `ebpf:"ports"`
 	Requests   *ebpf.Map `ebpf:"requests"`
@@ -237,6 +259,7 @@ func (m *programsMaps) Close() error {
 	return _ProgramsClose(
 		m.Candidates,
 		m.Counters,
+		m.Exclusions,
 		m.Flows,
 		m.Ports,
 		m.Requests,
@@ -249,6 +272,7 @@ func (m *programsMaps) Close() error {
 type programsVariables struct {
 	Changed        *ebpf.Variable `ebpf:"changed"`
 	Epoch          *ebpf.Variable `ebpf:"epoch"`
+	ExclusionsUsed *ebpf.Variable `ebpf:"exclusions_used"`
 	ExportCounter  *ebpf.Variable `ebpf:"export_counter"`
 	ExportLimit    *ebpf.Variable `ebpf:"export_limit"`
 	ExportPortFlag *ebpf.Variable `ebpf:"export_port_flag"`

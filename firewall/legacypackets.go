@@ -22,35 +22,37 @@ func legacyPacketRules(program, saved string) (out []PacketRule) {
 		if line.table == "nat" || line.policy != "" || line.chain == "INPUT" || line.chain == "OUTPUT" {
 			continue
 		}
-		if what := legacyPacketPart(&line); what != "" {
-			out = append(out, PacketRule{Rule: program + " " + line.table + " " + line.text, What: what})
+		if what, where := legacyPacketPart(&line); what != "" {
+			out = append(out, PacketRule{Rule: program + " " + line.table + " " + line.text, What: what, Where: where})
 		}
 	}
 	return out
 }
 
-// legacyPacketPart returns the part of a rule that depends on single packets, "" if there is none.
-func legacyPacketPart(line *savedRule) string {
+// legacyPacketPart returns the part of a rule that depends on single packets, "" if there is none, and the condition of the
+// packets that reach it.
+func legacyPacketPart(line *savedRule) (what string, where Where) {
 	if p := line.option("-p"); p != "" && p != "tcp" && p != "udp" && p != "all" && !slices.Contains(line.words, "!") {
-		return ""
+		return "", where
 	}
 	if states := line.option("--ctstate", "--state"); states != "" && !slices.Contains(line.words, "!") && !slices.Contains(strings.Split(states, ","), "ESTABLISHED") {
-		return ""
+		return "", where
 	}
-	what := ""
+	first, ofConnection := len(line.words), false
 	for i, word := range line.words {
 		next := ""
 		if i+1 < len(line.words) {
 			next = line.words[i+1]
 		}
+		before := what
 		switch word {
 		case "--tcp-flags":
 			if i+2 < len(line.words) && line.words[i-1] != "!" && slices.ContainsFunc(strings.Split(line.words[i+2], ","), func(f string) bool { return f == "SYN" || f == "FIN" }) {
-				return ""
+				return "", where
 			}
 			what = "TCP flags"
 		case "--syn":
-			return ""
+			return "", where
 		case "-f", "--fragment", "--tcp-option", "--ctexpire":
 			what = word
 		case "-m":
@@ -63,8 +65,15 @@ func legacyPacketPart(line *savedRule) string {
 				what = "target " + next
 			}
 		}
+		if what != before {
+			first = min(first, i)
+			ofConnection = ofConnection || slices.Contains(connectionParts, what)
+		}
 	}
-	return what
+	if where = line.where(first); ofConnection {
+		where = where.withoutInterfaces()
+	}
+	return what, where
 }
 
 // packetTargets are targets of iptables that act on each packet. Other names in capitals are chains.

@@ -15,6 +15,8 @@ import (
 	"github.com/google/nftables/xt"
 	mdnetlink "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-lb/sluice/flow"
 )
 
 // PacketRule is a rule that may treat two packets of one established connection differently, or that must see each
@@ -22,6 +24,8 @@ import (
 type PacketRule struct {
 	Rule string `json:"rule"` // its chain and its handle or text
 	What string `json:"what"` // the part of the rule that depends on single packets
+	// Where is fulfilled by the packets that the part sees.
+	Where Where `json:"-"`
 }
 
 // String returns the rule and the part that depends on single packets.
@@ -48,7 +52,7 @@ func PacketRules(ctx context.Context, ipv6 bool) ([]PacketRule, error) {
 		s := packetScan{calledRuleset: n.rulesetWithCallers(), family: family, protocol: protocol, volatile: volatile, ends: map[string]bool{}}
 		for _, c := range n.chains {
 			if s.begin(c) {
-				s.walk(chainKey(c.Table, c.Name))
+				s.walk(chainKey(c.Table, c.Name), Where{Protocol: flow.Protocol(protocol)})
 			}
 		}
 		rules = append(rules, s.found...)
@@ -106,6 +110,8 @@ type packetScan struct {
 	volatile map[string]bool
 	ends     map[string]bool // result of walk, by chainKey
 	found    []PacketRule
+	// atPorts: a chain sees packets at the ports of bridges, so the conditions on interfaces are not those of the route.
+	atPorts bool
 }
 
 // begin reports whether forwarded packets of established connections enter the ruleset at a chain. Chains of type nat
@@ -116,6 +122,7 @@ func (s *packetScan) begin(c *nftables.Chain) bool {
 	}
 	switch c.Table.Family {
 	case s.family, nftables.TableFamilyINet:
+		s.atPorts = s.atPorts || *c.Hooknum > *nftables.ChainHookPostrouting // ingress of the family inet
 		return *c.Hooknum != *nftables.ChainHookInput && *c.Hooknum != *nftables.ChainHookOutput
 	case nftables.TableFamilyBridge, nftables.TableFamilyNetdev:
 		return true
@@ -123,8 +130,9 @@ func (s *packetScan) begin(c *nftables.Chain) bool {
 	return false
 }
 
-// walk examines a chain and the chains behind it. It reports whether every packet gets a verdict there.
-func (s *packetScan) walk(key string) bool {
+// walk examines a chain and the chains behind it. It reports whether every packet gets a verdict there. The packets
+// fulfil a condition, if the chain has only one caller.
+func (s *packetScan) walk(key string, where Where) bool {
 	if ends, known := s.ends[key]; known {
 		return ends
 	}
@@ -135,11 +143,16 @@ func (s *packetScan) walk(key string) bool {
 			continue
 		}
 		if e.what != "" {
-			s.found = append(s.found, PacketRule{Rule: fmt.Sprintf("%s handle %d", chainName(rule.Table, rule.Chain.Name), rule.Handle), What: e.what})
+			s.found = append(s.found, PacketRule{Rule: fmt.Sprintf("%s handle %d", chainName(rule.Table, rule.Chain.Name), rule.Handle), What: e.what,
+				Where: s.restrict(rule, where, e)})
 		}
 		ends := e.ends
 		for _, to := range e.to {
-			if s.walk(chainKey(rule.Table, to)) && e.always {
+			key, inner := chainKey(rule.Table, to), Where{Protocol: where.Protocol}
+			if len(s.callers[key]) == 1 {
+				inner = where.and(e.passed)
+			}
+			if s.walk(key, inner) && e.always {
 				ends = true
 			}
 		}
@@ -159,9 +172,25 @@ type effect struct {
 	reached bool   // a packet may satisfy all conditions
 	always  bool   // every packet does
 	what    string // the part that depends on single packets
-	ends    bool   // the rule has a final verdict
-	returns bool
-	to      []string // chains that the rule jumps to
+	// ofConnection: the part depends on the packets of both directions, which may arrive at other interfaces.
+	ofConnection bool
+	ends         bool // the rule has a final verdict
+	returns      bool
+	to           []string // chains that the rule jumps to
+	// noted is fulfilled by the packets that reach the part in what, passed by those that satisfy all conditions.
+	noted, passed Where
+}
+
+// restrict returns the condition of the packets that reach the part of a rule that depends on single packets.
+func (s *packetScan) restrict(rule *nftables.Rule, chain Where, e effect) Where {
+	switch w := chain.and(e.noted); {
+	case rule.Table.Family != s.family && rule.Table.Family != nftables.TableFamilyINet:
+		return Where{Protocol: w.Protocol}
+	case s.atPorts || e.ofConnection:
+		return w.withoutInterfaces()
+	default:
+		return w
+	}
 }
 
 // tcpFlags are the flags that packets do not have: SYN and FIN.
@@ -169,11 +198,13 @@ const tcpFlags = 0x01 | 0x02
 
 func (s *packetScan) effect(rule *nftables.Rule) (out effect) {
 	var r registers
+	conditions := whereReader{ipv6: s.family == nftables.TableFamilyIPv6}
 	flags := map[uint32]byte{} // registers with TCP flags, and their mask
 	out.always = true
 	note := func(what string) {
+		out.ofConnection = out.ofConnection || slices.Contains(connectionParts, what)
 		if out.what == "" {
-			out.what = what
+			out.what, out.noted = what, conditions.Where
 		}
 	}
 	tracked := rule.Table.Family == s.family || rule.Table.Family == nftables.TableFamilyINet
@@ -196,7 +227,7 @@ func (s *packetScan) effect(rule *nftables.Rule) (out effect) {
 		case *expr.Ct:
 			switch e.Key {
 			case expr.CtKeyPKTS, expr.CtKeyBYTES, expr.CtKeyAVGPKT, expr.CtKeyEXPIRATION:
-				note("counters or lifetime of the connection")
+				note(connectionCounters)
 			case expr.CtKeySTATE:
 				if tracked && !e.SourceRegister {
 					r.set(e.Register, binary.NativeEndian.AppendUint32(nil, StateEstablished))
@@ -284,6 +315,11 @@ func (s *packetScan) effect(rule *nftables.Rule) (out effect) {
 			return effect{}
 		}
 		out.always = out.always && known
+		conditions.read(e, func(e *expr.Lookup) ([]nftables.SetElement, bool) {
+			elements, read := s.sets.elements(rule.Table, e.SetName)
+			return elements, read && !s.volatile[chainKey(rule.Table, e.SetName)]
+		})
+		out.passed = conditions.Where
 	}
 	out.reached = true
 	return out
@@ -390,6 +426,14 @@ func (s *packetScan) verdictMap(rule *nftables.Rule, e *expr.Lookup, element nft
 	return out
 }
 
+// Parts of rules that depend on all packets of a connection.
+const (
+	connectionCounters = "counters or lifetime of the connection"
+	connectionLifetime = "lifetime of the connection"
+)
+
+var connectionParts = []string{connectionCounters, connectionLifetime, "match connbytes", "--ctexpire"}
+
 // Modules of iptables that treat all packets of a connection alike.
 var (
 	constantMatches = []string{"comment", "tcp", "udp", "conntrack", "state", "addrtype", "mark", "connmark", "multiport", "iprange", "rpfilter", "helper", "connlabel"}
@@ -430,7 +474,7 @@ func (s *packetScan) match(e *expr.Match, tracked bool, note func(string)) (hold
 	case *xt.ConntrackMtinfo3:
 		const asksState, asksExpiry = 1 << 0, 1 << 10 // XT_CONNTRACK_STATE, XT_CONNTRACK_EXPIRES
 		if info.MatchFlags&asksExpiry != 0 {
-			note("lifetime of the connection")
+			note(connectionLifetime)
 		}
 		if tracked && info.MatchFlags&asksState != 0 {
 			fits := (StateEstablished&uint32(info.StateMask) != 0) == (info.InvertFlags&asksState == 0)

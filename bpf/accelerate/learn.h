@@ -95,10 +95,61 @@ static __always_inline __u32 route_mtu(unsigned long refdst, const bool v6)
 	return dev6 ? CAST(dev6, inet6_dev)->cnf.mtu6 : 0;
 }
 
+/* Reports whether one of two addresses fulfils a condition. */
+static __always_inline bool covers(const __be32 *to, const __be32 *mask, const __be32 *a, const __be32 *b)
+{
+	__u32 x = 0, y = 0;
+
+	barrier(); /* or the compiler loads all conditions at once, to the stack */
+	for (int i = 0; i < 4; i++) {
+		x |= (a[i] ^ to[i]) & mask[i];
+		y |= (b[i] ^ to[i]) & mask[i];
+	}
+	return !x || !y;
+}
+
+static __always_inline bool covers_port(const __u16 *range, __be16 a, __be16 b)
+{
+	__u16 x = bpf_ntohs(a), y = bpf_ntohs(b);
+
+	return !range[1] || (range[0] <= x && x <= range[1]) || (range[0] <= y && y <= range[1]);
+}
+
+/* Reports whether packets of a flow may fulfil the conditions of a rule, in either direction. A hook
+ * sees each address and port before or after its translation. The verifier checks a global function once. */
+__noinline int applies(const struct exclusion *x, const struct flow_key *key, const struct flow_entry *e, __u32 in,
+		       __u32 out)
+{
+	if (!x || !key || !e || (x->family && x->family != key->family) ||
+	    (x->l4_proto && x->l4_proto != key->l4_proto))
+		return false;
+	if (covers(x->saddr, x->smask, key->saddr, e->saddr) && covers(x->daddr, x->dmask, key->daddr, e->daddr) &&
+	    covers_port(x->sport, key->sport, e->sport) && covers_port(x->dport, key->dport, e->dport) &&
+	    (!x->in || x->in == in) && (!x->out || x->out == out))
+		return true;
+	return covers(x->saddr, x->smask, key->daddr, e->daddr) && covers(x->daddr, x->dmask, key->saddr, e->saddr) &&
+	       covers_port(x->sport, key->dport, e->dport) && covers_port(x->dport, key->sport, e->sport) &&
+	       (!x->in || x->in == out) && (!x->out || x->out == in);
+}
+
+/* Returns the rule that excludes a flow, 0 if there is none. */
+static __always_inline __u32 excluding_rule(const struct flow_key *key, const struct flow_entry *e, __u32 in, __u32 out)
+{
+	struct exclusion *x;
+	__u32 i;
+
+	for (i = 0; i < EXCLUSIONS && i < exclusions_used; i++) {
+		x = bpf_map_lookup_elem(&exclusions, &i);
+		if (x && applies(x, key, e, in, out))
+			return x->id;
+	}
+	return 0;
+}
+
 /* Fills the entry from the frame, its route and the ports of its path. Returns SLOW_YOUNG if the
  * entry is complete, else the reason. */
 static __always_inline __u32 describe(struct __sk_buff *ctx, const struct flow_key *key, unsigned long refdst,
-				      struct flow_entry *e, const bool v6)
+				      struct flow_entry *e, __u32 *rule, const bool v6)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	__u32 in = ctx->ingress_ifindex, out = ctx->ifindex, mtu;
@@ -116,6 +167,9 @@ static __always_inline __u32 describe(struct __sk_buff *ctx, const struct flow_k
 	if (!same_address(h.key.saddr, e->saddr) || !same_address(h.key.daddr, e->daddr) || h.key.sport != e->sport ||
 	    h.key.dport != e->dport || h.key.l4_proto != key->l4_proto || *(__u8 *)data & 1)
 		return SLOW_FRAME;
+	*rule = excluding_rule(key, e, in, to->l3);
+	if (*rule)
+		return SLOW_RULE;
 	mtu = route_mtu(refdst, v6);
 	if (!mtu)
 		return SLOW_ROUTE;
@@ -222,7 +276,7 @@ static __always_inline void learn_packet(struct __sk_buff *ctx)
 	struct flow_key key = {};
 	struct nf_conn *ct;
 	__u64 status, now;
-	__u32 dir, why, current = epoch; /* read before "changed" */
+	__u32 dir, why, rule = 0, current = epoch; /* read before "changed" */
 	bool v6;
 
 	if (nfct <= NFCT_INFO_MASK || (info != IP_CT_ESTABLISHED && info != IP_CT_ESTABLISHED_REPLY))
@@ -279,8 +333,8 @@ static __always_inline void learn_packet(struct __sk_buff *ctx)
 	if (why == SLOW_POLICY && key.l4_proto == IPPROTO_UDP)
 		why = SLOW_YOUNG; /* its packets have the lifetime of the policy */
 	if (why == SLOW_YOUNG)
-		why = v6 ? describe(ctx, &key, skb->_skb_refdst, &e, true) :
-			   describe(ctx, &key, skb->_skb_refdst, &e, false);
+		why = v6 ? describe(ctx, &key, skb->_skb_refdst, &e, &rule, true) :
+			   describe(ctx, &key, skb->_skb_refdst, &e, &rule, false);
 	if (why == SLOW_YOUNG) {
 		e.epoch = current;
 		e.learned = now;
@@ -306,9 +360,11 @@ static __always_inline void learn_packet(struct __sk_buff *ctx)
 		fresh.count = LEARN_AFTER;
 		fresh.out = ctx->ifindex;
 		fresh.reason = why;
+		fresh.rule = rule;
 		bpf_map_update_elem(&candidates, &key, &fresh, BPF_ANY);
 		bpf_map_delete_elem(&flows, &key);
 	} else if (c) {
+		c->rule = rule;
 		c->reason = why;
 	}
 }

@@ -16,6 +16,7 @@ enum limit {
 	RELEARN_SECONDS = 30,	  /* after which one packet takes the slow path */
 	RENEW_SECONDS = 1,	  /* between two renewals of a conntrack entry */
 	SETTLE_MILLISECONDS = 20, /* after a change; older packets may have passed the old rules */
+	EXCLUSIONS = 64,	  /* rules that exclude some flows */
 };
 
 /* One direction of a connection, as its packets arrive. An IPv4 address is the first word. */
@@ -59,13 +60,24 @@ enum slow {
 	SLOW_ROUTE,	/* its route is unknown at the output */
 	SLOW_FULL,	/* the table of learned flows is full */
 	SLOW_POLICY,	/* a conntrack timeout policy applies to its TCP connection */
+	SLOW_RULE,	/* it may traverse a rule that depends on single packets */
 };
 
 struct candidate {
 	__u32 count; /* packets seen */
 	__u32 out;
 	__u32 reason; /* enum slow */
-	__u32 pad;
+	__u32 rule;   /* of SLOW_RULE: "id" of its exclusion */
+};
+
+/* Conditions of a rule that depends on single packets. A flow whose packets may fulfil them is not
+ * learned. Zeros are no condition. */
+struct exclusion {
+	__be32 saddr[4], smask[4], daddr[4], dmask[4];
+	__u16 sport[2], dport[2]; /* first and last, in host byte order */
+	__u16 l4_proto, family;
+	__u32 in, out; /* routed interfaces */
+	__u32 id;
 };
 
 /* A port is an interface of the accelerated set, or a bridge above such interfaces. */
@@ -114,6 +126,14 @@ struct {
 	__type(value, struct port);
 } ports SEC(".maps");
 
+/* User space writes while nothing is accelerated. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, EXCLUSIONS);
+	__type(key, __u32);
+	__type(value, struct exclusion);
+} exclusions SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, COUNTERS);
@@ -132,6 +152,7 @@ volatile __u32 epoch;	     /* 0: nothing is accelerated */
 volatile __u64 changed;	     /* time of the last change of the epoch, in ns */
 volatile __u64 heartbeat;    /* time of the last sign of life, in ns */
 volatile __u32 without_ipv6; /* a rule depends on single packets of IPv6 */
+volatile __u32 exclusions_used;
 volatile __u32 tcp_lifetime; /* of established TCP connections, in ms */
 
 /* Set before the programs are loaded. */

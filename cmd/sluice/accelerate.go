@@ -36,8 +36,9 @@ acceleration. If the process ends, or hangs for 5 seconds, the kernel forwards a
 packets, and the connections continue. Nothing remains after the end.
 
 Rules that depend on single packets (limits, quotas, logs, TCP flags, changes of
-packets) exclude acceleration: it ends with code 1 and names them, and it pauses
-while such a rule exists. Counters of rules and of connection tracking do not
+packets) exclude the flows that may traverse them by address, port and interface.
+A rule without such a condition excludes acceleration: it ends with code 1 and
+names the rule, and it pauses while the rule exists. Counters of rules and of connection tracking do not
 contain accelerated packets; 'sluice show accelerated' counts them. Needs root and
 Linux 6.6.`,
 		Example: "  sluice accelerate --dry-run   # the interfaces, and what prevents acceleration\n" +
@@ -111,6 +112,9 @@ func (a *app) planAcceleration(ctx context.Context, o accelerate.Options) error 
 		for _, r := range plan.RefusedIPv6 {
 			table.Line(w, "prevented for IPv6 by: %s", r)
 		}
+		for _, r := range plan.Excluding {
+			table.Line(w, "prevented for its flows by: %s", r)
+		}
 		return nil
 	})
 	if err == nil && len(plan.Refused) > 0 {
@@ -170,6 +174,9 @@ func writeAccelerated(w io.Writer, s *accelerate.Status) error {
 	}
 	for _, r := range s.RefusedIPv6 {
 		table.Line(w, "no flow of IPv6 is accelerated: %s", r)
+	}
+	for _, r := range s.Excluding {
+		table.Line(w, "its flows are not accelerated: %s", r)
 	}
 	fmt.Fprintln(w)
 	if err := writeAcceleratedInterfaces(w, s.Interfaces); err != nil || len(s.Flows) == 0 {
