@@ -3,6 +3,7 @@
 package accelerate
 
 import (
+	"flag"
 	"fmt"
 	"net"
 	"net/netip"
@@ -144,8 +145,10 @@ func TestStopLeavesNothing(t *testing.T) {
 	begin(t, n)
 }
 
+var transfers = flag.Int("transfers", 1, "16 MiB to transfer in both directions before a connection of TestClosing ends; from 128 on, the kernel calls a RST invalid")
+
 // closing returns the conntrack states that a connection passes to at its end, without and with acceleration.
-func closing(t *testing.T, reset bool, transfer int) [2]string {
+func closing(t *testing.T, reset bool) [2]string {
 	var states [2]string
 	l := labtest.New(t, router())
 	n := l.Node("router")
@@ -168,7 +171,9 @@ func closing(t *testing.T, reset bool, transfer int) [2]string {
 		if i == 1 {
 			k.fast(r)
 		}
-		k.bulk(transfer)
+		for range *transfers {
+			k.bulk(16 << 20)
+		}
 		tcp := k.conn.(*net.TCPConn)
 		if reset {
 			_ = tcp.SetLinger(0)
@@ -198,7 +203,7 @@ func TestClosing(t *testing.T) {
 	labtest.Require(t, labtest.Root, labtest.Tool("nft"), labtest.Tool("conntrack"))
 	for name, reset := range map[string]bool{"FIN": false, "RST": true} {
 		t.Run(name, func(t *testing.T) {
-			if states := closing(t, reset, 16<<20); states[0] != states[1] {
+			if states := closing(t, reset); states[0] != states[1] {
 				t.Errorf("without acceleration the state is %s, with it %s", states[0], states[1])
 			}
 		})
