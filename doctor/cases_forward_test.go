@@ -110,6 +110,8 @@ var forwardCases = []checkCase{
 	{"RL15", "broadcasts", ruleDrops(flow.UDP, repeated(6, "10.0.0.2:137", "255.255.255.255:137")...), Info},
 	{"RL15", "a scan of ports", ruleDrops(flow.TCP, scan(20)...), Info},
 	{"RL15", "a client that repeats itself", ruleDrops(flow.TCP, repeated(20, "10.0.0.2:4000", "203.0.113.1:443")...), Warn},
+	{"RL15", "packets to a network whose link is down", all(ruleDrops(flow.TCP, repeated(6, "203.0.113.66:4000", "10.0.0.2:80")...), set("Ip.InReceives", 1_000_000),
+		link(func(l *observe.Link) { l.Up, l.Addresses = false, []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")} })), Warn},
 	{"RL15", "VRRP", ruleDrops(112, repeated(1, "10.0.0.3:0", "224.0.0.18:0")...), Critical},
 	{"FW13", "broadcasts that a TC filter drops", func(s *observe.Sample) {
 		ruleDrops(flow.UDP, repeated(6, "10.0.0.2:137", "255.255.255.255:137")...)(s)

@@ -29,6 +29,12 @@ func (c *Case) ruleDrops(all trace.DropGroup) Finding {
 	if g.PerSecond < 1 {
 		f.Summary = fmt.Sprintf("a firewall rule dropped %s%s", plural(int(g.Packets), "packet"), ruleText(g))
 	}
+	if l, network, to := c.downTowards(g); l != "" {
+		f.Verdict = Warn
+		f.Summary += fmt.Sprintf("; %s is in the network %s of %s, which is down, so that its packets take another way", to, network, l)
+		f.Remedy = &Remedy{Do: "set the interface up", Commands: []string{"ip link set " + l + " up"}, Risk: "none, unless it was set down on purpose"}
+		return f
+	}
 	if c.nobodyListens(g) {
 		f.Verdict = Info
 		f.Summary += "; no program listens at the ports"
@@ -107,6 +113,24 @@ func (c *Case) unheard(g trace.DropGroup) (Finding, bool) {
 		return f, true
 	}
 	return Finding{}, false
+}
+
+// downTowards finds a link that is down although most dropped packets go to a host of its network.
+func (c *Case) downTowards(g trace.DropGroup) (link string, network netip.Prefix, to netip.Addr) {
+	for _, l := range c.NS.After.Links {
+		for _, p := range l.Addresses {
+			n := 0
+			for _, s := range g.Sampled {
+				if a := s.Packet.Dest.Addr(); !l.Up && p.Contains(a) && !p.IsSingleIP() && p.Addr() != a {
+					n, to = n+1, a
+				}
+			}
+			if n >= fewLost && 2*n > len(g.Sampled) {
+				return l.Name, p.Masked(), to
+			}
+		}
+	}
+	return "", network, to
 }
 
 // manyBanned is from how many sources on a set of them is a list of attackers.

@@ -96,10 +96,25 @@ func checkDeadNextHop(_ context.Context, c *Case) Finding {
 			dests = append(dests, s.Packet.Dest.Addr())
 		}
 	}
+	if bridge := c.waitingFor(dests); bridge != "" {
+		f.Verdict = Info
+		f.Summary += fmt.Sprintf("; a port of the bridge %s does not forward yet, see RX11", bridge)
+		return c.withDrops(f, trace.CauseNeighbour)
+	}
 	if len(dests) > 0 {
 		f = c.covered(f, dests[0]).concerning(Concerns{Sources: hosts(dests...), Destinations: hosts(dests...), Stages: []outcome.Stage{outcome.NeverLeft, outcome.AnswerLost}})
 	}
 	return c.withDrops(f, trace.CauseNeighbour)
+}
+
+// waitingFor is the bridge towards one of the addresses, if spanning tree holds back one of its ports.
+func (c *Case) waitingFor(dests []netip.Addr) string {
+	for _, l := range c.NS.After.Links {
+		if c.waiting(l.Index) && slices.ContainsFunc(l.Addresses, func(p netip.Prefix) bool { return slices.ContainsFunc(dests, p.Contains) }) {
+			return l.Name
+		}
+	}
+	return ""
 }
 
 // covered says why packets to an address look for it on a link: the network of the link contains it. A second network, or

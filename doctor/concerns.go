@@ -59,7 +59,7 @@ var explains = map[string][]outcome.Stage{
 	"FW16": {outcome.WrongWay, outcome.NoAnswer, outcome.ClientRejects}, "FW17": {outcome.ClientRejects, outcome.WrongWay},
 	"FW18": {outcome.NoAnswer, outcome.NeverLeft},
 	"RX01": {outcome.NeverLeft, outcome.AnswerLost}, "RX06": {outcome.NeverLeft, outcome.NoAnswer}, "RX07": {outcome.NeverLeft, outcome.NoAnswer, outcome.AnswerLost},
-	"RX08": {outcome.NeverLeft, outcome.AnswerLost}, "RX11": {outcome.NeverLeft, outcome.NoAnswer}, "RX12": {outcome.TooBig, outcome.NeverLeft, outcome.AnswerLost},
+	"RX08": {outcome.NeverLeft, outcome.AnswerLost}, "RX11": {outcome.NeverLeft, outcome.NoAnswer, outcome.AnswerLost}, "RX12": {outcome.TooBig, outcome.NeverLeft, outcome.AnswerLost},
 	"LS01": {outcome.NoAnswer}, "LS02": {outcome.NoAnswer},
 	"LS05": {outcome.NeverLeft},
 }
@@ -71,7 +71,7 @@ var dropChecks = map[string][]string{
 	trace.CauseNftRule.ID:   {"RL15", "RL07", "ST08"}, trace.CauseLegacyRule.ID: {"RL15", "RL07", "ST08"}, trace.CauseHookRule.ID: {"RL15", "RL07", "ST08"},
 	trace.CauseForwardOff.ID: {"FW01"}, trace.CauseRPFilter.ID: {"FW02"}, trace.CauseMTU.ID: {"FW03", "FW05"}, trace.CauseTTL.ID: {"FW09"},
 	trace.CauseHeader.ID: {"FW13"}, trace.CauseNoRoute.ID: {"FW08"}, trace.CauseBlackhole.ID: {"FW08", "FW13"},
-	trace.CauseNeighbour.ID: {"ST10", "RX14", "FW07"}, trace.CauseNeighbourQueue.ID: {"RX14", "FW07"}, trace.CauseNeighbourFull.ID: {"FW06"},
+	trace.CauseNeighbour.ID: {"ST10", "RX14", "RX11", "FW07"}, trace.CauseNeighbourQueue.ID: {"RX14", "FW07"}, trace.CauseNeighbourFull.ID: {"FW06"},
 	trace.CauseQdisc.ID: {"RX14", "RX13", "RX07"}, trace.CauseBacklog.ID: {"RX01"}, trace.CauseReceiveBuffer.ID: {"LS05"}, trace.CauseChecksum.ID: {"FW15"},
 	trace.CauseFragment.ID: {"FW14"}, trace.CauseFarEnd.ID: {"RX12"}, trace.CauseBridgePort.ID: {"RX11"}, trace.CauseMartian.ID: {"FW12"},
 	trace.CauseXDP.ID: {"FW13", "RX08"}, trace.CauseTC.ID: {"FW13"}, trace.CauseIPsec.ID: {"FW13"},

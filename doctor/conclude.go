@@ -29,7 +29,7 @@ var consequences = map[string][]string{
 	"FW19": {"ST02", "ST12"},
 	"FW20": {"ST02", "FW07"},
 	"RL15": {"FW04"},
-	"RX11": {"FW13", "FW04"},
+	"RX11": {"FW13", "FW04", "FW07"},
 	"RX12": {"FW13", "FW03"},
 	"RX13": {"FW13"},
 	"RX14": {"FW07", "FW13", "RX07"},

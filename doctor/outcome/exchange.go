@@ -69,7 +69,7 @@ type Reason struct {
 	// Unresolved is the next hop that answers no ARP or neighbour discovery.
 	Unresolved   netip.Addr
 	UnresolvedOn string         // Interface.
-	Unheard      bool           // A rule dropped the question or the answer; Drop is that of the message.
+	Unheard      bool           // A rule dropped the question or the answer, which is Drop.
 	Network      Network        // of the server, if its request left by another interface
 	Loop         bool           // The same packet arrives again and again.
 	Bypass       bool           // The client acknowledges an answer that did not pass here.

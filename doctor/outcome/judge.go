@@ -350,20 +350,21 @@ func byRule(cause *trace.Cause) bool {
 }
 
 // unresolved notes the next hop towards an address that answers no questions for its link address: the address itself, or
-// the only one that is asked for in vain.
+// the only one that is asked for in vain. If rules drop the messages of all, each shows the cause.
 func (c *Collector) unresolved(e *Exchange, to netip.Addr) {
 	found := to
 	if c.neighbours[to] == nil {
-		found = netip.Addr{}
+		var candidates []netip.Addr
 		for target, a := range c.neighbours {
-			if !a.inVain() || target.Is4() != to.Is4() {
-				continue
+			if a.inVain() && target.Is4() == to.Is4() {
+				candidates = append(candidates, target)
 			}
-			if found.IsValid() {
-				return
-			}
-			found = target
 		}
+		slices.SortFunc(candidates, netip.Addr.Compare)
+		if len(candidates) == 0 || len(candidates) > 1 && slices.ContainsFunc(candidates, func(a netip.Addr) bool { return c.neighbours[a].drop == nil }) {
+			return
+		}
+		found = candidates[0]
 	}
 	if a := c.neighbours[found]; a.inVain() {
 		e.Reason.Unresolved, e.Reason.UnresolvedOn = found, a.iface
