@@ -19,6 +19,7 @@ import (
 // TestWalk compares the entries that Walk and Dump return, of random connections of both families.
 func TestWalk(t *testing.T) {
 	labtest.Require(t, labtest.BPF, labtest.Kernel("6.6", "bpf_skb_ct_lookup"))
+	labtest.KeepHostSettings(t) // the number of buckets
 	ns, other := alone(t), alone(t)
 	r := rand.New(rand.NewPCG(1, 2))
 	address := func(six bool) Addr {
