@@ -381,13 +381,15 @@ func reroutedEnds(s *situation) (missing, extra []string) {
 }
 
 // broadcastSources: eBPF refuses IPv4 packets from the broadcast address of a network (RFC 1812 §5.3.7). The kernel
-// refuses them if rp_filter is set, or after a rule was added by "ip rule".
+// refuses them if rp_filter is set, or after a rule was added by "ip rule". Otherwise it gets the packet untranslated, and
+// may report that the next hop does not answer.
 func broadcastSources(s *situation) (missing, extra []string) {
 	ip, ok := packet.Find[*packet.IPv4](s.world.sent)
-	if !ok || !slices.Contains(broadcasts, ip.Src) || len(s.extra) > 0 || !s.run.late() {
+	extra = filter(s.extra, func(_ string, f parsed) bool { return f.error != nil && ofSent(s, f) })
+	if !ok || !slices.Contains(broadcasts, ip.Src) || len(s.extra) > len(extra) || !s.run.late() {
 		return nil, nil
 	}
-	return s.missing, nil
+	return s.missing, extra
 }
 
 // broadcasts are the broadcast addresses of the networks of the links.
