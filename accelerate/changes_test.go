@@ -394,14 +394,7 @@ func TestExcludedFlows(t *testing.T) {
 func TestRenamedInterface(t *testing.T) {
 	l, r, k := accelerated(t, "udp", "nft")
 	n := l.Node("router")
-	command(t, n, "", "nft", "insert", "rule", "ip", "filter", "forward", "iifname", "lan1", "udp", "dport", "7", "quota", "over", "100", "mbytes", "drop")
-	command(t, n, "", "ip", "link", "add", "lan1", "type", "veth", "peer", "name", "lan2")
-	k.fast(r)
-	command(t, n, "", "ip", "link", "set", "lan1", "name", "lan3")
-	command(t, n, "", "ip", "link", "set", "lan0", "down")
-	command(t, n, "", "ip", "link", "set", "lan0", "name", "lan1", "up")
-	command(t, n, "", "nft", "add", "rule", "ip", "filter", "forward", "accept")
-	labtest.Eventually(t, patience, "the exclusion", func() error {
+	excluded := func() error {
 		_, _ = k.conn.Write([]byte("message"))
 		for _, f := range r.status().Flows {
 			if strings.Contains(f.Why, "quota") && f.Protocol == "udp" {
@@ -409,5 +402,14 @@ func TestRenamedInterface(t *testing.T) {
 			}
 		}
 		return fmt.Errorf("%+v", r.status())
-	})
+	}
+	command(t, n, "", "nft", "insert", "rule", "ip", "filter", "forward", "iifname", "lan1", "udp", "dport", "7", "quota", "over", "100", "mbytes", "drop")
+	labtest.Eventually(t, patience, "the exclusion of all flows to the port, while no interface has the name", excluded)
+	command(t, n, "", "ip", "link", "add", "lan1", "type", "veth", "peer", "name", "lan2")
+	k.fast(r)
+	command(t, n, "", "ip", "link", "set", "lan1", "name", "lan3")
+	command(t, n, "", "ip", "link", "set", "lan0", "down")
+	command(t, n, "", "ip", "link", "set", "lan0", "name", "lan1", "up")
+	command(t, n, "", "nft", "add", "rule", "ip", "filter", "forward", "accept")
+	labtest.Eventually(t, patience, "the exclusion", excluded)
 }

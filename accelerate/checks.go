@@ -34,6 +34,7 @@ type judgement struct {
 type exclusion struct {
 	rule       string
 	conditions programsExclusion
+	named      bool // The conditions have the name of an interface, which may not exist yet.
 }
 
 // examine judges the host.
@@ -96,7 +97,7 @@ func (j *judgement) divide(family uint16, rules []firewall.PacketRule, all *[]st
 			*all = append(*all, text)
 			continue
 		}
-		j.some = append(j.some, exclusion{text, conditionsOf(family, r.Where, index)})
+		j.some = append(j.some, exclusion{text, conditionsOf(family, r.Where, index), r.Where.In != "" || r.Where.Out != ""})
 	}
 	*all = unique(*all)
 }
@@ -149,7 +150,7 @@ func (j *judgement) rules() (out []string) {
 
 // byInterface reports whether an exclusion depends on the name of an interface.
 func (j *judgement) byInterface() bool {
-	return slices.ContainsFunc(j.some, func(x exclusion) bool { return x.conditions.In != 0 || x.conditions.Out != 0 })
+	return slices.ContainsFunc(j.some, func(x exclusion) bool { return x.named })
 }
 
 // setJudgement passes the exclusions to the programs, which learn nothing meanwhile. The caller holds the lock, except
