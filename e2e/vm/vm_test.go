@@ -20,6 +20,9 @@ import (
 // emulation. With -short, the tests of short run: those of code paths that differ between kernels.
 type suite struct{ pkg, run, short string }
 
+// shortCases are a quarter of the packet cases: of each mode, each kind of NAT and each edit of packets.
+const shortCases = "^(fullnat|tunnel|dsr|stateless|mss|proxy|npt66|masquerade|hairpin|rp|toa|sctp|vlan0|nat64-[e-i]|(fragments|siit|snat|dnat|limit|static)-[a-d])"
+
 var suites = []suite{
 	{"lab", ".", "TestAddressesOfEveryTopologyAnswer|TestSocketsStayInTheirNamespace|TestOffloads"},
 	{"conntrack", ".", "."},
@@ -30,7 +33,7 @@ var suites = []suite{
 	// which needs programs that are not in the machine.
 	{"doctor", "^Test([^CP]|C[^o]|Co[^n]|Con[^d]|P[^r])", "TestKernelFeatures|TestNotVisible"},
 	{"datapath/ebpf", "TestProgramsLoad|TestIndexIsFilled|TestServiceMoves|TestDNAT|TestFullNATMixes|TestClientAddress|TestTunnelBackends|TestPacketCases/^(xdp|tc)$",
-		"TestProgramsLoad|TestIndexIsFilled|TestServiceMoves|TestTunnelBackends|TestPacketCases/^(xdp|tc)$"},
+		"TestProgramsLoad|TestIndexIsFilled|TestServiceMoves|TestTunnelBackends|TestPacketCases/^(xdp|tc)$/" + shortCases},
 	{"datapath/nft", "TestFlowtable|TestHelpers|TestSCTP|TestTimeouts|TestMSSClamp", "TestFlowtable$|TestHelpers$|TestSCTP|TestTimeouts"},
 }
 
