@@ -173,7 +173,7 @@ func (v *validator) store() {
 		case u.Scheme == "https":
 			secure = true
 		case !isLoopback(u.Hostname()):
-			v.errorf(p, "write https, and tls: {ca: ..., cert: ..., key: ...}", "%s is not encrypted: who can change its packets controls all nodes", e)
+			v.errorf(p, "write https, and tls: {ca: ..., cert: ..., key: ...}", "%s is not encrypted: an attacker on the path could change the configuration of all nodes", e)
 		}
 	}
 	switch {

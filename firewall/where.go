@@ -30,7 +30,7 @@ type Where struct {
 // Narrow reports whether a condition other than the protocol exists.
 func (w Where) Narrow() bool { return w != Where{Protocol: w.Protocol} }
 
-// and returns the condition that both conditions imply.
+// and returns a condition of the packets that fulfil both. If both restrict a field, that of o is used.
 func (w Where) and(o Where) Where {
 	pick := func(p *netip.Prefix, from netip.Prefix) {
 		if from.IsValid() {

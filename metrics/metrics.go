@@ -168,7 +168,8 @@ var (
 
 	clusterConnected = family(gauge, "cluster_store_connected", "1 while the store of the cluster answers.")
 	clusterRevision  = family(gauge, "cluster_revision", "Revision of the cluster's configuration: in the store, or in force on this node; 0: none.", "where")
-	clusterNodes     = family(gauge, "cluster_nodes", "Nodes of the cluster by state: live with the revision in force on this node, live with another one, draining (counted in addition), or lost since this daemon began.", "state")
+	clusterNodes     = family(gauge, "cluster_nodes", "Nodes of the cluster by state: live with the revision in force on this node, live with another one, or lost since this daemon began.", "state")
+	clusterDraining  = family(gauge, "cluster_nodes_draining", "Live nodes of the cluster that withdrew their addresses.")
 	clusterSessions  = family(counter, "cluster_store_connections_total", "Connections to the store of the cluster since the daemon began.", "result")
 	clusterRefused   = family(counter, "cluster_refused_total", "Revisions of the cluster's configuration that this node refused since the daemon began; one that stays refused counts again with each attempt.")
 
@@ -340,9 +341,10 @@ func (p page) cluster(s cluster.Status, peers map[string]cluster.Peer) {
 			drains++
 		}
 	}
-	for state, n := range map[string]int{"same": same, "other": other, "draining": drains, "lost": lost} {
+	for state, n := range map[string]int{"same": same, "other": other, "lost": lost} {
 		p.put(clusterNodes, float64(n), state)
 	}
+	p.put(clusterDraining, float64(drains))
 	p.put(clusterSessions, float64(s.Counts.Connections), "connected")
 	p.put(clusterSessions, float64(s.Counts.Failures), "failed")
 	p.put(clusterRefused, float64(s.Counts.Refused))

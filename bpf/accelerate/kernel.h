@@ -78,14 +78,6 @@ struct ip_ct_tcp {
 	__u8 state;
 } CO_RE;
 
-struct nf_conntrack_zone {
-	__u16 id;
-} CO_RE;
-
-struct nf_ct_ext {
-	__u8 offset[4];
-} CO_RE;
-
 struct nf_conn {
 	__u32 timeout; /* in jiffies */
 	struct nf_conntrack_zone zone;
@@ -103,15 +95,6 @@ enum nf_ct_ext_id {
 	NF_CT_EXT_SEQADJ,
 	NF_CT_EXT_TIMEOUT,
 	NF_CT_EXT_SYNPROXY,
-};
-
-/* The first 12 bytes; later kernels accept this size too. */
-struct bpf_ct_opts___short {
-	__s32 netns_id;
-	__s32 error;
-	__u8 l4proto;
-	__u8 dir;
-	__u8 reserved[2];
 };
 
 /* Reads an address of a tuple. The words behind an IPv4 address are zero. */

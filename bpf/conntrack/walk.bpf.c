@@ -16,6 +16,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "../kernel/conntrack.h"
+#include "../kernel/net.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
@@ -32,26 +33,6 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define BUCKET_RECORDS 256 /* connections of one bucket */
 #define STEPS 8192	   /* nodes and buckets that one run reads */
 #define ATTEMPTS 8	   /* reads of a bucket that changes */
-
-struct ns_common {
-	unsigned int inum;
-} CO_RE;
-
-struct net {
-	struct ns_common ns;
-} CO_RE;
-
-typedef struct {
-	struct net *net;
-} CO_RE possible_net_t;
-
-struct nf_conntrack_zone {
-	__u16 id;
-} CO_RE;
-
-struct nf_ct_ext {
-	__u8 offset[4];
-} CO_RE;
 
 struct ip_ct_tcp {
 	__u8 state;
@@ -82,15 +63,6 @@ struct nf_conn {
 enum nf_ct_ext_id {
 	NF_CT_EXT_HELPER,
 	NF_CT_EXT_ACCT,
-};
-
-/* The first 12 bytes; later kernels accept this size too. */
-struct bpf_ct_opts___short {
-	__s32 netns_id;
-	__s32 error;
-	__u8 l4proto;
-	__u8 dir;
-	__u8 reserved[2];
 };
 
 extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *ctx, struct bpf_sock_tuple *tuple, __u32 size,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Tuples of connection tracking, as the running kernel has them. The structures declare only the
-// members that the programs read; the loader relocates them by the kernel's BTF.
+// Parts of connection tracking that several programs read, as the running kernel has them. The
+// structures declare only the members that the programs read; the loader relocates them.
 #ifndef SLUICE_KERNEL_CONNTRACK_H
 #define SLUICE_KERNEL_CONNTRACK_H
 
 #include <linux/types.h>
 
-#define CO_RE __attribute__((preserve_access_index))
+#include "co_re.h"
 
 union nf_inet_addr {
 	__u32 all[4];
@@ -42,5 +42,22 @@ struct nf_conntrack_tuple_hash {
 	struct hlist_nulls_node hnnode;
 	struct nf_conntrack_tuple tuple;
 } CO_RE;
+
+struct nf_conntrack_zone {
+	__u16 id;
+} CO_RE;
+
+struct nf_ct_ext {
+	__u8 offset[4];
+} CO_RE;
+
+/* The first 12 bytes; later kernels accept this size too. */
+struct bpf_ct_opts___short {
+	__s32 netns_id;
+	__s32 error;
+	__u8 l4proto;
+	__u8 dir;
+	__u8 reserved[2];
+};
 
 #endif

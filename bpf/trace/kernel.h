@@ -7,6 +7,7 @@
 #include <linux/types.h>
 
 #include "../kernel/conntrack.h"
+#include "../kernel/net.h"
 
 #define IFNAMSIZ 16
 #define IFF_LOOPBACK 0x8
@@ -15,18 +16,6 @@
 #define NFCT_UNTRACKED 7UL	/* IP_CT_UNTRACKED */
 #define SKB_DST_FLAGS 1UL	/* SKB_DST_NOREF, low bit of skb->_skb_refdst */
 #define MAC_HEADER_UNSET 0xffff /* skb_mac_header_was_set() */
-
-struct ns_common {
-	unsigned int inum;
-} CO_RE;
-
-struct net {
-	struct ns_common ns;
-} CO_RE;
-
-typedef struct {
-	struct net *net;
-} CO_RE possible_net_t;
 
 struct net_device {
 	possible_net_t nd_net;
