@@ -26,7 +26,7 @@ import (
 
 // judgement is what the rules and other properties of the host exclude.
 type judgement struct {
-	all, ipv6 []string    // reasons that exclude every flow, and those of IPv6
+	all, ipv6 []string    // reasons that exclude every flow, and every flow of IPv6
 	some      []exclusion // rules that exclude some flows
 }
 

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-lb/sluice/config"
 )
 
-// Keys of a cluster, below /sluice/NAME/. Those of nodes, plans and answers have a lease.
+// Keys of a cluster, below /sluice/NAME/. The keys of nodes, plans and answers have a lease.
 const (
 	keyDocument = "config"
 	keyPlan     = "plan" // and answers/NODE

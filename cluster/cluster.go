@@ -92,7 +92,7 @@ type Options struct {
 // Member is a node of a cluster with a store.
 type Member struct {
 	opt      Options
-	instance string // tells two hosts with the name of one node apart
+	instance string // random; differs between two hosts with the same node name
 
 	work chan struct{} // has one element when the worker has something to do
 	put  chan struct{} // has one element when the node's own key has to be written
@@ -172,7 +172,7 @@ func signal(c chan<- struct{}) {
 	}
 }
 
-// notify wakes those that wait for a change. The caller holds the lock.
+// notify wakes the callers of await. The caller holds the lock.
 func (m *Member) notify() {
 	close(m.changed)
 	m.changed = make(chan struct{})
@@ -218,7 +218,7 @@ func (m *Member) Run(ctx context.Context) {
 	}
 }
 
-// runWorker does what takes long, so that the session always reads.
+// runWorker does the slow work, so that the session always reads.
 func (m *Member) runWorker(ctx context.Context) {
 	for {
 		select {
@@ -325,7 +325,7 @@ func (m *Member) Peers() map[string]Peer {
 	return maps.Clone(m.peers)
 }
 
-// Warnings returns what keeps the nodes from having one configuration.
+// Warnings returns the reasons why the nodes may have different configurations.
 func (m *Member) Warnings() (list []string) {
 	s := m.Status()
 	if s.Settings.Store == nil {

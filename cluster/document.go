@@ -15,7 +15,7 @@ import (
 // maxDocument is the largest document in the store, in bytes after compression. etcd refuses requests above 1.5 MiB.
 const maxDocument = 1 << 20
 
-// Document is the configuration of a cluster. The text is that of the operator: each version adds its own defaults, and
+// Document is the configuration of a cluster. The store has the text of the operator: each version adds its own defaults, and
 // refuses keys that it does not know.
 type Document struct {
 	By   string `json:"by"`   // client that made the change, and its node

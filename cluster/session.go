@@ -32,8 +32,8 @@ type session struct {
 	set    Settings
 	lease  clientv3.LeaseID
 	limit  time.Duration // of one request
-	// read is the revision of etcd up to which the state is known, delivered that of the last event, and behind the
-	// newest one that a complete read found.
+	// Revisions of etcd: the state is known up to read, the watch has delivered the events up to delivered, and behind
+	// is the newest revision that a complete read found.
 	read, delivered, behind int64
 }
 

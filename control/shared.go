@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-lb/sluice/store"
 )
 
-// ErrShared is returned for a change of the configuration of one node, while that of the cluster is in force.
+// ErrShared is returned for a change of the configuration of one node while the cluster's configuration is in force.
 var ErrShared = errors.New("the configuration in force is that of the cluster: change it on all nodes with 'sluice apply --cluster FILE'")
 
 // inPlaceOf returns the configuration that takes the place of the operator's file: the last document of the cluster's
@@ -26,8 +26,8 @@ func (c *Control) inPlaceOf(own *config.Config) (*config.Config, store.Shared) {
 	return document.WithStoreOf(own), shared
 }
 
-// Shared returns the operator's file as last accepted, whose store is the one to use, the document of the store that is
-// in force, and whether the node drains.
+// Shared returns the operator's file as last accepted, the document of the store that is in force, and whether the node
+// drains. The file decides which store is used.
 func (c *Control) Shared() (own *config.Config, shared store.Shared, drains bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

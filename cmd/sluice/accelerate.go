@@ -38,9 +38,9 @@ packets, and the connections continue. Nothing remains after the end.
 Rules that depend on single packets (limits, quotas, logs, TCP flags, changes of
 packets) exclude the flows that may traverse them by address, port and interface.
 A rule without such a condition excludes acceleration: it ends with code 1 and
-names the rule, and it pauses while the rule exists. Counters of rules and of connection tracking do not
-contain accelerated packets; 'sluice show accelerated' counts them. Needs root and
-Linux 6.6.`,
+names the rule, and it pauses while the rule exists. Counters of rules and of
+connection tracking do not contain accelerated packets; 'sluice show accelerated'
+counts them. Needs root and Linux 6.6.`,
 		Example: "  sluice accelerate --dry-run   # the interfaces, and what prevents acceleration\n" +
 			"  sluice accelerate --interfaces eth0,eth1\n" +
 			"  sluice show accelerated\n" +
